@@ -1,0 +1,96 @@
+"""
+One row per element type: torch's name, its size, and what each file format calls it.
+
+Sources: torch/storage.py (storage classes), torch/_export/serde/schema.py (pt2 numbers), the safetensors
+specification (codes). A test walks torch's own lists and holds this table against them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """
+    An element type.
+
+    ``itemsize`` is the size in bytes of one element of the *tensor*; torch packs several values of a sub-byte type
+    into one such element.
+    """
+
+    name: str
+    """torch's spelling without ``torch.``"""
+    itemsize: int
+    storage_class: str | None = None
+    """The class that ``torch.save`` names in persistent ids; None for types that only ``_rebuild_tensor_v3`` has."""
+    safetensors: str | None = None
+    pt2: int | None = None
+    part_nbytes: int = 0
+    """Size of the unit whose bytes swap on a big-endian machine: half of ``itemsize`` for complex types."""
+
+    @property
+    def swap_nbytes(self) -> int:
+        return self.part_nbytes or self.itemsize
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES: tuple[DType, ...] = (
+    DType("float64", 8, "DoubleStorage", "F64", 8),
+    DType("float32", 4, "FloatStorage", "F32", 7),
+    DType("float16", 2, "HalfStorage", "F16", 6),
+    DType("bfloat16", 2, "BFloat16Storage", "BF16", 13),
+    DType("int64", 8, "LongStorage", "I64", 5),
+    DType("int32", 4, "IntStorage", "I32", 4),
+    DType("int16", 2, "ShortStorage", "I16", 3),
+    DType("int8", 1, "CharStorage", "I8", 2),
+    DType("uint8", 1, "ByteStorage", "U8", 1),
+    DType("bool", 1, "BoolStorage", "BOOL", 12),
+    DType("complex64", 8, "ComplexFloatStorage", "C64", 10, part_nbytes=4),
+    DType("complex128", 16, "ComplexDoubleStorage", None, 11, part_nbytes=8),
+    DType("complex32", 4, None, None, 9, part_nbytes=2),
+    DType("qint8", 1, "QInt8Storage"),
+    DType("quint8", 1, "QUInt8Storage"),
+    DType("qint32", 4, "QInt32Storage"),
+    DType("quint4x2", 1, "QUInt4x2Storage"),
+    DType("quint2x4", 1, "QUInt2x4Storage"),
+    DType("uint16", 2, None, "U16", 28),
+    DType("uint32", 4, None, "U32", 34),
+    DType("uint64", 8, None, "U64", 35),
+    DType("float8_e4m3fn", 1, None, "F8_E4M3", 29),
+    DType("float8_e5m2", 1, None, "F8_E5M2", 30),
+    DType("float8_e4m3fnuz", 1, None, "F8_E4M3FNUZ", 31),
+    DType("float8_e5m2fnuz", 1, None, "F8_E5M2FNUZ", 32),
+    DType("float8_e8m0fnu", 1, None, "F8_E8M0", 33),
+    DType("float4_e2m1fn_x2", 1, None, "F4"),
+    DType("bits1x8", 1),
+    DType("bits2x4", 1),
+    DType("bits4x2", 1),
+    DType("bits8", 1),
+    DType("bits16", 2),
+)
+
+# Codes of the safetensors specification whose values torch has no type for: six bits each, in whole bytes.
+SAFETENSORS_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+# torch answers to both spellings of these; files hold whichever the writer's version printed.
+BY_NAME |= {
+    alias: BY_NAME[name]
+    for alias, name in {
+        "double": "float64",
+        "float": "float32",
+        "half": "float16",
+        "long": "int64",
+        "int": "int32",
+        "short": "int16",
+        "cfloat": "complex64",
+        "cdouble": "complex128",
+        "chalf": "complex32",
+    }.items()
+}
+BY_STORAGE_CLASS = {dtype.storage_class: dtype for dtype in DTYPES if dtype.storage_class}
+BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES if dtype.safetensors}
+BY_PT2 = {dtype.pt2: dtype for dtype in DTYPES if dtype.pt2}

@@ -1,0 +1,132 @@
+"""
+Every exception that ckptool raises.
+
+* CkptoolError
+  + FileUnavailable         missing, not permitted, or not a regular file
+  + UnreadableFile          the bytes are not what a checkpoint should be
+    - NotACheckpoint        they are something else, and we know what
+    - UnknownFormat         no format recognises them
+    - TruncatedFile         they end too early
+    - MalformedFile         they contradict themselves
+    - AmbiguousFile         two readers could understand them differently
+    - SourceChanged         they changed while being read
+  + UnsafePickle            reading it would mean running it, or consulting this process
+  + UnsupportedFeature      well formed, but not handled
+  + LimitExceeded           reading it would cost more than the limits allow
+
+A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
+sentence, the hint, behind it; both are attributes of their own. Inner code does not know the path:
+``open_checkpoint`` adds it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CkptoolError(Exception):
+    """
+    Base of all errors about a file.
+
+    ``kind`` is a stable slug for programs (``"truncated-zip"``), ``path`` the file, ``hint`` what to do about it.
+    ``offset`` (bytes), ``needed`` and ``actual`` hold the numbers of the message where it has any.
+    """
+
+    default_kind = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        hint: str | None = None,
+        path: str | None = None,
+        offset: int | None = None,
+        needed: int | None = None,
+        actual: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind or self.default_kind
+        self.hint = hint
+        self.path = path
+        self.offset = offset
+        self.needed = needed
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own __reduce__ would call __init__ without the keywords.
+        return _restore, (type(self), self.message), self.__dict__
+
+
+def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:
+    return cls(message)
+
+
+class FileUnavailable(CkptoolError):
+    """The path cannot be opened as a regular file: missing, a directory, a pipe, not permitted."""
+
+    default_kind = "unavailable"
+
+
+class UnreadableFile(CkptoolError):
+    """The bytes are not what a checkpoint should be."""
+
+    default_kind = "unreadable"
+
+
+class NotACheckpoint(UnreadableFile):
+    """The bytes are a known kind of file that holds no tensors: a Git LFS pointer, an HTML page, an image."""
+
+    default_kind = "not-a-checkpoint"
+
+
+class UnknownFormat(UnreadableFile):
+    """No format recognises the first bytes."""
+
+    default_kind = "unknown-format"
+
+
+class TruncatedFile(UnreadableFile):
+    """The file ends before the data that it announces: ``needed`` and ``actual`` count bytes."""
+
+    default_kind = "truncated"
+
+
+class MalformedFile(UnreadableFile):
+    """The file contradicts its own format at ``offset``."""
+
+    default_kind = "malformed"
+
+
+class AmbiguousFile(UnreadableFile):
+    """Two readers could understand the same bytes differently, so neither reading is given."""
+
+    default_kind = "ambiguous"
+
+
+class SourceChanged(UnreadableFile):
+    """The file was changed or truncated while it was being read."""
+
+    default_kind = "source-changed"
+
+
+class UnsafePickle(CkptoolError):
+    """The pickle can only be understood by running code or by consulting this process."""
+
+    default_kind = "unsafe-pickle"
+
+
+class UnsupportedFeature(CkptoolError):
+    """The file is well formed, but uses something that is not handled."""
+
+    default_kind = "unsupported"
+
+
+class LimitExceeded(CkptoolError):
+    """Reading on would cost more than the ``Limits`` allow: ``needed`` against ``actual``."""
+
+    default_kind = "limit-exceeded"

@@ -1,0 +1,259 @@
+"""
+Positioned reads from one source of bytes; the only module that opens files.
+
+A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
+that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Nothing is mapped:
+a truncated mapping kills the process, a short read is an error that can be caught.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import threading
+from typing import BinaryIO, Protocol
+
+from ckptool.errors import FileUnavailable, SourceChanged
+
+
+class Source(Protocol):
+    """``nbytes`` bytes that can be read from anywhere."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        ...
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly ``nbytes`` bytes from ``offset``. Both must lie inside the source."""
+        ...
+
+    def file_offset(self, offset: int) -> int | None:
+        """Return where ``offset`` lies in the file itself, or None where the bytes stand in no file as they are."""
+        ...
+
+    def close(self) -> None:
+        """Release what the source holds. Reading afterwards is an error."""
+        ...
+
+
+class FileSource:
+    """A regular file, read with ``pread``."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = _open_regular(path)
+        self._identity = _identity(os.fstat(self._fd))
+        self.nbytes = os.fstat(self._fd).st_size
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        if self._fd < 0:
+            raise ValueError("the checkpoint is closed")
+        data = os.pread(self._fd, nbytes, offset)
+        while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
+            more = os.pread(self._fd, nbytes - len(data), offset + len(data))
+            if not more:
+                raise _changed(offset, nbytes, len(data))
+            data += more
+        return data
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if the file was written to since it was opened."""
+        if _identity(os.fstat(self._fd)) != self._identity:
+            raise SourceChanged("the file was changed while it was being read", hint="Read it again once it is complete.")
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+class StreamSource:
+    """A file object that can seek. Reads take turns, and leave its position where they ended."""
+
+    def __init__(self, stream: BinaryIO, *, owned: bool = False) -> None:
+        self._stream = stream
+        self._owned = owned
+        self._lock = threading.Lock()
+        self.nbytes = stream.seek(0, io.SEEK_END)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        with self._lock:
+            self._stream.seek(offset)
+            chunks: list[bytes] = []
+            missing = nbytes
+            while missing:
+                chunk = self._stream.read(missing)
+                if not chunk:
+                    raise _changed(offset, nbytes, nbytes - missing)
+                chunks.append(chunk)
+                missing -= len(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
+
+    def close(self) -> None:
+        if self._owned:
+            self._stream.close()
+
+
+class BytesSource:
+    """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
+
+    def __init__(self, data: bytes | bytearray | memoryview, *, is_file: bool = False) -> None:
+        self._data = memoryview(data).cast("B")
+        self._is_file = is_file
+        self.nbytes = self._data.nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return bytes(self._data[offset : offset + nbytes])
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset if self._is_file else None
+
+    def close(self) -> None:
+        """Nothing to release: the bytes live as long as somebody holds them."""
+
+
+class SliceSource:
+    """``nbytes`` bytes of another source, from ``start``."""
+
+    def __init__(self, whole: Source, start: int, nbytes: int) -> None:
+        self._whole = whole
+        self._start = start
+        self.nbytes = nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._whole.read(self._start + offset, nbytes)
+
+    def file_offset(self, offset: int) -> int | None:
+        return self._whole.file_offset(self._start + offset)
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+class ReadAhead:
+    """
+    Many small reads in rising order, with few calls and few bytes.
+
+    Reads that lie close together share one block; a read far from the last one fetches little more than it needs,
+    so that walking the headers of a large file does not read the data between them.
+    """
+
+    BLOCK = 65_536
+    SINGLE = 256
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._start = 0
+        self._block = b""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return up to ``nbytes`` bytes from ``offset``: fewer only at the end of the source."""
+        begin = offset - self._start
+        if begin < 0 or begin + nbytes > len(self._block):
+            near = 0 <= begin <= len(self._block) + self.SINGLE
+            span = max(nbytes, self.BLOCK if near else self.SINGLE)
+            self._block = self._source.read(offset, max(0, min(span, self._source.nbytes - offset)))
+            self._start, begin = offset, 0
+        return self._block[begin : begin + nbytes]
+
+
+def open_source(origin: str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO) -> tuple[Source, str]:
+    """
+    Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
+
+    A file object that cannot seek is read into memory.
+
+    Raises:
+        FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
+    """
+    if isinstance(origin, bytes | bytearray | memoryview):
+        return BytesSource(origin, is_file=True), "<bytes>"
+    if isinstance(origin, str | os.PathLike):
+        path = os.fspath(origin)
+        if hasattr(os, "pread"):
+            return FileSource(path), path
+        fd = _open_regular(path)  # Windows has no pread
+        return StreamSource(os.fdopen(fd, "rb"), owned=True), path
+    name = getattr(origin, "name", None)
+    shown = name if isinstance(name, str) else "<stream>"
+    if origin.seekable():
+        return StreamSource(origin), shown
+    return BytesSource(origin.read(), is_file=True), shown
+
+
+def directory_entries(path: str) -> list[str]:
+    """Return the names of the regular files in a directory, sorted; an empty list if it cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+    except OSError:
+        return []
+
+
+def exists(path: str) -> bool:
+    """Say whether anything has this path."""
+    return os.path.lexists(path)
+
+
+def _open_regular(path: str) -> int:
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        raise _unavailable(path, error) from error
+    except ValueError as error:  # a NUL in the path
+        raise FileUnavailable("not a path", kind="missing") from error
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise _directory(path)
+    kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a character device"), (stat.S_ISBLK, "a block device"))
+    what = next((name for test, name in kinds if test(mode)), "not a regular file")
+    raise FileUnavailable(f"{what}, not a file", kind="not-a-file", hint="Save the stream to a file first.")
+
+
+def _unavailable(path: str, error: OSError) -> FileUnavailable:
+    if error.errno == errno.ENOENT:
+        return FileUnavailable("no such file", kind="missing", hint="Check the path.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
+            return _directory(path)
+        return FileUnavailable("permission denied", kind="permission", hint=f"Make it readable: chmod u+r {path}")
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
+
+
+def _directory(path: str) -> FileUnavailable:
+    names = directory_entries(path)
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
+    fact = f"a directory with {len(names):,} files" if names else "a directory without files"
+    hint = f"Name a file in it: {shown}" if names else None
+    return FileUnavailable(fact, kind="directory", hint=hint)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _changed(offset: int, needed: int, actual: int) -> SourceChanged:
+    return SourceChanged(
+        f"the file shrank while it was being read: {needed:,} bytes wanted at {offset:,}, {actual:,} left",
+        hint="Read it again once it is complete.",
+        offset=offset,
+        needed=needed,
+        actual=actual,
+    )

@@ -1,0 +1,225 @@
+"""
+What a pickle says, as inert nodes: nothing here can look a name up, call it, or hash what a file nests.
+
+A pickled value becomes
+    None bool int float str bytes bytearray list tuple    itself
+    dict                                                  Dict, its pairs in file order
+    set, frozenset                                        Set
+    a class or function                                   Global
+    anything built by calling one                         Call, with what was added to it afterwards
+    a persistent id (torch: a storage, a class)           PersistentId
+Nodes compare by identity, as objects in a pickle do: two names for one node are tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+# mypy cannot see through a recursive alias of this size in reasonable time; Any is what each consumer narrows.
+Inert: TypeAlias = Any
+Pairs: TypeAlias = list[tuple[Inert, Inert]]
+How: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
+
+
+class Global:
+    """A ``module.name`` that the pickle asks for. Never looked up."""
+
+    __slots__ = ("module", "name")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<Global {self}>"
+
+
+class Call:
+    """
+    What unpickling would have called: ``func(*args, **kwargs)``, then given a state, list items and dict items.
+
+    ``how`` keeps apart REDUCE (``func(*args)``) and NEWOBJ (``func.__new__(func, *args)``).
+    """
+
+    __slots__ = ("args", "func", "how", "items", "kwargs", "pairs", "state")
+
+    def __init__(self, func: Inert, args: Inert, how: How = "reduce", kwargs: Inert = None) -> None:
+        self.func = func
+        self.args = args
+        self.how = how
+        self.kwargs = kwargs
+        self.state: Inert = None
+        self.items: list[Inert] | None = None
+        self.pairs: Pairs | None = None
+
+    def __repr__(self) -> str:
+        return f"<Call {class_name(self)}>"
+
+
+class PersistentId:
+    """A reference to something outside the pickle; what ``pid`` means is the container's affair."""
+
+    __slots__ = ("pid",)
+
+    def __init__(self, pid: Inert) -> None:
+        self.pid = pid
+
+
+class Dict:
+    """A dict as the pickle wrote it: pairs in order, keys never hashed."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Pairs | None = None) -> None:
+        self.pairs: Pairs = pairs if pairs is not None else []
+
+    def __repr__(self) -> str:
+        return f"<Dict of {len(self.pairs)}>"
+
+
+class Set:
+    """A set or frozenset: its members in file order, never hashed."""
+
+    __slots__ = ("frozen", "items")
+
+    def __init__(self, items: list[Inert], *, frozen: bool = False) -> None:
+        self.items = items
+        self.frozen = frozen
+
+
+_MAPPING_CLASSES = frozenset(
+    {
+        ("collections", "OrderedDict"),
+        ("collections", "defaultdict"),
+        ("collections", "Counter"),
+        ("torch.nn.modules.container", "OrderedDict"),
+        ("builtins", "dict"),
+        ("__builtin__", "dict"),
+    }
+)
+
+
+def global_of(node: Inert) -> Global | None:
+    """Return the Global that a node names: itself, or the class in a legacy ``("module", class, file, source)`` id."""
+    if isinstance(node, PersistentId) and isinstance(node.pid, tuple) and len(node.pid) >= 2 and node.pid[0] == "module":
+        node = node.pid[1]
+    return node if isinstance(node, Global) else None
+
+
+def class_of(node: Inert) -> Global | None:
+    """
+    Return the class that a Call makes an object of, or None.
+
+    ``copyreg._reconstructor(cls, object, None)`` and ``copyreg.__newobj__(cls, …)`` are how protocols 0 and 1, and
+    classes with odd constructors, say "an object of cls".
+    """
+    if not isinstance(node, Call):
+        return None
+    func = global_of(node.func)
+    if func is not None and func.module in ("copyreg", "copy_reg") and isinstance(node.args, tuple) and node.args:
+        return global_of(node.args[0])
+    return func
+
+
+def class_name(node: Inert) -> str:
+    """Return ``module.Class`` of what a node would have become, for people to read."""
+    if isinstance(node, Call):
+        found = class_of(node)
+        return str(found) if found is not None else "object"
+    if isinstance(node, Global):
+        return str(node)
+    if isinstance(node, Dict):
+        return "dict"
+    if isinstance(node, Set):
+        return "frozenset" if node.frozen else "set"
+    if isinstance(node, PersistentId):
+        return "persistent id"
+    return type(node).__name__
+
+
+def mapping_pairs(node: Inert) -> Pairs | None:
+    """
+    Return the pairs of a dict, or of an object that is one (OrderedDict, defaultdict, a subclass with items).
+
+    Python 2 wrote an OrderedDict as a call with a list of pairs; that is understood too.
+    """
+    if isinstance(node, Dict):
+        return node.pairs
+    if not isinstance(node, Call):
+        return None
+    if node.pairs is not None:
+        return node.pairs
+    found = class_of(node)
+    if found is None or (found.module, found.name) not in _MAPPING_CLASSES:
+        return None
+    if isinstance(node.args, tuple) and node.args:
+        first = node.args[-1]
+        if isinstance(first, Dict):
+            return first.pairs
+        if isinstance(first, list) and all(isinstance(p, list | tuple) and len(p) == 2 for p in first):
+            return [(p[0], p[1]) for p in first]
+    return []
+
+
+def attribute_pairs(node: Inert) -> Pairs:
+    """Return what BUILD gave an object: its ``__dict__`` pairs, and those of ``(dict, slots)`` states."""
+    state = node.state if isinstance(node, Call) else None
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if not all(part is None or isinstance(part, Dict) for part in parts):
+        return []
+    return [pair for part in parts if part is not None for pair in part.pairs]
+
+
+def lookup(pairs: Pairs, key: str) -> Inert:
+    """Return the last value under a string key, as Python would after reading the pairs in order, or None."""
+    for found, value in reversed(pairs):
+        if isinstance(found, str) and found == key:
+            return value
+    return None
+
+
+def children(node: Inert) -> Iterator[tuple[Inert, Inert]]:
+    """
+    Yield ``(component, child)`` for everything a container node holds, in file order.
+
+    The component is the dict key, the index, or the attribute's name.
+    """
+    if isinstance(node, list | tuple):
+        yield from enumerate(node)
+    elif isinstance(node, Dict):
+        yield from node.pairs
+    elif isinstance(node, Set):
+        yield from enumerate(node.items)
+    elif isinstance(node, PersistentId):
+        yield "pid", node.pid
+    elif isinstance(node, Call):
+        yield from _call_children(node)
+
+
+def _call_children(node: Call) -> Iterator[tuple[Inert, Inert]]:
+    pairs = mapping_pairs(node)
+    if pairs is not None:
+        yield from pairs
+    elif isinstance(node.args, tuple):
+        yield from enumerate(node.args)
+    else:
+        yield "args", node.args
+    if node.kwargs is not None:
+        yield "kwargs", node.kwargs
+    if node.items is not None:
+        yield from enumerate(node.items)
+    if node.state is not None:
+        attributes = attribute_pairs(node)
+        if attributes:
+            yield from attributes
+        elif not isinstance(node.state, Dict):
+            yield "state", node.state
+
+
+def is_container(node: Inert) -> bool:
+    """Say whether a node can hold others."""
+    return isinstance(node, list | tuple | Dict | Set | Call | PersistentId)
