@@ -28,6 +28,8 @@ class DType:
     pt2: int | None = None
     part_nbytes: int = 0
     """Size of the unit whose bytes swap on a big-endian machine: half of ``itemsize`` for complex types."""
+    packed: int = 1
+    """Elements in one byte of storage, for the types where a tensor counts more elements than bytes."""
 
     @property
     def swap_nbytes(self) -> int:
@@ -54,8 +56,8 @@ DTYPES: tuple[DType, ...] = (
     DType("qint8", 1, "QInt8Storage"),
     DType("quint8", 1, "QUInt8Storage"),
     DType("qint32", 4, "QInt32Storage"),
-    DType("quint4x2", 1, "QUInt4x2Storage"),
-    DType("quint2x4", 1, "QUInt2x4Storage"),
+    DType("quint4x2", 1, "QUInt4x2Storage", packed=2),
+    DType("quint2x4", 1, "QUInt2x4Storage", packed=4),
     DType("uint16", 2, None, "U16", 28),
     DType("uint32", 4, None, "U32", 34),
     DType("uint64", 8, None, "U64", 35),
@@ -71,9 +73,6 @@ DTYPES: tuple[DType, ...] = (
     DType("bits8", 1),
     DType("bits16", 2),
 )
-
-# Codes of the safetensors specification whose values torch has no type for: six bits each, in whole bytes.
-SAFETENSORS_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 BY_NAME = {dtype.name: dtype for dtype in DTYPES}
 # torch answers to both spellings of these; files hold whichever the writer's version printed.

@@ -104,10 +104,20 @@ _MAPPING_CLASSES = frozenset(
 
 
 def global_of(node: Inert) -> Global | None:
-    """Return the Global that a node names: itself, or the class in a legacy ``("module", class, file, source)`` id."""
-    if isinstance(node, PersistentId) and isinstance(node.pid, tuple) and len(node.pid) >= 2 and node.pid[0] == "module":
-        node = node.pid[1]
+    """Return the Global that a node names: itself, or the class in the persistent id of a class with its source."""
+    if isinstance(node, PersistentId):
+        node = sourced_class(node.pid)[:1]
+        node = node[0] if node else None
     return node if isinstance(node, Global) else None
+
+
+def sourced_class(pid: Inert) -> tuple[Inert, ...]:
+    """Return ``(class, file, source)`` of a persistent id for a class with its source, or an empty tuple."""
+    if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
+        pid = pid[1:]  # 0.1.x wrote the three alone
+    if isinstance(pid, tuple) and len(pid) == 3 and isinstance(pid[0], Global):
+        return pid
+    return ()
 
 
 def class_of(node: Inert) -> Global | None:

@@ -17,6 +17,10 @@ class Limits:
     """A compressed file may grow to this many times its own size…"""
     inflated_nbytes: int = 64 << 20
     """…or to this many bytes, whichever is more."""
+    expansion_ratio: int = 8
+    """A tensor read out may be this many times as large as its storage (strides of 0 repeat elements)…"""
+    expanded_nbytes: int = 64 << 20
+    """…or this many bytes, whichever is more."""
     entries: int = 1_000_000
     """Members of an archive."""
     tensors: int = 1_000_000

@@ -1,0 +1,171 @@
+"""Members of an archive as byte ranges, whatever the archive; decompresses nothing unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.files import BytesSource, SliceSource, Source
+from ckptool.limits import Limits
+
+Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An archive member as a byte range of its source."""
+
+    name: str
+    offset: int
+    """Of the first byte of the payload."""
+    nbytes: int
+    """Size of the content; of the payload too, unless it is compressed."""
+    stored_nbytes: int
+    compression: Compression = "stored"
+    crc32: int | None = None
+    """None where the format has no checksum; 0 is also what writers put who were told not to compute it."""
+
+
+class Archive(Mapping[str, Record]):
+    """Records by name, in file order, and the source that they lie in."""
+
+    def __init__(self, source: Source, records: dict[str, Record], limits: Limits, notes: tuple[str, ...] = ()) -> None:
+        self.source = source
+        self.limits = limits
+        self.notes = notes
+        """What is odd about the archive though nothing in it can be misread."""
+        self._records = records
+
+    def __getitem__(self, name: str) -> Record:
+        return self._records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def content(self, name: str) -> Source:
+        """Return a member's content as a source: a slice of the file, or its bytes inflated on each read."""
+        record = self._records[name]
+        if record.compression == "stored":
+            return SliceSource(self.source, record.offset, record.nbytes)
+        return InflatedSource(self.source, record, self.limits)
+
+    def open(self, name: str) -> Source:
+        """Return a member's content for reading from end to end: inflated once, where it is compressed at all."""
+        record = self._records[name]
+        if record.compression == "stored":
+            return SliceSource(self.source, record.offset, record.nbytes)
+        return BytesSource(inflate(self.source, record, self.limits))
+
+    def text(self, name: str, most: int = 64) -> str:
+        """Return a small member as text, without white space round it; an empty string if there is none."""
+        record = self._records.get(name)
+        if record is None or record.nbytes > most:
+            return ""
+        return str(self.open(name).read(0, record.nbytes), "utf-8", "replace").strip()
+
+
+class InflatedSource:
+    """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
+
+    def __init__(self, source: Source, record: Record, limits: Limits) -> None:
+        self._source = source
+        self._record = record
+        self._limits = limits
+        self.nbytes = record.nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return inflate(self._source, self._record, self._limits)[offset : offset + nbytes]
+
+    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - compressed bytes stand nowhere as they are
+        return None
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def inflate(source: Source, record: Record, limits: Limits) -> bytes:
+    """
+    Return a compressed member's content, checked against its size and checksum.
+
+    Raises:
+        LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
+        MalformedFile: It is damaged, or longer or shorter than it claims.
+    """
+    import zlib
+
+    allowed = limits.inflated(source.nbytes)
+    if record.nbytes > allowed:
+        raise _too_large(record.name, record.nbytes, allowed)
+    unpacker = zlib.decompressobj(-15)
+    output = bytearray()
+    try:
+        for start in range(0, record.stored_nbytes, _CHUNK):
+            chunk = source.read(record.offset + start, min(_CHUNK, record.stored_nbytes - start))
+            output += unpacker.decompress(chunk, record.nbytes + 1 - len(output))
+            if len(output) > record.nbytes or unpacker.unused_data:
+                break
+    except zlib.error as error:
+        raise MalformedFile(f"record {record.name!r} cannot be inflated: {error}", kind="damaged-record") from error
+    if len(output) != record.nbytes or not unpacker.eof or unpacker.unused_data:
+        raise MalformedFile(
+            f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims",
+            kind="damaged-record",
+        )
+    if record.crc32 and zlib.crc32(output) != record.crc32:
+        raise MalformedFile(f"record {record.name!r} is damaged: its CRC-32 does not match", kind="damaged-record")
+    return bytes(output)
+
+
+def gunzip(source: Source, limits: Limits) -> bytes:
+    """
+    Return what a gzip file holds, all members joined.
+
+    Raises:
+        LimitExceeded: It grows larger than ``limits`` allow for its size.
+        MalformedFile: It is damaged or ends too early.
+    """
+    import zlib
+
+    allowed = limits.inflated(source.nbytes)
+    output = bytearray()
+    unpacker = zlib.decompressobj(31)
+    position = 0
+    pending = b""
+    try:
+        while pending or position < source.nbytes:
+            if not pending:
+                pending = source.read(position, min(_CHUNK, source.nbytes - position))
+                position += len(pending)
+            if unpacker.eof:
+                if not pending.startswith(b"\x1f"):
+                    break  # padding behind the last member, as tar on tape leaves it
+                unpacker = zlib.decompressobj(31)
+            output += unpacker.decompress(pending, allowed + 1 - len(output))
+            if len(output) > allowed:
+                raise _too_large("of the gzip file", len(output), allowed)
+            pending = unpacker.unused_data
+    except zlib.error as error:
+        raise MalformedFile(f"the gzip file cannot be unpacked: {error}", kind="damaged-gzip") from error
+    if not unpacker.eof:
+        raise MalformedFile(
+            f"the gzip file is truncated after {len(output):,} unpacked bytes",
+            kind="truncated-gzip",
+            hint="Download the file again.",
+        )
+    return bytes(output)
+
+
+def _too_large(name: str, needed: int, allowed: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"the content {name} grows to at least {needed:,} bytes; {allowed:,} are allowed for a file of this size",
+        hint="Unpack it with another tool and open what comes out.",
+        needed=needed,
+        actual=allowed,
+    )

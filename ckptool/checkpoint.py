@@ -1,0 +1,164 @@
+"""``Checkpoint``: one file's tensors by name, and everything else it holds; the hub that other modules meet at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Literal, NamedTuple, TypeAlias
+
+from ckptool.contents import Contents
+from ckptool.files import Source
+from ckptool.inert import Global, Inert
+from ckptool.modules import StateDictWalk
+from ckptool.state_dicts import Role, choose_weights, role_of
+from ckptool.tensors import LazyTensor
+
+Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
+
+
+class ClassSource(NamedTuple):
+    """The source of a class, as legacy files carry it. Text: never compiled."""
+
+    name: str
+    path: str
+    """Of the source file on the machine that saved the checkpoint."""
+    text: str
+
+
+class Member(NamedTuple):
+    """A checkpoint inside an archive that holds several: open it as ``FILE::NAME``."""
+
+    name: str
+    format: str
+    form: Form
+    tensors: int
+    nbytes: int
+    """Size of the member, unpacked."""
+
+
+class StateDict(Mapping[str, LazyTensor]):
+    """A mapping of names to tensors found inside a checkpoint. Names are relative to ``key``; order is the file's."""
+
+    def __init__(self, key: str, role: Role, tensors: dict[str, LazyTensor], class_name: str | None) -> None:
+        self.key = key
+        """Full dotted path where it stands; empty for the root."""
+        self.role: Role = role
+        self.class_name = class_name
+        """The model's class, where the file holds the whole model."""
+        self._tensors = tensors
+
+    @property
+    def numel(self) -> int:
+        """Elements of all its tensors; tied ones count under each name."""
+        return sum(tensor.info.numel for tensor in self._tensors.values())
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<StateDict {self.key!r} {self.role} of {len(self)} tensors>"
+
+
+class Checkpoint:
+    """
+    What is in one file. Tensors are lazy: their bytes are read when ``LazyTensor.read`` is called.
+
+    Nothing changes after opening, so threads may share one. It keeps its file open until ``close()``, or until the
+    end of a ``with`` block.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        format: str,  # noqa: A002 - the project's word for it
+        contents: Contents,
+        *,
+        form: Form | None = None,
+        root: Inert = None,
+        globals: tuple[Global, ...] = (),  # noqa: A002 - pickle's word for it
+        metadata: Mapping[str, str] | None = None,
+        class_sources: tuple[ClassSource, ...] = (),
+        notes: tuple[str, ...] = (),
+        members: tuple[Member, ...] = (),
+    ) -> None:
+        self.path = ""
+        self.member: str | None = None
+        """Name of the archive member that was opened, where the file is an archive of others."""
+        self.format = format
+        self.source = source
+        self.file_nbytes = source.nbytes
+        self.root = root
+        """The whole pickled tree, inert."""
+        self.globals = globals
+        """Every name that unpickling would have imported. None was."""
+        self.metadata: Mapping[str, str] = metadata or {}
+        """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
+        self.class_sources = class_sources
+        self.notes = notes
+        """What is odd about the container though nothing in it can be misread."""
+        self.members = members
+        self.walks: tuple[tuple[str, StateDictWalk], ...] = tuple(contents.walks)
+        self.bound_method = contents.bound_method
+        self.tensors: dict[str, LazyTensor] = {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
+        """Every tensor by full dotted name, in file order; one that is tied stands under each of its names."""
+        self.attributes = {name: LazyTensor(name, info) for name, info in contents.attributes.items()}
+        """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
+        self.extras: tuple[tuple[str, Inert], ...] = tuple(contents.extras)
+        """What is not a tensor: the largest subtrees without one, by path."""
+        self.state_dicts = tuple(
+            StateDict(
+                group.key,
+                role_of(group, contents),
+                {name[len(group.key) + 1 if group.key else 0 :]: self.tensors[name] for name in group.names},
+                group.class_name,
+            )
+            for group in contents.groups
+            if group.names
+        )
+        self.form: Form = form or _form(contents, self.state_dicts)
+
+    @property
+    def weights(self) -> StateDict | None:
+        """The state dict that is the model's weights, or None if none is, or several could be."""
+        chosen = choose_weights([(s.key, s.role, s.numel) for s in self.state_dicts])
+        return None if chosen is None else self.state_dicts[chosen]
+
+    def add_attributes(self, prefix: str, contents: Contents) -> None:
+        """Add tensors that no state_dict() holds. For readers of formats, while they read."""
+        for name, info in (contents.tensors | contents.attributes).items():
+            full = f"{prefix}.{name}" if name else prefix
+            self.attributes[full] = LazyTensor(full, info)
+
+    def close(self) -> None:
+        """Close the file. Tensors that were not read yet cannot be read any more."""
+        self.source.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
+
+
+def _form(contents: Contents, state_dicts: tuple[StateDict, ...]) -> Form:
+    if not contents.tensors and not contents.attributes:
+        return "data"
+    if not state_dicts:
+        return "tensors" if all(name.startswith("_") for name, _ in contents.extras) else "checkpoint"
+    first = state_dicts[0]
+    if first.key:
+        return "checkpoint"
+    if first.class_name is not None:
+        return "model"
+    if first.role == "optimizer" or len(state_dicts) > 1:
+        return "checkpoint"
+    return "state_dict" if first.role == "model" and len(first) == len(contents.tensors) else "checkpoint"

@@ -1,0 +1,80 @@
+"""``ckptool devices``: what torch sees on this machine, and why CUDA is missing where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ckptool.torch_bridge import DeviceReport
+
+_HEADERS = ("device", "name", "free", "total", "compute capability")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def devices(*, as_json: bool) -> None:
+    """
+    Show what torch sees on this machine.
+
+    Every device with its name, free and total memory and compute capability; where CUDA is missing, why. This
+    is the one reading command that imports torch.
+    """
+    from ckptool import torch_bridge
+
+    report = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    click.echo(_as_json(report) if as_json else _as_text(report))
+
+
+def _as_json(report: DeviceReport) -> str:
+    return json.dumps(
+        {
+            "schema": "ckptool.devices/1",
+            "torch": report.torch_version,
+            "cuda_build": report.cuda_build,
+            "devices": [
+                {
+                    "device": device.tag,
+                    "name": device.name,
+                    "free_nbytes": device.free_nbytes,
+                    "total_nbytes": device.total_nbytes,
+                    "compute_capability": device.compute_capability,
+                }
+                for device in report.devices
+            ],
+            "cuda_missing": asdict(report.cuda_missing) if report.cuda_missing else None,
+        },
+        indent=2,
+    )
+
+
+def _as_text(report: DeviceReport) -> str:
+    from tabulate import tabulate
+
+    rows = [
+        (
+            device.tag,
+            device.name,
+            _size(device.free_nbytes),
+            _size(device.total_nbytes),
+            device.compute_capability or "-",
+        )
+        for device in report.devices
+    ]
+    built = f", built for CUDA {report.cuda_build}" if report.cuda_build else ""
+    lines = [
+        f"torch {report.torch_version}{built}",
+        "",
+        tabulate(rows, headers=_HEADERS, tablefmt="plain", disable_numparse=True),
+    ]
+    if report.cuda_missing:
+        lines += ["", f"No CUDA: {report.cuda_missing.message}", f"Hint: {report.cuda_missing.hint}"]
+    return "\n".join(lines)
+
+
+def _size(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 2**30:,.1f} GiB"

@@ -1,0 +1,39 @@
+"""``ckptool fixtures``: checkpoints of every kind, written on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ckptool.reference.cases import Case
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+@click.option("-v", "--verbose", is_flag=True, help="Name each file as it is written.")
+def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
+    """
+    Train small nets briefly and save them in every way.
+
+    Writes DIR/valid, with a JSON beside each file that says what must be found in it, and DIR/README.md. On a
+    machine with CUDA the files really are saved from CUDA; elsewhere the tags are forged, and the names say
+    so.
+    """
+    from ckptool import torch_bridge
+    from ckptool.reference.devices import choose
+    from ckptool.reference.fixtures import write_fixtures
+
+    choice = choose(device, torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    click.echo(f"training on {choice.device}: {choice.why}", err=True)
+
+    def tell(case: Case) -> None:
+        if verbose:
+            click.echo(case.filename, err=True)
+
+    written = write_fixtures(folder, choice.device, tell)
+    click.echo(f"wrote {written} fixtures to {folder}")

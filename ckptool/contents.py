@@ -1,0 +1,251 @@
+"""
+Inert tree → what is in it by name: tensors, the groups they form, and everything else.
+
+Strategy: two walks, neither recursive. The first visits every container once, by identity, and marks those that hold
+a tensor anywhere below; the second follows only the marked ones, in file order, and gives each tensor its full dotted
+name. A subtree without tensors is one extra, whatever its size. So a tree that shares its parts a billion times over
+costs what it stores, unless it holds tensors, and then the limit on names stops it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from ckptool import inert, modules
+from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile
+from ckptool.inert import Call, Inert
+from ckptool.limits import Limits
+from ckptool.rebuild import Rebuilder
+from ckptool.tensors import Kind, TensorInfo
+
+GroupKind: TypeAlias = Literal["mapping", "module", "optimizer", "loose"]
+
+
+@dataclass(slots=True)
+class Group:
+    """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
+
+    key: str
+    """Full dotted path of the mapping or object; empty for the root."""
+    kind: GroupKind
+    names: list[str] = field(default_factory=list)
+    class_name: str | None = None
+
+
+@dataclass(slots=True)
+class Contents:
+    """Everything in a tree of objects, by full dotted name, in file order."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    attributes: dict[str, TensorInfo] = field(default_factory=dict)
+    """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
+    extras: list[tuple[str, Inert]] = field(default_factory=list)
+    """The largest subtrees that hold no tensor, under the path where they stand."""
+    walks: list[tuple[str, modules.StateDictWalk]] = field(default_factory=list)
+    """For each whole model: its path, and what could not be known about its state_dict()."""
+    bound_method: bool = False
+
+
+class _Place(NamedTuple):
+    """A node on the way down: its dotted path, and the group that its direct tensors belong to."""
+
+    node: Inert
+    path: str
+    group: Group | None
+
+
+class ModelGraph(Protocol):
+    """How whole models stand in a tree: ``PickledModules`` for nn.Module, another for TorchScript."""
+
+    def is_module(self, node: Inert) -> bool:
+        """Say whether a node is a whole model."""
+        ...
+
+    def class_name(self, node: Inert) -> str:
+        """Return the full name of a model's class."""
+        ...
+
+    def walk(self, node: Inert, limits: Limits) -> modules.StateDictWalk:
+        """Return what the model's state_dict() would hold."""
+        ...
+
+
+def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None = None) -> Contents:
+    """
+    Return what is in the tree below ``root``.
+
+    Raises:
+        MalformedFile: A tensor contradicts its storage.
+        AmbiguousFile: Two tensors would have the same full name.
+        LimitExceeded: There are more names than ``limits`` allow, or longer ones.
+    """
+    return _Collector(root, rebuilder, limits, graph or modules.PickledModules()).collect()
+
+
+class _Collector:
+    def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph) -> None:
+        self._root = root
+        self._graph = graph
+        self._rebuilder = rebuilder
+        self._limits = limits
+        self._contents = Contents(bound_method=modules.is_bound_method(root))
+        self._holding = _mark_holding(root, rebuilder)
+        self._told: set[int] = set()  # tensors inside models that already have a name
+
+    def collect(self) -> Contents:
+        todo = [_Place(self._root, "", None)]
+        inside: set[int] = set()
+        while todo:
+            place = todo.pop()
+            node = place.node
+            if node is _LEAVE:
+                inside.discard(int(place.path))
+                continue
+            info = self._rebuilder.tensor(node)
+            if info is not None:
+                self._add_tensor(place.path, info, place.group)
+            elif id(node) not in self._holding:
+                self._contents.extras.append((place.path, node))
+            elif self._graph.is_module(node):
+                self._add_model(node, place.path)
+            elif id(node) not in inside:  # a container inside itself is not followed twice
+                inside.add(id(node))
+                todo.append(_Place(_LEAVE, str(id(node)), None))
+                todo.extend(reversed(self._open(place)))
+        return self._contents
+
+    def _open(self, place: _Place) -> list[_Place]:
+        """Return a container's children, with the group that they belong to."""
+        node, path, group = place
+        below = list(inert.children(node))
+        if group is None or group.kind != "optimizer":
+            group = self._group(node, path, below)
+        return [_Place(child, self._join(path, component), group) for component, child in below]
+
+    def _group(self, node: Inert, path: str, below: list[tuple[Inert, Inert]]) -> Group | None:
+        keys = {key for key, _ in below if isinstance(key, str)}
+        if {"state", "param_groups"} <= keys:
+            return self._new_group(Group(path, "optimizer"))
+        direct = sum(1 for _, child in below if self._rebuilder.tensor(child) is not None)
+        if not direct or inert.mapping_pairs(node) is None:
+            return None
+        # Some tensors among other things (best_acc, rng_state beside "model") are no state dict.
+        nested = any(id(child) in self._holding for _, child in below)
+        named = all(isinstance(key, str) for key, _ in below)
+        kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
+        return self._new_group(Group(path, kind))
+
+    def _new_group(self, group: Group) -> Group:
+        self._contents.groups.append(group)
+        return group
+
+    def _add_tensor(self, name: str, info: TensorInfo, group: Group | None) -> None:
+        tensors = self._contents.tensors
+        if name in tensors:
+            raise AmbiguousFile(f"two tensors are called {name!r}", kind="ambiguous-name")
+        if len(tensors) >= self._limits.tensors:
+            raise LimitExceeded(f"more than {self._limits.tensors:,} names of tensors", actual=self._limits.tensors)
+        tensors[name] = info
+        if group is not None:
+            group.names.append(name)
+
+    def _add_model(self, node: Inert, path: str) -> None:
+        walk = self._graph.walk(node, self._limits)
+        self._contents.walks.append((path, walk))
+        group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node)))
+        for entry in walk.entries:
+            name = self._join(path, entry.name)
+            info = self._rebuilder.tensor(entry.node)
+            if info is None:
+                raise MalformedFile(
+                    f"{entry.kind} {name!r} of {group.class_name} is a {inert.class_name(entry.node)}, not a tensor",
+                    kind="malformed-module",
+                )
+            self._told.add(id(entry.node))
+            self._add_tensor(name, _of_kind(info, entry.kind), group)
+        self._add_attributes(node, path)
+
+    def _add_attributes(self, model: Inert, path: str) -> None:
+        """Name the tensors inside a model that its state_dict() would not give, each once, where it is first met."""
+        todo = [(model, path)]
+        seen: set[int] = set()
+        while todo:
+            node, name = todo.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            info = self._rebuilder.tensor(node)
+            if info is not None:
+                if id(node) not in self._told:
+                    self._told.add(id(node))
+                    self._contents.attributes[name] = info
+            elif id(node) in self._holding:
+                below = [
+                    (child, name if component in _MODULE_DICTS else self._join(name, component))
+                    for component, child in inert.children(node)
+                ]
+                todo.extend(reversed(below))
+
+    def _join(self, path: str, component: Inert) -> str:
+        text = component if isinstance(component, str) else _component(component)
+        joined = f"{path}.{text}" if path else text
+        if len(joined) > self._limits.name_nbytes:
+            raise LimitExceeded(
+                f"a name of {len(joined):,} characters; {self._limits.name_nbytes:,} are allowed",
+                kind="name-too-long",
+                needed=len(joined),
+                actual=self._limits.name_nbytes,
+            )
+        return joined
+
+
+_LEAVE = Call(None, ())
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+def _mark_holding(root: Inert, rebuilder: Rebuilder) -> set[int]:
+    """Return the ids of the containers below ``root`` that hold a tensor at any depth."""
+    parents: dict[int, list[int]] = {id(root): []}
+    direct: list[int] = []
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        own = id(node)
+        if rebuilder.tensor(node) is not None:
+            direct.extend(parents[own])
+            continue
+        for _, child in inert.children(node):
+            if not inert.is_container(child):
+                continue
+            known = parents.get(id(child))
+            if known is None:
+                parents[id(child)] = [own]
+                todo.append(child)
+            else:
+                known.append(own)
+                if rebuilder.tensor(child) is not None:
+                    direct.append(own)
+    holding: set[int] = set()
+    while direct:
+        own = direct.pop()
+        if own not in holding:
+            holding.add(own)
+            direct.extend(parents[own])
+    return holding
+
+
+def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:
+    return info if info.kind == kind else replace(info, kind=kind)
+
+
+def _component(key: Inert) -> str:
+    """Return a dict key that is no string as a path component: its value where it has a short one, else its class."""
+    if key is None or isinstance(key, bool | int | float):
+        return str(key) if not isinstance(key, int) or key.bit_length() < 128 else "int"
+    if isinstance(key, bytes) and len(key) < 256:
+        return str(key, "utf-8", "replace")
+    if isinstance(key, tuple) and len(key) < 16 and all(isinstance(part, str | int) for part in key):
+        return "(" + ", ".join(_component(part) if isinstance(part, int) else part for part in key) + ")"
+    return inert.class_name(key)

@@ -1,0 +1,105 @@
+"""
+The formats on disk, and ``open_checkpoint``, which finds the one that a file is in.
+
+Content decides, never the suffix: each format is shown the same look at the file and takes its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import BinaryIO
+
+from ckptool import files
+from ckptool.checkpoint import Checkpoint
+from ckptool.errors import CkptoolError, UnknownFormat
+from ckptool.foreign import name_foreign
+from ckptool.formats import packed, plain_pickle, pt2, safetensors, torch_legacy, torch_tar, torch_zip, torchscript
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.probe import Probe
+
+FORMATS: tuple[ModuleType, ...] = (
+    safetensors,  # before pickles: the low byte of its length may be 0x80
+    torchscript,  # before torch_zip, which it is a kind of
+    torch_zip,
+    pt2,
+    torch_legacy,  # before plain pickles, which it begins with
+    torch_tar,
+    packed,  # after every format that is itself a zip or a tar
+    plain_pickle,
+)
+"""One module each: ``NAME``, ``sniff(probe) -> bool``, ``read(probe) -> Checkpoint``. In the order they are asked."""
+
+_MEMBER_MARK = "::"
+
+Origin = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
+
+
+def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Checkpoint:
+    """
+    Open a checkpoint of any known format, going by content and never by suffix.
+
+    ``origin`` is a path, bytes, or a binary file object; a path may end in ``::MEMBER`` to pick one file of an
+    archive. Only the index is read: no tensor data. No code in the file runs, and torch is not imported.
+
+    Raises:
+        FileUnavailable: The path is missing, not permitted, or not a regular file.
+        NotACheckpoint: The file is something else, which the message names.
+        UnknownFormat: No format recognises it.
+        CkptoolError: The format does, and then cannot read the rest.
+    """
+    path, member = _split_member(origin)
+    with _naming(path if isinstance(path, str) else None):
+        source, shown = files.open_source(path)
+        try:
+            with _naming(shown):
+                probe = Probe(source, limits, _read)
+                checkpoint = packed.read_member(probe, member) if member else _read(probe)
+                if isinstance(source, files.FileSource):
+                    source.check_unchanged()
+        except BaseException:
+            source.close()
+            raise
+    checkpoint.path = shown
+    checkpoint.source = source
+    checkpoint.file_nbytes = source.nbytes
+    return checkpoint
+
+
+def _read(probe: Probe) -> Checkpoint:
+    for format_module in FORMATS:
+        if format_module.sniff(probe):
+            checkpoint: Checkpoint = format_module.read(probe)
+            return checkpoint
+    raise name_foreign(probe.source) or _unknown(probe)
+
+
+def _unknown(probe: Probe) -> UnknownFormat:
+    shown = probe.head[:16].hex(" ")
+    return UnknownFormat(
+        f"not a checkpoint that any format recognises: {probe.source.nbytes:,} bytes that begin with {shown}",
+        hint="Check that this is the file you meant.",
+        actual=probe.source.nbytes,
+    )
+
+
+def _split_member(origin: Origin) -> tuple[Origin, str | None]:
+    if not isinstance(origin, str | os.PathLike):
+        return origin, None
+    path = os.fspath(origin)
+    if _MEMBER_MARK not in path or files.exists(path):
+        return path, None
+    outer, _, member = path.partition(_MEMBER_MARK)
+    return outer, member
+
+
+@contextmanager
+def _naming(path: str | None) -> Iterator[None]:
+    """Give errors that come from inside the path that they are about."""
+    try:
+        yield
+    except CkptoolError as error:
+        error.path = error.path or path
+        raise

@@ -1,0 +1,110 @@
+"""
+Checkpoints packed in something else: gzip, or the members of a zip or tar made by other programs.
+
+stable-baselines3 zips hold policy.pth beside its optimizer; AllenNLP tars hold weights.th beside a vocabulary. The one
+member that holds a model's weights is opened; where several do, they are listed, and ``FILE::MEMBER`` picks one.
+"""
+
+from __future__ import annotations
+
+from ckptool.archive import Archive, gunzip
+from ckptool.checkpoint import Checkpoint, Member
+from ckptool.contents import Contents
+from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint
+from ckptool.files import BytesSource
+from ckptool.foreign import name_foreign_zip
+from ckptool.probe import Probe
+
+NAME = "packed"
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether this is a gzip file, a zip or a tar; formats that are zips or tars themselves were asked before."""
+    return probe.head.startswith(_GZIP_MAGIC) or probe.zip is not None or probe.tar is not None
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Open the one checkpoint inside, or list those that are there."""
+    if probe.head.startswith(_GZIP_MAGIC):
+        return probe.read_inner(_unpacked(probe))
+    archive = probe.zip or probe.tar
+    if archive is None:
+        raise MalformedFile("an archive without members", kind="empty-archive")
+    return _choose(probe, archive)
+
+
+def read_member(probe: Probe, name: str) -> Checkpoint:
+    """
+    Open the named member of a packed file.
+
+    Raises:
+        MalformedFile: There is no such member.
+    """
+    if probe.head.startswith(_GZIP_MAGIC):
+        return read_member(probe.inner(_unpacked(probe)), name)
+    archive = probe.zip or probe.tar
+    if archive is None or name not in archive:
+        near = [member for member in archive or () if not member.endswith("/")]
+        raise MalformedFile(
+            f"no member {name!r} among {len(near):,}",
+            kind="no-member",
+            hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
+        )
+    checkpoint = probe.read_inner(archive.open(name))
+    checkpoint.member = name if checkpoint.member is None else f"{name}::{checkpoint.member}"
+    return checkpoint
+
+
+def _unpacked(probe: Probe) -> BytesSource:
+    return BytesSource(gunzip(probe.source, probe.limits))
+
+
+def _choose(probe: Probe, archive: Archive) -> Checkpoint:
+    opened, failures = _open_members(probe, archive)
+    holding = {name: found for name, found in opened.items() if found.tensors or found.attributes or found.members}
+    modelled = {name: found for name, found in holding.items() if found.weights is not None or found.members}
+    for candidates in (modelled, holding, opened):
+        if len(candidates) == 1:
+            ((name, chosen),) = candidates.items()
+            chosen.member = name if chosen.member is None else f"{name}::{chosen.member}"
+            chosen.members = tuple(_member(other, found, archive) for other, found in opened.items())
+            return chosen
+    if opened:
+        members = tuple(_member(name, found, archive) for name, found in (holding or opened).items())
+        return Checkpoint(archive.source, NAME, Contents(), form="archive", members=members, notes=archive.notes)
+    for name, error in failures.items():
+        if name.endswith(_SUFFIXES):
+            error.message = f"member {name!r}: {error.message}"
+            raise error
+    foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None
+    raise foreign or _no_checkpoint(archive)
+
+
+def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint], dict[str, CkptoolError]]:
+    opened: dict[str, Checkpoint] = {}
+    failures: dict[str, CkptoolError] = {}
+    for name in archive:
+        try:
+            opened[name] = probe.read_inner(archive.open(name))
+        except CkptoolError as error:
+            failures[name] = error
+    return opened, failures
+
+
+def _member(name: str, checkpoint: Checkpoint, archive: Archive) -> Member:
+    return Member(name, checkpoint.format, checkpoint.form, len(checkpoint.tensors), archive[name].nbytes)
+
+
+def _no_checkpoint(archive: Archive) -> CkptoolError:
+    names = [name for name in archive if not name.endswith("/")]
+    if not names:
+        return NotACheckpoint("not a checkpoint: an archive without files", kind="archive")
+    shown = ", ".join(ascii(name)[1:-1] for name in names[:4])
+    return NotACheckpoint(
+        f"not a checkpoint: an archive of {len(names):,} files, none of which is one: {shown}", kind="archive"
+    )
+
+

@@ -1,0 +1,69 @@
+"""
+``pickle.dump`` of something with tensors in it: one pickle, each storage a complete legacy stream in its bytes.
+
+    pickle    … torch.storage._load_from_bytes(b"legacy stream") …
+
+Protocols 0 and 1 have no mark of their own, so those are taken for pickles only if they parse from end to end.
+"""
+
+from __future__ import annotations
+
+from ckptool.checkpoint import Checkpoint
+from ckptool.contents import collect
+from ckptool.errors import CkptoolError
+from ckptool.formats import torch_legacy
+from ckptool.inert import Inert, is_container
+from ckptool.limits import Limits
+from ckptool.pickles import read_pickle
+from ckptool.probe import Probe
+from ckptool.rebuild import Rebuilder, TypedStorage
+
+NAME = "pickle"
+
+_MAX_UNMARKED_NBYTES = 1 << 26
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether this is a pickle of protocol 2 to 5, or bytes that are a pickle of protocol 0 or 1 and nothing else."""
+    head = probe.head
+    if len(head) > 2 and head[0] == 0x80:
+        return head[1] <= 5
+    if head[:1] not in (b"(", b"]", b"}", b"c", b"l", b"d") or probe.source.nbytes > _MAX_UNMARKED_NBYTES:
+        return False
+    try:
+        pickled = read_pickle(probe.source)
+    except CkptoolError:
+        return False
+    return pickled.end == probe.source.nbytes and is_container(pickled.root)
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
+    pickled = read_pickle(probe.source)
+    contents = collect(pickled.root, Rebuilder(InlineStorages(probe.limits)), probe.limits)
+    notes = []
+    if pickled.end < probe.source.nbytes:
+        notes.append(f"{probe.source.nbytes - pickled.end:,} bytes behind the pickle")
+    return Checkpoint(
+        probe.source,
+        NAME,
+        contents,
+        root=pickled.root,
+        globals=pickled.globals,
+        notes=tuple(notes),
+    )
+
+
+class InlineStorages:
+    """A pickle without persistent ids: every storage is a stream inside it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def resolve(self, pid: Inert) -> None:  # noqa: ARG002 - nothing outside the pickle has a meaning here
+        """Return None: there is nothing outside the pickle."""
+        return
+
+    def nested(self, stream: bytes) -> TypedStorage | None:
+        """Return the storage of a stream inside the pickle."""
+        return torch_legacy.nested_storage(stream, self._limits)

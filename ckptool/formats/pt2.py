@@ -1,0 +1,164 @@
+"""
+``torch.export.save``: an exported program and its weights in a zip, laid out in two ways.
+
+Since 2.8:
+    <root>/archive_format                              "pt2"
+    <root>/data/weights/<model>_weights_config.json    {"config": {name: {path_name, is_param, tensor_meta, …}}}
+    <root>/data/weights/weight_N                       one storage, raw; tied tensors share one
+    <root>/data/constants/<model>_constants_config.json, tensor_N    constants and non-persistent buffers, likewise
+Before:
+    serialized_state_dict.pt or .json                  a torch.save zip of the state dict
+    serialized_constants.pt or .json                   a torch.save zip of the constants
+
+See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ckptool import dtypes
+from ckptool.archive import Archive
+from ckptool.checkpoint import Checkpoint
+from ckptool.contents import Contents, Group
+from ckptool.errors import MalformedFile
+from ckptool.probe import Probe
+from ckptool.tensors import StorageRef, TensorInfo, check_extent
+
+NAME = "pt2"
+
+_OLD_PROGRAM = "serialized_exported_program.json"
+_WEIGHTS = ("weights", "_weights_config.json")
+_CONSTANTS = ("constants", "_constants_config.json")
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether a zip is an exported program."""
+    if probe.zip is None:
+        return False
+    return _old_folder(probe.zip) is not None or _new_folder(probe.zip) is not None
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read the index of an exported program; its graph is not looked at."""
+    archive = probe.zip
+    assert archive is not None  # noqa: S101 - sniff saw it
+    folder = _new_folder(archive)
+    return _read_new(probe, archive, folder) if folder is not None else _read_old(probe, archive)
+
+
+def _new_folder(archive: Archive) -> str | None:
+    for name in archive:
+        root, _, last = name.rpartition("/")
+        if last == "archive_format" and archive.text(name) == "pt2":
+            return f"{root}/" if root else ""
+    return None
+
+
+def _old_folder(archive: Archive) -> str | None:
+    for name in archive:
+        if name == _OLD_PROGRAM or name.endswith(f"/{_OLD_PROGRAM}"):
+            return name[: -len(_OLD_PROGRAM)]
+    return None
+
+
+def _read_new(probe: Probe, archive: Archive, folder: str) -> Checkpoint:
+    weights, constants = (_read_configs(probe, archive, folder, *which) for which in (_WEIGHTS, _CONSTANTS))
+    contents = Contents(tensors=weights)
+    contents.groups.append(Group("", "module", list(weights), class_name="torch.export.ExportedProgram"))
+    checkpoint = Checkpoint(archive.source, NAME, contents, form="model", notes=archive.notes)
+    checkpoint.add_attributes("constants", Contents(tensors=constants))
+    return checkpoint
+
+
+def _read_configs(probe: Probe, archive: Archive, folder: str, kind: str, suffix: str) -> dict[str, TensorInfo]:
+    place = f"{folder}data/{kind}/"
+    configs = [name for name in archive if name.startswith(place) and name.endswith(suffix)]
+    tensors: dict[str, TensorInfo] = {}
+    for config in configs:
+        prefix = "" if len(configs) == 1 else f"{config[len(place) : -len(suffix)]}."
+        for name, entry in _entries(archive, config).items():
+            info = _tensor(probe, archive, place, name, entry)
+            if info is not None:
+                tensors[prefix + name] = info
+    return tensors
+
+
+def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
+    record = archive[name]
+    try:
+        config = json.loads(str(archive.open(name).read(0, record.nbytes), "utf-8"))["config"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2") from error
+    if not (isinstance(config, dict) and all(isinstance(entry, dict) for entry in config.values())):
+        raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2")
+    return config
+
+
+def _tensor(probe: Probe, archive: Archive, place: str, name: str, entry: dict[str, object]) -> TensorInfo | None:
+    path = entry.get("path_name")
+    record_name = f"{place}{path}"
+    if record_name not in archive:
+        raise MalformedFile(f"tensor {name!r} has no record {record_name!r}", kind="missing-storage")
+    if entry.get("use_pickle"):
+        inner = probe.read_inner(archive.open(record_name))
+        return next((tensor.info for tensor in inner.tensors.values()), None)
+    meta = entry.get("tensor_meta")
+    if not isinstance(meta, dict):
+        return None  # a custom object: code, not a tensor
+    record = archive[record_name]
+    dtype = dtypes.BY_PT2.get(meta.get("dtype"))
+    if dtype is None:
+        raise MalformedFile(f"tensor {name!r} has an unknown dtype", kind="malformed-pt2")
+    device = _device(meta.get("device"))
+    storage = StorageRef(str(path), device, record.nbytes, archive.content(record_name), 0)
+    info = TensorInfo(
+        dtype,
+        tuple(_number(size) for size in _list(meta.get("sizes"))),
+        tuple(_number(step) for step in _list(meta.get("strides"))),
+        _number(meta.get("storage_offset")),
+        storage,
+        device,
+        meta.get("requires_grad") is True,
+        "parameter" if entry.get("is_param") is True else "buffer",
+    )
+    check_extent(info)
+    return info
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: object) -> int:
+    number = value.get("as_int") if isinstance(value, dict) else value
+    return number if type(number) is int else -1  # check_extent refuses it
+
+
+def _device(value: object) -> str:
+    if not isinstance(value, dict):
+        return "unknown"
+    index = value.get("index")
+    return f"{value.get('type')}" if index is None else f"{value.get('type')}:{index}"
+
+
+def _read_old(probe: Probe, archive: Archive) -> Checkpoint:
+    folder = _old_folder(archive)
+    inner = {}
+    for which in ("state_dict", "constants"):
+        for suffix in (".pt", ".json"):
+            name = f"{folder}serialized_{which}{suffix}"
+            if name in archive and archive[name].nbytes:
+                inner[which] = probe.read_inner(archive.open(name))
+    if "state_dict" not in inner:
+        raise MalformedFile("an exported program without its state dict", kind="malformed-pt2")
+    weights = {name: tensor.info for name, tensor in inner["state_dict"].tensors.items()}
+    contents = Contents(tensors=weights)
+    contents.groups.append(Group("", "module", list(weights), class_name="torch.export.ExportedProgram"))
+    checkpoint = Checkpoint(
+        archive.source, NAME, contents, form="model", notes=archive.notes, globals=inner["state_dict"].globals
+    )
+    if "constants" in inner:
+        infos = {name: tensor.info for name, tensor in inner["constants"].tensors.items()}
+        checkpoint.add_attributes("constants", Contents(tensors=infos))
+    return checkpoint

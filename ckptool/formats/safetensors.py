@@ -1,0 +1,164 @@
+"""
+A safetensors file: a JSON header, then the tensors, tiling the rest of the file in order.
+
+    u64 N          length of the header, little-endian
+    N bytes        {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {…}}
+    the rest       row-major, little-endian; offsets count from here
+
+https://github.com/huggingface/safetensors, "Format"
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+from ckptool import dtypes
+from ckptool.checkpoint import Checkpoint
+from ckptool.contents import Contents, Group
+from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.probe import Probe
+from ckptool.tensors import StorageRef, TensorInfo
+
+NAME = "safetensors"
+
+_MAX_SIZE = 1 << 63
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether the file begins with a plausible length and an opening brace."""
+    head = probe.head
+    if len(head) < 9 or head[8:9] != b"{":
+        return False
+    # No limit on the length here: a header that is too long or cut short is this format's own to refuse.
+    return int.from_bytes(head[:8], "little") < 1 << 40
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read the header of a safetensors file; no tensor is read."""
+    source, limits = probe.source, probe.limits
+    length = int.from_bytes(probe.head[:8], "little")
+    if length > limits.header_nbytes:
+        raise LimitExceeded(
+            f"a safetensors header of {length:,} bytes; {limits.header_nbytes:,} are allowed",
+            needed=length,
+            actual=limits.header_nbytes,
+        )
+    if 8 + length > source.nbytes:
+        raise _truncated("its header ends", 8 + length, source.nbytes)
+    header = _parse(source.read(8, length))
+    metadata = _metadata(header.pop("__metadata__", {}))
+    contents = Contents()
+    group = Group("", "mapping")
+    if header:
+        contents.groups.append(group)
+    position = 0
+    start = 8 + length
+    ordered = sorted(header.items(), key=lambda item: _begin(*item))
+    if len(ordered) > limits.tensors:
+        raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(ordered), actual=limits.tensors)
+    for name, entry in ordered:
+        dtype, shape, begin, end = _entry(name, entry)
+        if begin != position:
+            what = "overlaps the one before it" if begin < position else f"leaves {begin - position:,} bytes unused"
+            raise AmbiguousFile(f"tensor {name!r} {what}", kind="ambiguous-safetensors", offset=start + begin)
+        position = end
+        storage = StorageRef(name, "cpu", end - begin, source, start + begin)
+        contents.tensors[name] = TensorInfo(dtype, shape, _row_major(shape), 0, storage, "cpu")
+        group.names.append(name)
+    if start + position > source.nbytes:
+        raise _truncated("its tensors end", start + position, source.nbytes)
+    if start + position < source.nbytes:
+        raise AmbiguousFile(
+            f"{source.nbytes - start - position:,} bytes behind the last tensor",
+            kind="ambiguous-safetensors",
+            hint="Cut them off, or write the file again: the reference library refuses it.",
+            offset=start + position,
+        )
+    # The header's own order is the writer's; the bytes follow it, or it follows the bytes.
+    contents.tensors = {name: contents.tensors[name] for name in header}
+    group.names = list(header)
+    return Checkpoint(source, NAME, contents, form="state_dict" if header else "data", metadata=metadata)
+
+
+def _parse(data: bytes) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise AmbiguousFile(f"the header holds {twice!r} twice", kind="ambiguous-safetensors")
+        return found
+
+    try:
+        header = json.loads(str(data, "utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFile(f"the safetensors header is no JSON: {_reason(error)}", kind="malformed-safetensors") from error
+    if not isinstance(header, dict):
+        raise MalformedFile("the safetensors header is no JSON object", kind="malformed-safetensors")
+    return header
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.lower()} at character {error.pos:,}"
+    return "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8, or a number too long"
+
+
+def _metadata(found: object) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise MalformedFile("__metadata__ is no mapping of text to text", kind="malformed-safetensors")
+    return found
+
+
+def _begin(name: str, entry: object) -> tuple[int, int]:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not (isinstance(offsets, list) and len(offsets) == 2 and all(map(_is_size, offsets))):
+        raise MalformedFile(f"tensor {name!r} has no valid data_offsets", kind="malformed-safetensors")
+    return offsets[0], offsets[1]
+
+
+def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int, int]:
+    begin, end = _begin(name, entry)
+    assert isinstance(entry, dict)  # noqa: S101 - _begin saw it
+    code, sizes = entry.get("dtype"), entry.get("shape")
+    if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= 64 and all(map(_is_size, sizes))):
+        raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")
+    dtype = dtypes.BY_SAFETENSORS.get(code)
+    if dtype is None:
+        raise UnsupportedFeature(f"tensor {name!r} has dtype {code!r}, which torch has no type for", kind="dtype")
+    shape = tuple(sizes)
+    if code == "F4":  # the header counts values, torch pairs of them
+        if not shape or shape[-1] % 2:
+            raise MalformedFile(f"tensor {name!r} has an odd number of F4 values", kind="malformed-safetensors")
+        shape = (*shape[:-1], shape[-1] // 2)
+    if prod(shape) * dtype.itemsize != end - begin:
+        raise MalformedFile(
+            f"tensor {name!r} needs {prod(shape) * dtype.itemsize:,} bytes, its range has {end - begin:,}",
+            kind="malformed-safetensors",
+            needed=prod(shape) * dtype.itemsize,
+            actual=end - begin,
+        )
+    return dtype, shape, begin, end
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MAX_SIZE
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)  # torch, too, counts an empty dimension as one here
+    return tuple(reversed(strides))
+
+
+def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:
+    return TruncatedFile(
+        f"truncated: {what} at byte {needed:,}, the file has {actual:,}",
+        kind="truncated-safetensors",
+        hint="Download the file again.",
+        needed=needed,
+        actual=actual,
+    )

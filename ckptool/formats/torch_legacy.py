@@ -1,0 +1,193 @@
+"""
+``torch.save`` before PyTorch 1.6, and since then on request: pickles one behind the other, then raw storages.
+
+    pickle 0x1950a86a20f9469cfc6c    magic
+    pickle 1001                      protocol
+    pickle {little_endian: …}        the machine that wrote it
+    pickle                           the tree; storages appear as persistent ids
+    pickle [key, …]                  the order of the storages
+    i64 numel, raw elements          one storage for each key
+
+No table says where a storage begins: each follows from the sizes of those before it. See torch/serialization.py,
+_legacy_save and _legacy_load.
+"""
+
+from __future__ import annotations
+
+from ckptool import inert
+from ckptool.checkpoint import Checkpoint, ClassSource
+from ckptool.contents import collect
+from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.files import BytesSource, ReadAhead, Source
+from ckptool.inert import Inert
+from ckptool.limits import Limits
+from ckptool.pickles import Pickle, read_pickle
+from ckptool.probe import Probe
+from ckptool.rebuild import Rebuilder, TypedStorage, unify
+from ckptool.storage_ids import StorageId, storage_id
+from ckptool.tensors import StorageRef
+
+NAME = "torch_legacy"
+
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+PROTOCOL_VERSION = 1001
+_MAGIC_BINARY = MAGIC_NUMBER.to_bytes(10, "little")
+_MAGIC_TEXT = str(MAGIC_NUMBER).encode()
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether the first pickle is torch's magic number, whichever protocol wrote it."""
+    return _is_legacy(probe.head)
+
+
+def _is_legacy(head: bytes) -> bool:
+    return _MAGIC_BINARY in head[:24] or _MAGIC_TEXT in head[:48]
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read the index of a legacy stream: its five pickles and the eight bytes in front of each storage."""
+    stream = LegacyStream(probe.source, probe.limits)
+    contents = collect(stream.tree.root, Rebuilder(stream), probe.limits)
+    notes = []
+    behind = probe.source.nbytes - stream.end
+    if behind:
+        another = _is_legacy(probe.source.read(stream.end, min(48, behind)))
+        notes.append(f"{behind:,} bytes behind the last storage{': another saved object' if another else ''}")
+    return Checkpoint(
+        probe.source,
+        NAME,
+        contents,
+        root=stream.tree.root,
+        globals=stream.tree.globals,
+        class_sources=class_sources(stream.tree),
+        notes=tuple(notes),
+    )
+
+
+def nested_storage(data: bytes, limits: Limits) -> TypedStorage | None:
+    """Return the storage that a complete stream of bytes holds: how plain pickles carry tensors."""
+    if not _is_legacy(data[:48]):
+        raise UnsupportedFeature("a tensor inside a pickle that is no legacy stream", kind="nested-stream")
+    stream = LegacyStream(BytesSource(data), limits)
+    return Rebuilder(stream).storage(stream.tree.root)
+
+
+class LegacyStream:
+    """A stream's tree, and where each of its storages lies."""
+
+    def __init__(self, source: Source, limits: Limits) -> None:
+        self._source = source
+        self._limits = limits
+        magic = read_pickle(source)
+        protocol = read_pickle(source, magic.end)
+        system = read_pickle(source, protocol.end)
+        if magic.root != MAGIC_NUMBER or protocol.root != PROTOCOL_VERSION:
+            raise UnsupportedFeature(
+                f"legacy protocol {inert.class_name(protocol.root)} {protocol.root if isinstance(protocol.root, int) else ''}; "
+                f"{PROTOCOL_VERSION} is known",
+                kind="future-version",
+            )
+        flags = inert.mapping_pairs(system.root) or []
+        self._big_endian = inert.lookup(flags, "little_endian") is False
+        self.tree = read_pickle(source, system.end)
+        keys = read_pickle(source, self.tree.end)
+        self._storages: dict[str, TypedStorage] = {}
+        self.end = self._walk_storages(self._announced(), keys.root, keys.end)
+
+    def resolve(self, pid: Inert) -> TypedStorage | None:
+        """Return the storage of a persistent id, cut to its view if it is one."""
+        named = storage_id(pid)
+        if named is None:
+            return None
+        root = self._storages[named.key]
+        if root.dtype != named.dtype or root.ref.location != named.location or root.ref.nbytes != named.nbytes:
+            unify(root, TypedStorage(self._ref(named, root.ref.offset), named.dtype))
+        if named.view is None:
+            return root
+        view = named.view
+        if view.offset + view.nbytes > root.ref.nbytes:
+            raise MalformedFile(
+                f"storage {view.key!r} needs {view.offset + view.nbytes:,} bytes of {named.key!r}, which has {root.ref.nbytes:,}",
+                kind="storage-size",
+                needed=view.offset + view.nbytes,
+                actual=root.ref.nbytes,
+            )
+        ref = StorageRef(
+            view.key, named.location, view.nbytes, self._source, root.ref.offset + view.offset, self._big_endian
+        )
+        return TypedStorage(ref, root.dtype)
+
+    def nested(self, stream: bytes) -> TypedStorage | None:
+        """Return the storage of a stream inside this one."""
+        return nested_storage(stream, self._limits)
+
+    def _announced(self) -> dict[str, StorageId]:
+        """Return what the tree says of each root storage."""
+        found: dict[str, StorageId] = {}
+        for node in self.tree.persistent_ids:
+            named = storage_id(node.pid)
+            if named is not None:
+                found.setdefault(named.key, named)
+        return found
+
+    def _walk_storages(self, announced: dict[str, StorageId], keys: Inert, position: int) -> int:
+        """Place each storage behind the one before it, and return where the last one ends."""
+        if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
+            raise MalformedFile("the list of storage keys is none", kind="malformed-legacy")
+        names = [str(key) for key in keys]
+        if set(names) != set(announced) or len(names) != len(announced):
+            raise MalformedFile(
+                f"the tree refers to {len(announced):,} storages, the stream lists {len(names):,} (or others)",
+                kind="malformed-legacy",
+                needed=len(announced),
+                actual=len(names),
+            )
+        total = position + sum(8 + announced[name].nbytes for name in names)
+        if total > self._source.nbytes:
+            self._raise_truncated(announced, names, position, total)
+        ahead = ReadAhead(self._source)
+        for name in names:
+            named = announced[name]
+            itemsize = named.dtype.itemsize if named.dtype else 1
+            nbytes = int.from_bytes(ahead.read(position, 8), "little" if not self._big_endian else "big", signed=True) * itemsize
+            if nbytes != named.nbytes:
+                raise MalformedFile(
+                    f"storage {name!r} at byte {position:,} has {nbytes:,} bytes, the tree says {named.nbytes:,}",
+                    kind="storage-size",
+                    offset=position,
+                    needed=named.nbytes,
+                    actual=nbytes,
+                )
+            self._storages[name] = TypedStorage(self._ref(named, position + 8), named.dtype)
+            position += 8 + nbytes
+        return position
+
+    def _ref(self, named: StorageId, offset: int) -> StorageRef:
+        return StorageRef(named.key, named.location, named.nbytes, self._source, offset, self._big_endian)
+
+    def _raise_truncated(self, announced: dict[str, StorageId], names: list[str], position: int, total: int) -> None:
+        whole = 0
+        for name in names:
+            position += 8 + announced[name].nbytes
+            if position > self._source.nbytes:
+                break
+            whole += 1
+        raise TruncatedFile(
+            f"truncated: its storages end at byte {total:,}, the file has {self._source.nbytes:,}; "
+            f"{whole:,} of {len(names):,} storages are whole",
+            kind="truncated-legacy",
+            hint="Download the file again.",
+            needed=total,
+            actual=self._source.nbytes,
+        )
+
+
+def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
+    """Return the source that the stream carries for each class: ``(class, file, source)``."""
+    found: dict[str, ClassSource] = {}
+    for node in tree.persistent_ids:
+        sourced = inert.sourced_class(node.pid)
+        if sourced and isinstance(sourced[1], str) and isinstance(sourced[2], str):
+            name = inert.class_name(sourced[0])
+            found.setdefault(name, ClassSource(name, sourced[1], sourced[2]))
+    return tuple(found.values())

@@ -1,0 +1,172 @@
+"""
+``torch.save`` of PyTorch 0.1.x: a tar of four members.
+
+    storages    pickle(count); for each: pickle (key, location, class), i64 numel, raw elements; pickle [views]
+    tensors     pickle(count); for each: pickle (key, storage key, class), i32 ndim, 4 bytes, i64 sizes, i64 strides,
+                i64 offset
+    pickle      the tree; tensors and storages appear as persistent ids, which are their keys
+    sys_info    the machine that wrote it
+
+A view is (key, root key, offset, numel): a storage that is a slice of another. See torch/serialization.py,
+_legacy_load.legacy_load.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from ckptool.archive import Archive
+from ckptool.checkpoint import Checkpoint
+from ckptool.contents import collect
+from ckptool.errors import MalformedFile, TruncatedFile
+from ckptool.files import Source
+from ckptool.formats import torch_legacy
+from ckptool.inert import Inert
+from ckptool.pickles import read_pickle
+from ckptool.probe import Probe
+from ckptool.rebuild import Rebuilder, TypedStorage
+from ckptool.storage_ids import storage_id
+from ckptool.tensors import StorageRef, TensorInfo, check_extent
+
+NAME = "torch_tar"
+
+_I64 = Struct("<q")
+_NDIM = Struct("<i4x")
+_MEMBERS = ("storages", "tensors", "pickle")
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether this is a tar with the three members that hold the data."""
+    tar = probe.tar
+    return tar is not None and all(name in tar for name in _MEMBERS)
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read the index of a 0.1.x file: its pickles, and what stands in front of each storage."""
+    archive = probe.tar
+    assert archive is not None  # noqa: S101 - sniff saw it
+    tables = TarStorages(archive)
+    tree = read_pickle(archive.open("pickle"))
+    contents = collect(tree.root, Rebuilder(tables), probe.limits)
+    return Checkpoint(
+        probe.source,
+        NAME,
+        contents,
+        root=tree.root,
+        globals=tree.globals,
+        class_sources=torch_legacy.class_sources(tree),
+    )
+
+
+class TarStorages:
+    """The storages and tensors of a 0.1.x file, by their keys."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._storages: dict[str, TypedStorage] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        self._read_storages(archive.open("storages"))
+        self._read_tensors(archive.open("tensors"))
+
+    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
+        """Return the tensor or storage that has this key."""
+        key = _key(pid)
+        return None if key is None else self._tensors.get(key) or self._storages.get(key)
+
+    def nested(self, stream: bytes) -> TypedStorage | None:
+        """Return the storage of a stream inside the pickle."""
+        return torch_legacy.nested_storage(stream, self._archive.limits)
+
+    def _read_storages(self, source: Source) -> None:
+        position, count = _count(source, 0)
+        for _ in range(count):
+            entry = read_pickle(source, position)
+            key, location, cls = _triple(entry.root)
+            (numel,) = _I64.unpack(_read(source, entry.end, 8))
+            named = storage_id(("storage", cls, key, location, numel))
+            if named is None or _key(key) is None:
+                raise MalformedFile("a storage that is none", kind="malformed-tar")
+            start = entry.end + 8
+            position = start + named.nbytes
+            if position > source.nbytes:
+                raise _truncated(position, source.nbytes)
+            ref = StorageRef(str(key), named.location, named.nbytes, source, start)
+            self._storages[str(key)] = TypedStorage(ref, named.dtype)
+        for view in _sequence(read_pickle(source, position).root):
+            self._add_view(view)
+
+    def _add_view(self, view: Inert) -> None:
+        if not (isinstance(view, tuple) and len(view) == 4):
+            raise MalformedFile("a storage view of the wrong kind", kind="malformed-tar")
+        key, root_key, offset, numel = view
+        root = self._storages.get(str(_key(root_key)))
+        if root is None or root.dtype is None or _key(key) is None or not all(type(n) is int and n >= 0 for n in (offset, numel)):
+            raise MalformedFile("a view of a storage that is not there", kind="malformed-tar")
+        itemsize = root.dtype.itemsize
+        if (offset + numel) * itemsize > root.ref.nbytes:
+            raise MalformedFile("a view that reaches over its storage", kind="storage-size")
+        ref = StorageRef(
+            str(key), root.ref.location, numel * itemsize, root.ref.source, root.ref.offset + offset * itemsize
+        )
+        self._storages[str(key)] = TypedStorage(ref, root.dtype)
+
+    def _read_tensors(self, source: Source) -> None:
+        position, count = _count(source, 0)
+        for _ in range(count):
+            entry = read_pickle(source, position)
+            key, storage_key, _ = _triple(entry.root)
+            (ndim,) = _NDIM.unpack(_read(source, entry.end, 8))
+            if not 0 <= ndim <= 64:
+                raise MalformedFile(f"a tensor of {ndim} dimensions", kind="malformed-tar")
+            position = entry.end + 8
+            numbers = Struct(f"<{2 * ndim + 1}q").unpack(_read(source, position, 8 * (2 * ndim + 1)))
+            position += 8 * (2 * ndim + 1)
+            storage = self._storages.get(str(_key(storage_key)))
+            if storage is None or storage.dtype is None or _key(key) is None:
+                raise MalformedFile(f"a tensor of storage {str(_key(storage_key))!r}, which is not there", kind="missing-storage")
+            shape, stride, offset = numbers[:ndim], numbers[ndim:-1], numbers[-1]
+            info = TensorInfo(storage.dtype, shape, stride, offset, storage.ref, storage.ref.location)
+            check_extent(info)
+            self._tensors[str(key)] = info
+
+
+def _count(source: Source, position: int) -> tuple[int, int]:
+    pickled = read_pickle(source, position)
+    count = pickled.root
+    if type(count) is not int or not 0 <= count <= source.nbytes:
+        raise MalformedFile("a count of the wrong kind", kind="malformed-tar")
+    return pickled.end, count
+
+
+def _triple(node: Inert) -> tuple[Inert, Inert, Inert]:
+    if not (isinstance(node, tuple) and len(node) == 3):
+        raise MalformedFile("an entry of the wrong kind", kind="malformed-tar")
+    return node
+
+
+def _sequence(node: Inert) -> list[Inert]:
+    if not isinstance(node, list | tuple):
+        raise MalformedFile("a list of the wrong kind", kind="malformed-tar")
+    return list(node)
+
+
+def _key(pid: Inert) -> str | None:
+    return str(pid) if isinstance(pid, str | int) and not isinstance(pid, bool) else None
+
+
+def _read(source: Source, offset: int, nbytes: int) -> bytes:
+    if offset + nbytes > source.nbytes:
+        raise _truncated(offset + nbytes, source.nbytes)
+    return source.read(offset, nbytes)
+
+
+def _truncated(needed: int, actual: int) -> TruncatedFile:
+    return TruncatedFile(
+        f"truncated: a member needs {needed:,} bytes and has {actual:,}",
+        kind="truncated-tar",
+        hint="Download the file again.",
+        needed=needed,
+        actual=actual,
+    )
+
+

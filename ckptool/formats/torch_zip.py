@@ -1,0 +1,165 @@
+"""
+``torch.save`` since PyTorch 1.6: a zip whose members are stored, not deflated.
+
+    <root>/data.pkl        the tree; storages appear as persistent ids
+    <root>/data/<key>      one storage, raw, little-endian unless byteorder says big
+    <root>/version         "3\\n"
+    <root>/byteorder       "little" or "big", since 2.1
+
+The root is whatever stands in front of data.pkl: the file was often renamed since. See torch/serialization.py, _save
+and _load.
+"""
+
+from __future__ import annotations
+
+from ckptool.archive import Archive
+from ckptool.checkpoint import Checkpoint
+from ckptool.contents import ModelGraph, collect
+from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.files import Source
+from ckptool.formats import torch_legacy
+from ckptool.inert import Inert
+from ckptool.pickles import read_pickle
+from ckptool.probe import Probe
+from ckptool.rebuild import Rebuilder, TypedStorage, unify
+from ckptool.storage_ids import storage_id
+from ckptool.tensors import StorageRef
+from ckptool.zips import MAGIC
+
+NAME = "torch_zip"
+
+NEWEST_VERSION = 10
+"""kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether this is a zip with a data.pkl in it."""
+    try:
+        return probe.zip is not None and root_folder(probe.zip) is not None
+    except TruncatedFile as error:
+        raise truncated(probe.source, error) from error
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read the index of a torch zip: its directory, its local headers and data.pkl. No storage is read."""
+    assert probe.zip is not None  # noqa: S101 - sniff saw it
+    return read_archive(probe.zip, NAME)
+
+
+def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = None) -> Checkpoint:
+    """Read the index of a zip that holds ``data.pkl`` and its storages, and maybe models of another kind."""
+    root = root_folder(archive)
+    assert root is not None  # noqa: S101 - the caller saw it
+    check_version(archive, f"{root}version")
+    storages = ZipStorages(archive, f"{root}data/", big_endian=archive.text(f"{root}byteorder") == "big")
+    pickled = read_pickle(archive.open(f"{root}data.pkl"))
+    contents = collect(pickled.root, Rebuilder(storages), archive.limits, graph)
+    notes = list(archive.notes)
+    if root.count("/") != 1:
+        notes.append(f"data.pkl stands in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
+    if pickled.end != archive[f"{root}data.pkl"].nbytes:
+        behind = archive[f"{root}data.pkl"].nbytes - pickled.end
+        raise AmbiguousFile(f"{behind:,} bytes stand behind the pickle in data.pkl", kind="ambiguous-pickle")
+    return Checkpoint(
+        archive.source,
+        format_name,
+        contents,
+        root=pickled.root,
+        globals=pickled.globals,
+        notes=tuple(notes),
+    )
+
+
+def root_folder(archive: Archive) -> str | None:
+    """Return what stands in front of ``data.pkl``, with its slash, or None if there is none."""
+    found = [name[: -len("data.pkl")] for name in archive if name == "data.pkl" or name.endswith("/data.pkl")]
+    outermost = [root for root in found if root.count("/") == min(other.count("/") for other in found)]
+    return outermost[0] if len(outermost) == 1 else None
+
+
+def check_version(archive: Archive, name: str) -> None:
+    """Raise UnsupportedFeature if the file is of a format version newer than any that is known."""
+    text = archive.text(name)
+    if text.isdigit() and int(text) > NEWEST_VERSION:
+        raise UnsupportedFeature(
+            f"file format version {int(text)}; the newest known is {NEWEST_VERSION}",
+            kind="future-version",
+            hint="Update ckptool, or save it again with an older torch.",
+            needed=int(text),
+            actual=NEWEST_VERSION,
+        )
+
+
+class ZipStorages:
+    """Storages that are members of a zip, by their key."""
+
+    def __init__(self, archive: Archive, folder: str, *, big_endian: bool = False) -> None:
+        self._archive = archive
+        self._folder = folder
+        self._big_endian = big_endian
+        self._known: dict[str, TypedStorage] = {}
+
+    def resolve(self, pid: Inert) -> TypedStorage | None:
+        """Return the storage of ``("storage", class, key, location, numel)``."""
+        named = storage_id(pid)
+        if named is None:
+            return None
+        name = f"{self._folder}{named.key}"
+        known = self._known.get(named.key)
+        if known is not None:
+            again = (named.dtype, named.location, named.nbytes)
+            if again != (known.dtype, known.ref.location, known.ref.nbytes):
+                unify(known, TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype))
+            return known
+        found = TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype)
+        return self._known.setdefault(named.key, found)
+
+    def nested(self, stream: bytes) -> TypedStorage | None:
+        """Return the storage of a legacy stream inside the pickle."""
+        return torch_legacy.nested_storage(stream, self._archive.limits)
+
+    def _ref(self, key: str, location: str, nbytes: int, name: str) -> StorageRef:
+        record = self._archive.get(name)
+        if record is None:
+            raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage")
+        if record.nbytes != nbytes:
+            raise MalformedFile(
+                f"storage {key!r} needs {nbytes:,} bytes, its record {name!r} has {record.nbytes:,}",
+                kind="storage-size",
+                needed=nbytes,
+                actual=record.nbytes,
+            )
+        if record.compression == "stored":
+            return StorageRef(key, location, nbytes, self._archive.source, record.offset, self._big_endian)
+        return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian)
+
+
+def truncated(source: Source, error: TruncatedFile) -> TruncatedFile:
+    """Return the error for a zip without its end, with what its first record tells of how much should be there."""
+    announced = _announced_nbytes(source)
+    if announced is None or announced <= source.nbytes:
+        return error
+    return TruncatedFile(
+        f"truncated: its data.pkl announces {announced:,} bytes of tensors, the file has {source.nbytes:,} "
+        f"({source.nbytes / announced:.0%}) and no zip central directory",
+        kind="truncated-zip",
+        hint="Download the file again.",
+        needed=announced,
+        actual=source.nbytes,
+    )
+
+
+def _announced_nbytes(source: Source) -> int | None:
+    header = source.read(0, min(30, source.nbytes))
+    if not header.startswith(MAGIC) or len(header) < 30:
+        return None
+    payload = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    try:
+        pickled = read_pickle(source, payload)
+        named = (storage_id(node.pid) for node in pickled.persistent_ids)
+        sizes = {storage.key: storage.nbytes for storage in named if storage is not None}
+    except (MalformedFile, TruncatedFile):
+        return None
+    return sum(sizes.values()) or None
+
+

@@ -1,0 +1,140 @@
+"""
+TorchScript, by ``torch.jit.save`` or for mobile: a zip as ``torch.save`` writes, with classes of its own.
+
+    <root>/data.pkl           the module; its attributes stand flat in its state
+    <root>/data/<key>         storages
+    <root>/constants.pkl      a tuple of tensors that the code refers to by number
+    <root>/constants/<key>    their storages
+    <root>/code/…py           the classes, as text: which attribute is a parameter, which a buffer
+
+The code is read as text, for the two lists at the head of each class. See torch/csrc/jit/serialization/export.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptool import inert
+from ckptool.archive import Archive
+from ckptool.checkpoint import Checkpoint
+from ckptool.contents import Contents, collect
+from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.formats import torch_zip
+from ckptool.inert import Call, Inert
+from ckptool.limits import Limits
+from ckptool.modules import ModuleTensor, StateDictWalk
+from ckptool.pickles import read_pickle
+from ckptool.probe import Probe
+from ckptool.rebuild import Rebuilder
+from ckptool.tensors import Kind
+
+NAME = "torchscript"
+
+_CLASS = re.compile(r"^class (\w+)\((\w+)\):\n((?:  .*\n?)*)", re.MULTILINE)
+_LIST = re.compile(r"^  __(parameters|buffers)__ = \[(.*?)\]", re.MULTILINE)
+_NAME = re.compile(r'"([^"]*)"')
+_MAX_CODE_NBYTES = 1 << 24
+_PREFIX = "__torch__"
+
+
+def sniff(probe: Probe) -> bool:
+    """Say whether this is a torch zip whose pickle asks for a class of TorchScript's."""
+    if not torch_zip.sniff(probe) or probe.zip is None:
+        return False
+    root = torch_zip.root_folder(probe.zip)
+    content = probe.zip.content(f"{root}data.pkl")
+    return b"c__torch__" in content.read(0, min(64, content.nbytes)) or f"{root}constants.pkl" in probe.zip
+
+
+def read(probe: Probe) -> Checkpoint:
+    """Read the index of a TorchScript archive, and of its code the lists of parameters and buffers."""
+    archive = probe.zip
+    assert archive is not None  # noqa: S101 - sniff saw it
+    root = torch_zip.root_folder(archive)
+    checkpoint = torch_zip.read_archive(archive, NAME, ScriptModules(_class_tables(archive, f"{root}code/")))
+    checkpoint.add_attributes("constants", _constants(archive, f"{root}constants"))
+    return checkpoint
+
+
+class ScriptModules:
+    """How TorchScript modules stand in a pickle: objects of ``__torch__`` classes, attributes flat in their state."""
+
+    def __init__(self, tables: dict[str, dict[str, Kind]]) -> None:
+        self._tables = tables
+
+    def is_module(self, node: Inert) -> bool:
+        """Say whether a node is an object of a TorchScript class that is no named tuple and no foreign class."""
+        found = inert.class_of(node)
+        if found is None or not found.module.startswith(_PREFIX) or found.module.startswith("__torch__.torch.classes"):
+            return False
+        return bool(inert.attribute_pairs(node)) and (not self._tables or str(found) in self._tables)
+
+    def class_name(self, node: Inert) -> str:
+        """Return the class's full name in the program that was scripted."""
+        return inert.class_name(node).removeprefix(f"{_PREFIX}.")
+
+    def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
+        """Return what the module's state_dict() would hold; TorchScript's also has non-persistent buffers."""
+        walk = StateDictWalk()
+        inside: set[int] = set()
+        todo: list[tuple[Inert, str, bool]] = [(node, "", False)]
+        visits = 0
+        while todo:
+            current, prefix, leaving = todo.pop()
+            if leaving:
+                inside.discard(id(current))
+                continue
+            if id(current) in inside:
+                raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
+            inside.add(id(current))
+            todo.append((current, prefix, True))
+            attributes = inert.attribute_pairs(current)
+            walk.entries.extend(self._own_entries(current, attributes, prefix))
+            for name, child in reversed(attributes):
+                if isinstance(name, str) and self.is_module(child):
+                    todo.append((child, f"{prefix}{name}.", False))
+            visits += 1
+            if max(visits, len(walk.entries)) > limits.tensors or len(prefix) > limits.name_nbytes:
+                raise LimitExceeded(f"a model of more than {limits.tensors:,} names", actual=limits.tensors)
+        return walk
+
+    def _own_entries(self, node: Call, attributes: inert.Pairs, prefix: str) -> list[ModuleTensor]:
+        table = self._tables.get(inert.class_name(node))
+        entries: list[ModuleTensor] = []
+        for kind in ("parameter", "buffer"):
+            for name, value in attributes:
+                if isinstance(value, Call) and isinstance(name, str) and _is_tensor(value):
+                    if (table is None and kind == "parameter") or (table is not None and table.get(name) == kind):
+                        entries.append(ModuleTensor(prefix + name, value, kind if table is not None else None))
+        return entries
+
+
+def _is_tensor(node: Call) -> bool:
+    found = inert.class_of(node)
+    return found is not None and found.module == "torch._utils" and found.name.startswith("_rebuild_")
+
+
+def _class_tables(archive: Archive, folder: str) -> dict[str, dict[str, Kind]]:
+    """Return, for each class in the archive's code, which of its attributes are parameters and which buffers."""
+    tables: dict[str, dict[str, Kind]] = {}
+    for name, record in archive.items():
+        if not (name.startswith(folder) and name.endswith(".py")) or record.nbytes > _MAX_CODE_NBYTES:
+            continue
+        text = str(archive.open(name).read(0, record.nbytes), "utf-8", "replace")
+        module = name[len(folder) : -len(".py")].replace("/", ".")
+        for cls, base, body in _CLASS.findall(text):
+            if base != "Module":
+                continue
+            table = tables.setdefault(f"{module}.{cls}", {})
+            for which, names in _LIST.findall(body):
+                kind: Kind = "parameter" if which == "parameters" else "buffer"
+                table.update(dict.fromkeys(_NAME.findall(names), kind))
+    return tables
+
+
+def _constants(archive: Archive, path: str) -> Contents:
+    """Return the tensors that the code refers to by number: in a frozen model, all its weights."""
+    if f"{path}.pkl" not in archive:
+        return Contents()
+    pickled = read_pickle(archive.open(f"{path}.pkl"))
+    return collect(pickled.root, Rebuilder(torch_zip.ZipStorages(archive, f"{path}/")), archive.limits)

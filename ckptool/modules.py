@@ -1,0 +1,213 @@
+"""
+Pickled ``nn.Module`` graph → the names that its ``state_dict()`` would have had, without the classes.
+
+The rule is Module.state_dict's own: parameters, then persistent buffers, then children, each in the order of its
+dict; entries that are None are skipped; what is reached by several names has every one of them. Plain attributes and
+non-persistent buffers are not in a state_dict, and not here.
+
+Three things cannot be known from the file, because they live in code: extra state, state-dict hooks, and classes that
+override the saving itself. ``StateDictWalk.doubts`` names the classes concerned.
+
+See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptool import inert
+from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.inert import Call, Dict, Global, Inert, Pairs
+from ckptool.limits import Limits
+from ckptool.tensors import Kind
+
+WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "AveragedModel": "module",
+    "OptimizedModule": "_orig_mod",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that put a component of their own in front of every name of the model that they wrap."""
+
+_OWN_SAVERS = ("torch.nn.quantized", "torch.ao.nn.quantized", "torch.nn.intrinsic.quantized", "bitsandbytes", "torch.jit")
+"""Packages whose classes are known to save something else than their parameters and buffers."""
+
+_HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
+"""Hooks that touch the metadata only."""
+
+
+class ModuleTensor(NamedTuple):
+    """One entry of a state_dict: its name inside the module, and the node of its tensor."""
+
+    name: str
+    node: Inert
+    kind: Kind | None
+
+
+@dataclass(slots=True)
+class StateDictWalk:
+    """What a module's state_dict() would hold, and what cannot be known about it."""
+
+    entries: list[ModuleTensor] = field(default_factory=list)
+    hooks: list[tuple[str, str]] = field(default_factory=list)
+    """State-dict hooks: the class that carries one, and the hook's name."""
+    own_savers: list[str] = field(default_factory=list)
+    """Classes known to save something of their own."""
+    foreign_classes: list[str] = field(default_factory=list)
+    """Classes outside torch.nn, which may override anything."""
+
+
+class _Body(NamedTuple):
+    class_name: str
+    parameters: Pairs
+    buffers: Pairs
+    children: Pairs
+    non_persistent: frozenset[str]
+    hooks: list[Inert]
+
+
+class PickledModules:
+    """How nn.Module objects stand in a pickle."""
+
+    def is_module(self, node: Inert) -> bool:
+        """Say whether a node is a pickled module, or a saved bound method or compiled wrapper of one."""
+        return isinstance(node, Call) and _body(_behind_method(node)) is not None
+
+    def class_name(self, node: Inert) -> str:
+        """Return the full class name of a pickled module."""
+        return inert.class_name(_behind_method(node))
+
+    def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
+        """Return what the module's state_dict() would hold."""
+        return walk_state_dict(node, limits)
+
+
+def is_bound_method(node: Inert) -> bool:
+    """Say whether a node is ``model.state_dict`` saved without its parentheses."""
+    return isinstance(node, Call) and _behind_method(node) is not node
+
+
+def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
+    """
+    Return the names, in order, that the ``state_dict()`` of a pickled module would have.
+
+    Raises:
+        MalformedFile: A module holds itself.
+        LimitExceeded: Shared children give more names than ``limits`` allow.
+    """
+    walk = StateDictWalk()
+    seen_classes: set[str] = set()
+    inside: set[int] = set()
+    # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
+    todo: list[tuple[Inert, str, bool]] = [(_behind_method(node), "", False)]
+    visits = 0
+    while todo:
+        current, prefix, leaving = todo.pop()
+        if leaving:
+            inside.discard(id(current))
+            continue
+        body = _body(current)
+        if body is None:
+            continue
+        if id(current) in inside:
+            raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
+        inside.add(id(current))
+        todo.append((current, prefix, True))
+        _note_doubts(walk, body, seen_classes)
+        walk.entries.extend(_own_entries(body, prefix))
+        for name, child in reversed(body.children):
+            if child is not None and isinstance(name, str):
+                todo.append((child, f"{prefix}{name}.", False))
+        visits += 1
+        if max(visits, len(walk.entries)) > limits.tensors or len(prefix) > limits.name_nbytes:
+            raise LimitExceeded(
+                f"a model of more than {limits.tensors:,} names, or of names longer than {limits.name_nbytes:,}",
+                actual=limits.tensors,
+            )
+    return walk
+
+
+def _own_entries(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
+    for name, node in body.parameters:
+        if node is not None and isinstance(name, str):
+            yield ModuleTensor(prefix + name, node, "parameter")
+    for name, node in body.buffers:
+        if node is not None and isinstance(name, str) and name not in body.non_persistent:
+            yield ModuleTensor(prefix + name, node, "buffer")
+
+
+def _note_doubts(walk: StateDictWalk, body: _Body, seen: set[str]) -> None:
+    for hook in body.hooks:
+        name = inert.class_name(hook)
+        if name not in _HARMLESS_HOOKS:
+            walk.hooks.append((body.class_name, name))
+    if body.class_name in seen:
+        return
+    seen.add(body.class_name)
+    if body.class_name.startswith(_OWN_SAVERS):
+        walk.own_savers.append(body.class_name)
+    elif not body.class_name.startswith(("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_utils.")):
+        walk.foreign_classes.append(body.class_name)
+
+
+def _behind_method(node: Inert) -> Inert:
+    """Return the object of a bound method: ``getattr(model, "state_dict")`` is how pickle writes one."""
+    if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple) and len(node.args) == 2:
+        named = (node.func.module, node.func.name)
+        if named in (("builtins", "getattr"), ("__builtin__", "getattr")) and isinstance(node.args[1], str):
+            return node.args[0]
+    return node
+
+
+def _body(node: Inert) -> _Body | None:
+    if not isinstance(node, Call):
+        return None
+    compiled = _compiled_original(node)
+    if compiled is not None:
+        return _Body(inert.class_name(node), [], [], [("_orig_mod", compiled)], frozenset(), [])
+    attributes, name = _attributes(node), inert.class_name(node)
+    if attributes is None:
+        return None
+    parameters = inert.mapping_pairs(inert.lookup(attributes, "_parameters"))
+    buffers = inert.mapping_pairs(inert.lookup(attributes, "_buffers"))
+    children = inert.mapping_pairs(inert.lookup(attributes, "_modules"))
+    if parameters is None or buffers is None or children is None:
+        return None
+    hooks = inert.mapping_pairs(inert.lookup(attributes, "_state_dict_hooks")) or []
+    return _Body(
+        name,
+        parameters,
+        buffers,
+        children,
+        _names(inert.lookup(attributes, "_non_persistent_buffers_set")),
+        [hook for _, hook in hooks],
+    )
+
+
+def _attributes(node: Call) -> Pairs | None:
+    """Return a module's ``__dict__``: its state, or the dict that a graph module is rebuilt from."""
+    if isinstance(node.func, Global) and node.func.module == "torch.fx.graph_module" and isinstance(node.args, tuple):
+        return next((arg.pairs for arg in node.args[:2] if isinstance(arg, Dict)), None)
+    return inert.attribute_pairs(node) if node.state is not None else None
+
+
+def _compiled_original(node: Call) -> Inert | None:
+    """Return the module that ``torch.compile`` wrapped: it is pickled as the wrapper's first argument, without a state."""
+    func = node.func
+    if isinstance(func, Global) and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
+        return node.args[0]
+    return None
+
+
+def _names(node: Inert) -> frozenset[str]:
+    """Return the strings of a set, as any protocol writes one."""
+    items: Inert = []
+    if isinstance(node, inert.Set):
+        items = node.items
+    elif isinstance(node, Call) and isinstance(node.args, tuple) and node.args and isinstance(node.args[0], list):
+        items = node.args[0]
+    return frozenset(item for item in items if isinstance(item, str))

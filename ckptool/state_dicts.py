@@ -1,0 +1,73 @@
+"""Which of the state dicts inside a checkpoint are weights, averages, or an optimizer's, and which one is the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from ckptool.contents import Contents, Group
+
+Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "other"]
+
+WEIGHT_KEYS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "module",
+    "model_state",
+    "params",
+    "weights",
+    "generator",
+)
+"""Keys under which trainers put the weights, best known first."""
+
+_EMA_WORDS = {"ema", "averaged", "shadow", "swa"}
+_OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
+_SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
+_OTHER_WORDS = {"callbacks", "loops", "metrics", "normalizer", "scaler", "rng", "rng_state"}
+
+_CLEAR_MAJORITY = 0.9
+
+
+def role_of(group: Group, contents: Contents) -> Role:
+    """Return what a group of tensors is for, going by where it stands and what it looks like."""
+    words = {word for component in group.key.lower().split(".") for word in (component, *component.split("_"))}
+    if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
+        return "optimizer"
+    if words & _EMA_WORDS:
+        return "ema"
+    if words & _SCHEDULER_WORDS:
+        return "scheduler"
+    if group.kind == "loose" or words & _OTHER_WORDS:
+        return "other"
+    if group.kind == "module":
+        return "model"
+    # A table of single numbers (scores of the best epochs, means and deviations) is nobody's weights.
+    if group.key and all(not contents.tensors[name].shape for name in group.names):
+        return "other"
+    return "model"
+
+
+def choose_weights(candidates: Sequence[tuple[str, Role, int]]) -> int | None:
+    """
+    Return the index of the model's weights among ``(key, role, numel)``, or None if no one stands out.
+
+    The only one there is, else the one under the best known key, else the one with nine tenths of all elements;
+    averaged weights stand in where there are no others.
+    """
+    for role in ("model", "ema"):
+        found = [index for index, candidate in enumerate(candidates) if candidate[1] == role]
+        if not found:
+            continue
+        if len(found) == 1:
+            return found[0]
+        for key in WEIGHT_KEYS:
+            named = [index for index in found if candidates[index][0].rpartition(".")[2] == key]
+            if len(named) == 1:
+                return named[0]
+        total = sum(candidates[index][2] for index in found)
+        largest = max(found, key=lambda index: candidates[index][2])
+        return largest if candidates[largest][2] > _CLEAR_MAJORITY * total else None
+    return None

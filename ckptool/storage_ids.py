@@ -1,0 +1,78 @@
+"""
+What a persistent id says of a storage: ``("storage", class, key, location, numel[, view])``.
+
+``numel`` counts elements of the class's type, or bytes for UntypedStorage. The view, in legacy streams only, is
+``(key, offset, numel)`` in elements of the same type. See persistent_id in torch/serialization.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ckptool import dtypes, inert
+from ckptool.dtypes import DType
+from ckptool.errors import MalformedFile, UnsupportedFeature
+from ckptool.inert import Inert
+
+
+class View(NamedTuple):
+    """A storage that is a slice of another."""
+
+    key: str
+    offset: int
+    """In bytes, from the start of the root storage."""
+    nbytes: int
+
+
+class StorageId(NamedTuple):
+    """A persistent id, its types checked."""
+
+    dtype: DType | None
+    """None for UntypedStorage: its tensors say their type themselves."""
+    key: str
+    location: str
+    nbytes: int
+    view: View | None
+
+
+def storage_id(pid: Inert) -> StorageId | None:
+    """
+    Return what a persistent id says of a storage, or None if it is about something else.
+
+    Raises:
+        MalformedFile: It is about a storage, and its parts are of the wrong kind.
+        UnsupportedFeature: It names a storage class that is not known.
+    """
+    if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage"):
+        return None
+    _, cls, key, location, numel = pid[:5]
+    if isinstance(key, int) and not isinstance(key, bool):
+        key = str(key)  # litgpt writes numbers
+    if not (isinstance(key, str) and isinstance(location, str) and _is_size(numel)):
+        raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
+    dtype = _dtype(cls)
+    itemsize = dtype.itemsize if dtype else 1
+    return StorageId(dtype, key, location, numel * itemsize, _view(pid[5:], itemsize))
+
+
+def _dtype(cls: Inert) -> DType | None:
+    found = inert.global_of(cls)
+    # torch, too, goes by the class's name alone: old files say torch.cuda.FloatStorage.
+    if found is not None and found.name in dtypes.BY_STORAGE_CLASS:
+        return dtypes.BY_STORAGE_CLASS[found.name]
+    if found is not None and found.name in ("UntypedStorage", "_UntypedStorage"):
+        return None
+    raise UnsupportedFeature(f"storage class {inert.class_name(cls)} is not known", kind="storage-class")
+
+
+def _view(rest: tuple[Inert, ...], itemsize: int) -> View | None:
+    if not rest or rest[0] is None:
+        return None
+    view = rest[0]
+    if not (isinstance(view, tuple) and len(view) == 3 and isinstance(view[0], str) and all(map(_is_size, view[1:]))):
+        raise MalformedFile("a storage view of the wrong kind", kind="malformed-storage")
+    return View(view[0], view[1] * itemsize, view[2] * itemsize)
+
+
+def _is_size(value: Inert) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63

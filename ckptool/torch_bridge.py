@@ -1,0 +1,186 @@
+"""What torch sees on this machine: the reader's one door to torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device that torch can compute on. Memory is in bytes, None where nothing reports it."""
+
+    tag: str
+    """As in a checkpoint: ``cpu``, ``cuda:0``, ``mps``."""
+    name: str
+    free_nbytes: int | None = None
+    total_nbytes: int | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMissing:
+    """Why torch sees no CUDA device: ``kind`` for programs, a fact, and what to do about it."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """The devices of this machine, CPU first, and why CUDA is not among them (None if it is)."""
+
+    torch_version: str
+    cuda_build: str | None
+    """The CUDA or ROCm release that torch was built for."""
+    devices: tuple[Device, ...]
+    cuda_missing: CudaMissing | None
+
+
+def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
+    """
+    Ask torch for every device, and for the reason where CUDA is missing.
+
+    ``cuda_visible_devices`` is the environment variable's value, which only explains: torch has obeyed it
+    already. Free memory is known only after CUDA is initialised, so this initialises it on every device.
+    """
+    import torch
+
+    missing = _cuda_missing(cuda_visible_devices)
+    found = [_cpu()]
+    if missing is None:
+        found.extend(_cuda())
+    found.extend(_mps())
+    found.extend(_xpu())
+    return DeviceReport(
+        torch_version=str(torch.__version__),
+        cuda_build=torch.version.cuda or torch.version.hip,
+        devices=tuple(found),
+        cuda_missing=missing,
+    )
+
+
+def _cpu() -> Device:
+    import torch
+
+    name = (
+        f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    )
+    return Device(
+        tag="cpu",
+        name=name,
+        free_nbytes=_physical_memory("SC_AVPHYS_PAGES"),
+        total_nbytes=_physical_memory("SC_PHYS_PAGES"),
+    )
+
+
+def _physical_memory(pages: str) -> int | None:
+    # Not on Windows; macOS knows the total but not what is available.
+    try:
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _cuda() -> Iterator[Device]:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        try:
+            free, total = torch.cuda.mem_get_info(index)
+        except RuntimeError:
+            # A device in exclusive mode, or full to the last byte, has a name and a size all the same.
+            free, total = None, properties.total_memory
+        yield Device(
+            tag=f"cuda:{index}",
+            name=properties.name,
+            free_nbytes=free,
+            total_nbytes=total,
+            compute_capability=f"{properties.major}.{properties.minor}",
+        )
+
+
+def _mps() -> Iterator[Device]:
+    import torch
+
+    if torch.backends.mps.is_available():
+        total = torch.mps.recommended_max_memory()
+        free = total - torch.mps.driver_allocated_memory()
+        yield Device(tag="mps", name="Apple GPU", free_nbytes=free, total_nbytes=total)
+
+
+def _xpu() -> Iterator[Device]:
+    import torch
+
+    # torch.xpu is younger than the oldest torch that is supported.
+    if not hasattr(torch, "xpu") or not torch.xpu.is_available():
+        return
+    for index in range(torch.xpu.device_count()):
+        properties = torch.xpu.get_device_properties(index)
+        yield Device(tag=f"xpu:{index}", name=properties.name, total_nbytes=properties.total_memory)
+
+
+def _cuda_missing(visible: str | None) -> CudaMissing | None:
+    import torch
+
+    with warnings.catch_warnings():
+        # With an old driver is_available() warns and says no; the reason is asked for below.
+        warnings.simplefilter("ignore")
+        if torch.cuda.is_available():
+            return None
+    version = str(torch.__version__)
+    if torch.version.cuda is None and torch.version.hip is None:
+        return CudaMissing(
+            "cpu-only-build",
+            f"torch {version} is a CPU-only build",
+            "Install a CUDA build of torch: https://pytorch.org/get-started/locally/ has the command.",
+        )
+    if visible is not None and visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+        return CudaMissing(
+            "hidden",
+            f"CUDA_VISIBLE_DEVICES is '{visible}', which hides every CUDA device",
+            "Unset CUDA_VISIBLE_DEVICES, or set it to the numbers of the devices to use.",
+        )
+    return _failed_start(visible)
+
+
+def _failed_start(visible: str | None) -> CudaMissing:
+    """Start CUDA for the sake of its error: only that tells the remaining reasons apart."""
+    import torch
+
+    reason = "no CUDA device answers"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+    lowered = reason.lower()
+    build = torch.version.cuda or torch.version.hip
+    if "too old" in lowered:
+        return CudaMissing(
+            "old-driver",
+            f"the NVIDIA driver is too old for torch {torch.__version__}, built for CUDA {build} ({reason})",
+            "Update the NVIDIA driver, or install a torch built for an older CUDA.",
+        )
+    if "no nvidia driver" in lowered:
+        return CudaMissing(
+            "no-driver",
+            "no NVIDIA driver is installed or loaded",
+            "Install the NVIDIA driver, or start the container with its GPUs passed through.",
+        )
+    if visible is not None:
+        return CudaMissing(
+            "hidden",
+            f"CUDA_VISIBLE_DEVICES is '{visible}' and CUDA finds no such device ({reason})",
+            "Set CUDA_VISIBLE_DEVICES to the numbers that 'nvidia-smi -L' lists.",
+        )
+    return CudaMissing(
+        "no-device", f"CUDA does not start ({reason})", "Check that 'nvidia-smi' lists a device."
+    )

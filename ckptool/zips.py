@@ -1,0 +1,332 @@
+"""
+The member table of a zip, accepted only where it has one reading.
+
+    local header, payload, [descriptor]   for each member
+    central directory                     one entry for each member
+    [zip64 end record, locator]
+    end record                            22 bytes and a comment
+
+Strategy: find the one end record, believe the central directory, then hold every local header and descriptor against
+it. Readers of zips differ in which of these they trust; a file in which they disagree is refused, and so is one with
+a second directory, overlapping members, or two names for one file. A gap or bytes behind the end mislead nobody:
+they are noted.
+
+Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from ckptool.archive import Archive, Compression, Record
+from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.files import ReadAhead, Source
+from ckptool.limits import DEFAULT_LIMITS, Limits
+
+MAGIC = b"PK\x03\x04"
+
+_END = Struct("<4s4H2LH")
+_END_MAGIC = b"PK\x05\x06"
+_END_SEARCH = 22 + 0xFFFF
+_LOCATOR = Struct("<4sLQL")
+_LOCATOR_MAGIC = b"PK\x06\x07"
+_END64 = Struct("<4sQ2H2L4Q")
+_END64_MAGIC = b"PK\x06\x06"
+_ENTRY = Struct("<4s6H3L5H2L")
+_ENTRY_MAGIC = b"PK\x01\x02"
+_LOCAL = Struct("<4s5H3L2H")
+_DESCRIPTOR_MAGIC = b"PK\x07\x08"
+
+_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+_ENCRYPTED = 0x0001 | 0x0040 | 0x2000
+_PATCHED = 0x0020
+_DESCRIPTOR = 0x0008
+_METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
+
+
+class _Directory(NamedTuple):
+    offset: int
+    nbytes: int
+    count: int
+    end: int
+    """Where what follows the central directory begins."""
+
+
+class _Entry(NamedTuple):
+    name: bytes
+    flags: int
+    method: int
+    crc32: int
+    stored_nbytes: int
+    nbytes: int
+    header: int
+    """Offset of the local header."""
+
+
+def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
+    """
+    Return the members of a zip, in the order of their bytes in the file.
+
+    Reads the directory and every local header, no payload.
+
+    Raises:
+        TruncatedFile: There is no central directory at the end.
+        AmbiguousFile: Readers could disagree about what is in it.
+        MalformedFile: It contradicts the format.
+        UnsupportedFeature: It is encrypted, or packed with something else than deflate.
+    """
+    directory, notes = _find_directory(source)
+    if directory.count > limits.entries:
+        raise LimitExceeded(
+            f"the zip has {directory.count:,} members; {limits.entries:,} are allowed",
+            needed=directory.count,
+            actual=limits.entries,
+        )
+    entries = _read_entries(source, directory)
+    _refuse_twins(entries)
+    records: dict[str, Record] = {}
+    position = 0
+    ahead = ReadAhead(source)
+    for entry in sorted(entries, key=lambda entry: entry.header):
+        if entry.header < position:
+            raise _ambiguous(f"member {_show(entry.name)} begins inside another", entry.header)
+        if entry.header > position:
+            notes.append(f"{entry.header - position:,} bytes at {position:,} belong to no member")
+        record, position = _read_member(ahead, entry, directory.offset)
+        if not record.name.endswith("/"):
+            records[record.name] = record
+    if position > directory.offset:
+        raise _ambiguous("the last member reaches into the central directory", directory.offset)
+    return Archive(source, records, limits, tuple(notes))
+
+
+def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
+    tail_start = max(0, source.nbytes - _END_SEARCH)
+    tail = source.read(tail_start, source.nbytes - tail_start)
+    at = tail.rfind(_END_MAGIC)
+    if at < 0 or len(tail) - at < _END.size:
+        raise TruncatedFile(
+            f"truncated: no zip central directory in the last {len(tail):,} bytes",
+            kind="truncated-zip",
+            hint="Download the file again.",
+            actual=source.nbytes,
+        )
+    end = tail_start + at
+    _, disk, start_disk, disk_count, count, nbytes, offset, comment = _END.unpack_from(tail, at)
+    if disk not in (0, _FULL16) or disk != start_disk or disk_count != count:
+        raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
+    directory = _zip64_directory(source, end, count, nbytes, offset) or _Directory(offset, nbytes, count, end)
+    gap = directory.end - directory.offset - directory.nbytes
+    if gap:
+        raise _ambiguous(f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'behind'} its end record", end)
+    notes = []
+    behind = source.nbytes - end - _END.size - comment
+    if behind < 0:
+        raise _ambiguous(f"the archive's comment of {comment:,} bytes is cut short", end)
+    if behind:
+        notes.append(f"{behind:,} bytes behind the end of the archive")
+    previous = tail.rfind(_END_MAGIC, 0, at)
+    if previous >= 0 and tail_start + previous >= directory.offset:
+        raise _ambiguous("a second end of archive", tail_start + previous)
+    return directory, notes
+
+
+def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> _Directory | None:
+    at = end - _LOCATOR.size
+    locator = source.read(at, _LOCATOR.size) if at >= 0 else b""
+    if not locator.startswith(_LOCATOR_MAGIC):
+        if _FULL32 in (nbytes, offset):
+            raise MalformedFile("the zip announces a zip64 directory and has none", kind="malformed-zip", offset=end)
+        return None
+    _, _, record_at, _ = _LOCATOR.unpack(locator)
+    if record_at + _END64.size > at:
+        raise MalformedFile("the zip64 end record lies outside the file", kind="malformed-zip", offset=at)
+    fields = _END64.unpack(source.read(record_at, _END64.size))
+    magic, size, _, _, _, _, disk_count64, count64, nbytes64, offset64 = fields
+    if magic != _END64_MAGIC or record_at + 12 + size != at or disk_count64 != count64:
+        raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
+    pairs = ((count, _FULL16, count64), (nbytes, _FULL32, nbytes64), (offset, _FULL32, offset64))
+    if any(short not in (full, long) for short, full, long in pairs):
+        raise _ambiguous("the zip and zip64 end records disagree", end)
+    return _Directory(offset64, nbytes64, count64, record_at)
+
+
+def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
+    if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.count:
+        raise MalformedFile(
+            f"a central directory of {directory.nbytes:,} bytes for {directory.count:,} members",
+            kind="malformed-zip",
+            offset=directory.offset,
+        )
+    data = source.read(directory.offset, directory.nbytes)
+    entries = []
+    position = 0
+    for _ in range(directory.count):
+        at = directory.offset + position
+        if position + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, position):
+            raise _ambiguous("the central directory does not stand where the end record says", at)
+        fields = _ENTRY.unpack_from(data, position)
+        _, made_by, _, flags, method, _, _, crc, stored, nbytes, name_n, extra_n, comment_n, disk, _, attributes, header = fields
+        name_at = position + _ENTRY.size
+        extra_at = name_at + name_n
+        position = extra_at + extra_n + comment_n
+        if position > len(data):
+            raise _ambiguous("an entry reaches over the end of the central directory", at)
+        name = data[name_at:extra_at]
+        if extra_n or _FULL32 in (nbytes, stored, header):
+            nbytes, stored, header = _widen(data[extra_at : extra_at + extra_n], (nbytes, stored, header), at)
+        entry = _Entry(name, flags, method, crc, stored, nbytes, header)
+        _check_entry(entry, made_by, attributes, disk, at)
+        entries.append(entry)
+    if position != len(data):
+        raise _ambiguous("the central directory holds more than its members", directory.offset + position)
+    return entries
+
+
+def _widen(extra: bytes, values: tuple[int, int, int], at: int) -> tuple[int, int, int]:
+    """Return the values with those that say "see zip64" taken from the extra field, which must hold just these."""
+    wanted = [value == _FULL32 for value in values]
+    field = _zip64_field(extra, at)
+    if field is None:
+        if any(wanted):
+            raise MalformedFile("a member without its zip64 sizes", kind="malformed-zip", offset=at)
+        return values
+    if len(field) < 8 * sum(wanted):
+        raise MalformedFile("a zip64 field that is too short", kind="malformed-zip", offset=at)
+    wide = [int.from_bytes(field[i : i + 8], "little") for i in range(0, len(field) - 7, 8)]
+    if len(wide) != sum(wanted):
+        raise _ambiguous("a zip64 field with values that nothing asks for", at)
+    taken = iter(wide)
+    nbytes, stored, header = (next(taken) if want else value for want, value in zip(wanted, values, strict=True))
+    return nbytes, stored, header
+
+
+def _zip64_field(extra: bytes, at: int) -> bytes | None:
+    found: bytes | None = None
+    position = 0
+    while position + 4 <= len(extra):
+        tag = extra[position] | extra[position + 1] << 8
+        nbytes = extra[position + 2] | extra[position + 3] << 8
+        begin = position + 4
+        position = begin + nbytes
+        if position > len(extra):
+            raise MalformedFile("an extra field reaches over its end", kind="malformed-zip", offset=at)
+        if tag == 0x0001:
+            if found is not None:
+                raise _ambiguous("two zip64 fields in one member", at)
+            found = extra[begin:position]
+    if extra[position:].strip(b"\0"):  # aligners pad with zeros
+        raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)
+    return found
+
+
+def _check_entry(entry: _Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
+    if entry.flags & (_ENCRYPTED | _PATCHED):
+        raise UnsupportedFeature(f"member {_show(entry.name)} is encrypted", kind="encrypted-zip", offset=at)
+    if entry.method not in _METHODS:
+        raise UnsupportedFeature(
+            f"member {_show(entry.name)} is packed with method {entry.method}; 0 (stored) and 8 (deflate) are known",
+            kind="zip-method",
+            offset=at,
+        )
+    if disk not in (0, _FULL16):
+        raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=at)
+    if entry.method == 0 and entry.stored_nbytes != entry.nbytes:
+        raise _ambiguous(f"member {_show(entry.name)} is stored, but with two sizes", at)
+    is_link = made_by >> 8 == 3 and attributes >> 28 not in (0, 4, 8)
+    is_folder = attributes & 0x10 or (made_by >> 8 == 3 and attributes >> 28 == 4)
+    if is_link or (is_folder and (entry.nbytes or not entry.name.endswith(b"/"))):
+        raise _ambiguous(f"member {_show(entry.name)} is marked as a folder, link or device", at)
+
+
+def _refuse_twins(entries: list[_Entry]) -> None:
+    seen: dict[bytes, bytes] = {}
+    for entry in entries:
+        twin = seen.setdefault(entry.name.lower(), entry.name)
+        if twin is not entry.name:
+            what = "twice" if twin == entry.name else f"also as {_show(twin)}"
+            raise _ambiguous(f"member {_show(entry.name)} is there {what}", entry.header)
+
+
+def _read_member(ahead: ReadAhead, entry: _Entry, limit: int) -> tuple[Record, int]:
+    """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
+    header = ahead.read(entry.header, _LOCAL.size) if entry.header + _LOCAL.size <= limit else b""
+    if not header.startswith(MAGIC):
+        raise _ambiguous(f"member {_show(entry.name)} has no local header where the directory says", entry.header)
+    _, _, flags, method, _, _, crc, stored, nbytes, name_n, extra_n = _LOCAL.unpack(header)
+    variable = ahead.read(entry.header + _LOCAL.size, name_n + extra_n)
+    offset = entry.header + _LOCAL.size + name_n + extra_n
+    end = offset + entry.stored_nbytes
+    if end > limit:
+        raise TruncatedFile(
+            f"truncated: record {_show(entry.name)} ends at byte {end:,}, the members end at {limit:,}",
+            kind="truncated-zip",
+            hint="Download the file again.",
+            offset=offset,
+            needed=end,
+            actual=limit,
+        )
+    if (variable[:name_n], flags, method) != (entry.name, entry.flags, entry.method):
+        raise _ambiguous(f"member {_show(entry.name)}: its local header and the directory disagree", entry.header)
+    extra = variable[name_n:]
+    if _FULL32 in (stored, nbytes):
+        if entry.flags & _DESCRIPTOR and _zip64_field(extra, entry.header) is None:
+            nbytes, stored = entry.nbytes, entry.stored_nbytes
+        else:
+            nbytes, stored, _ = _widen(extra, (nbytes, stored, 0), entry.header)
+    elif extra:
+        _zip64_field(extra, entry.header)
+    sizes = (entry.crc32, entry.stored_nbytes, entry.nbytes)
+    if entry.flags & _DESCRIPTOR:
+        # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.
+        agree = all(local in (0, value) for local, value in zip((crc, stored, nbytes), sizes, strict=True))
+        next_header = end + _descriptor_nbytes(ahead.read(end, min(24, limit - end)), sizes)
+        agree = agree and next_header > end
+    else:
+        agree = (crc, stored, nbytes) == sizes
+        next_header = end
+    if not agree:
+        raise _ambiguous(f"member {_show(entry.name)}: its local header and the directory disagree", entry.header)
+    return (
+        Record(_name(entry), offset, entry.nbytes, entry.stored_nbytes, _METHODS[entry.method], entry.crc32),
+        next_header,
+    )
+
+
+def _descriptor_nbytes(data: bytes, sizes: tuple[int, int, int]) -> int:
+    """Return the length of the descriptor that repeats ``sizes``, or 0: its signature and its width are optional."""
+    for magic in (_DESCRIPTOR_MAGIC, b""):
+        for width in (4, 8):
+            crc, stored, nbytes = sizes
+            if max(stored, nbytes) >> 8 * width:
+                continue
+            whole = magic + crc.to_bytes(4, "little") + stored.to_bytes(width, "little") + nbytes.to_bytes(width, "little")
+            if data.startswith(whole):
+                return len(whole)
+    return 0
+
+
+def _name(entry: _Entry) -> str:
+    try:
+        name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
+    except UnicodeDecodeError as error:
+        raise MalformedFile(f"member {_show(entry.name)} has a name that is not UTF-8", kind="malformed-zip") from error
+    parts = name.split("/")
+    if not name or name.startswith("/") or ".." in parts or "\\" in name or any(ord(c) < 32 for c in name):
+        raise MalformedFile(f"member {_show(entry.name)} has a name that no path may have", kind="malformed-zip")
+    return name
+
+
+def _show(name: bytes) -> str:
+    text = ascii(str(name[:80], "utf-8", "replace"))
+    return text if len(name) <= 80 else f"{text[:-1]}…'"
+
+
+def _ambiguous(what: str, offset: int) -> AmbiguousFile:
+    return AmbiguousFile(
+        f"ambiguous zip at byte {offset:,}: {what}",
+        kind="ambiguous-zip",
+        hint="Save it again with the program that wrote it: readers would disagree about what is in it.",
+        offset=offset,
+    )
