@@ -467,23 +467,26 @@ _ZIPS = tuple(
 )
 
 
-_HTML = re.compile(r"\s*<(?:!doctype html|html|head|body|title|script|meta|center|div|h1)\b", re.IGNORECASE)
-_XML = re.compile(r"\s*<(?:\?xml|error>|svg|!--)", re.IGNORECASE)
+_HTML = re.compile(r"\s*<(?:!doctype html|html|head|body|title|script|meta)\b", re.IGNORECASE)
+_XML = re.compile(r"\s*<(?:\?xml|error>|svg)", re.IGNORECASE)
 
 
 def _by_markup(head: _Head) -> NotACheckpoint | None:
     text = head.text
-    if text is None or not (_HTML.match(text) or _XML.match(text)):
+    if text is None or not re.match(r"\s*<", text):
         return None
+    start = text[:1024].lower()
     size = head.size
-    if _HTML.match(text) or "<html" in text[:4096].lower():
+    if _HTML.match(text) or "<html" in start:
         title = _element(text, "title")
         what = f"an HTML page of {size}" + (f" titled {_quoted(title)}" if title else "")
         return _not(what, "html", "Download the file itself: the address gave a page about it.")
-    if "<svg" in text[:4096].lower():
+    if not _XML.match(text):
+        return None
+    if "<svg" in start:
         return _not(f"an SVG image of {size}", "image")
     said = [part for part in (_element(text, "code"), _element(text, "message")) if part]
-    if said:
+    if said and "<error" in start:
         return _not(f"an XML error message: {_quoted(': '.join(said))}", "xml", _ACCESS)
     return _not(f"an XML file of {size}", "xml")
 
@@ -690,7 +693,7 @@ def _is_onnx(data: bytes, fields: list[_Field]) -> bool:
                 return False
             node = _inside(data, first[0])[:1] if first[0].number == 1 else first
             return bool(node) and node[0].number <= 4 and bool(_string(data, node[0]))
-        if field.number in (2, 3, 4, 6) and field.start < field.stop and not _string(data, field):
+        if field.number in (2, 3, 4) and field.start < field.stop and not _string(data, field):
             return False
         if field.number not in (2, 3, 4, 5, 6, 8, 14) or (field.number == 5) != (field.value >= 0):
             return False
@@ -781,6 +784,7 @@ def _by_msgpack(head: _Head) -> NotACheckpoint | None:
 
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+_MARKUP = re.compile(rb"\s*<(?:!doctype|\?xml|html)", re.IGNORECASE)
 _SAID = re.compile(
     r"not found|access ?denied|forbidden|unauthori[sz]ed|invalid username|too many requests"
     r"|rate limit exceeded|bad gateway|gateway time-?out|service unavailable|internal server error"
@@ -791,7 +795,9 @@ _PICKLED = (
     r"(?:[(012NRabdelostu)\]}]|[gp]\d+\n|I-?\d+\n|L-?\d+L?\n|F[-+.\w]+\n|S['\"][^\n]*\n|V[^\n]*\n|P\S*\n"
     r"|[ci][\w.]+\n[\w.<>]+\n)"
 )
-_PICKLED_TEXT = re.compile(rf"{_PICKLED}+\.|{_PICKLED}{{16}}|\(?[dlt]p\d+\n|\(?[ci][\w.]+\n[\w.<>]+\n[p(]")
+_PICKLED_TEXT = re.compile(
+    rf"(?=[(NILFSVPci)\]}}]){_PICKLED}+\.|{_PICKLED}{{16}}|\(?[dlt]p\d+\n|\(?[ci][\w.]+\n[\w.<>]+\n[p(]"
+)
 """A pickle of protocol 0, which is text: up to its STOP, or as much as prose would not begin with."""
 _FOLDER, _LINK = "Open the files in that folder.", "Open the file that it names."
 _TEXTS = tuple(
@@ -808,11 +814,13 @@ _TEXTS = tuple(
         (r"\.\.?/\S+\Z", "text", "a path, as in a symbolic link copied as text", _LINK),
     )
 )
-_PYTHON = re.compile(r"(?m)^(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[(:])")
+_PYTHON = re.compile(
+    r"(?m)^(?:import [\w.]+(?:,| as |\s*$|\s*#|; )|from [\w.]+ import |(?:async )?def \w+\(|class \w+[(:])"
+)
 _PYTHON_START = re.compile(
     r"import \w|from [\w.]+ import |(?:async )?def |class \w|@\w|[rR]?[\"']{3}|if |try:|\w+ = |__\w"
 )
-_SITE_PATH = re.compile(r"(/(?!/)|\.{1,2}[/\\]|[A-Za-z]:[/\\]).*|[\w.+-]+(?:[/\\][\w.+-]+)*")
+_SITE_PATH = re.compile(r"(/(?![/*])|\.{1,2}(?:/|\\\w)|[A-Za-z]:[/\\]).*|[\w.+-]+(?:[/\\][\w.+-]+)*")
 _YAML = re.compile(r"(?m)^[\w.\"'-]{1,80}:(?: |$)")
 _MARKDOWN = re.compile(r"---\n(?:[^\n]*\n){1,200}?---\n\s*\S|#{1,6} \S[^\n]*\n[ \r]*\n")
 
@@ -831,7 +839,8 @@ def _decoded(data: bytes, *, whole: bool) -> str | None:
         return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=whole)
     except UnicodeDecodeError:
         plain = len(re.findall(rb"[\t\n\r -~]", data))
-        return data.decode("utf-8", "replace") if len(data) >= 64 and plain * 10 > len(data) * 6 else None
+        legible = len(data) >= 64 and plain * 10 > len(data) * 6
+        return data.decode("utf-8", "replace") if legible or _MARKUP.match(data) else None
 
 
 def _by_text(head: _Head) -> NotACheckpoint | None:
@@ -851,9 +860,8 @@ def _by_text(head: _Head) -> NotACheckpoint | None:
     if head.nbytes < 12 and text.endswith(".") and " " not in text:
         return None  # a pickle of protocol 1 that holds one number can look like this
     if head.whole and _is_site_pth(lines):
-        return _not(
-            f"a list of paths and imports for Python's site module, {size}, beginning {begin}", "site-pth"
-        )
+        what = "a list of paths or imports, as in a .pth file of Python's site module"
+        return _not(f"{what}, {size}, beginning {begin}", "site-pth")
     code = [line for line in lines if line and not line.startswith("#")][:1]
     if re.match(r"#![^\n]*python", text) or (code and _PYTHON_START.match(code[0]) and _PYTHON.search(text)):
         return _not(f"Python source, {size}, beginning {begin}", "python-source")

@@ -16,10 +16,8 @@ See Python's Lib/pickletools.py, which documents every opcode.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
@@ -69,20 +67,7 @@ def read_pickle(source: Source, start: int = 0) -> Pickle:
         MalformedFile: The bytes are no pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
-    with _collector_paused():
-        return _Interpreter(source, start).run()
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    # The collector would walk the growing tree again and again: a third of the time at 20,000 tensors.
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return _Interpreter(source, start).run()
 
 
 class _NeedMore(Exception):  # noqa: N818 - control flow, never leaves this module

@@ -103,10 +103,9 @@ def check_extent(info: TensorInfo) -> None:
     Exact integers: offset + 1 + Σ (size - 1) · stride elements, 0 if any size is 0.
     """
     shape, stride, storage = info.shape, info.stride, info.storage
-    numbers = (*shape, *stride, info.storage_offset)
     if len(shape) != len(stride) or len(shape) > _MAX_RANK:
         raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
-    for number in numbers:
+    for number in (*shape, *stride, info.storage_offset):
         if type(number) is not int or not 0 <= number < _MAX_SIZE:
             raise _malformed("a tensor whose shape, strides or offset are no sizes")
     if storage is None or 0 in shape:

@@ -16,6 +16,7 @@ Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_contai
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _PATCHED = 0x0020
 _DESCRIPTOR = 0x0008
+_BAD_NAME = re.compile(r"[\x00-\x1f\\]|(?:^|/)\.\.(?:/|$)|^/|^$")
 _METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
@@ -280,7 +282,9 @@ def _read_member(ahead: ReadAhead, entry: _Entry, limit: int) -> tuple[Record, i
     sizes = (entry.crc32, entry.stored_nbytes, entry.nbytes)
     if entry.flags & _DESCRIPTOR:
         # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.
-        agree = all(local in (0, value) for local, value in zip((crc, stored, nbytes), sizes, strict=True))
+        agree = (crc, stored, nbytes) == (0, 0, 0) or all(
+            local in (0, value) for local, value in zip((crc, stored, nbytes), sizes, strict=True)
+        )
         next_header = end + _descriptor_nbytes(ahead.read(end, min(24, limit - end)), sizes)
         agree = agree and next_header > end
     else:
@@ -312,8 +316,7 @@ def _name(entry: _Entry) -> str:
         name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
     except UnicodeDecodeError as error:
         raise MalformedFile(f"member {_show(entry.name)} has a name that is not UTF-8", kind="malformed-zip") from error
-    parts = name.split("/")
-    if not name or name.startswith("/") or ".." in parts or "\\" in name or any(ord(c) < 32 for c in name):
+    if _BAD_NAME.search(name):
         raise MalformedFile(f"member {_show(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name
 

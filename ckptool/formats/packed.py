@@ -12,7 +12,6 @@ from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
 from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint
 from ckptool.files import BytesSource
-from ckptool.foreign import name_foreign_zip
 from ckptool.probe import Probe
 
 NAME = "packed"
@@ -79,6 +78,8 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
         if name.endswith(_SUFFIXES):
             error.message = f"member {name!r}: {error.message}"
             raise error
+    from ckptool.foreign import name_foreign_zip
+
     foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None
     raise foreign or _no_checkpoint(archive)
 

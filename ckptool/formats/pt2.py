@@ -15,8 +15,6 @@ See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 
 from __future__ import annotations
 
-import json
-
 from ckptool import dtypes
 from ckptool.archive import Archive
 from ckptool.checkpoint import Checkpoint
@@ -85,6 +83,8 @@ def _read_configs(probe: Probe, archive: Archive, folder: str, kind: str, suffix
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
+    import json
+
     record = archive[name]
     try:
         config = json.loads(str(archive.open(name).read(0, record.nbytes), "utf-8"))["config"]

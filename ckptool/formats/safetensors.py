@@ -10,7 +10,6 @@ https://github.com/huggingface/safetensors, "Format"
 
 from __future__ import annotations
 
-import json
 from math import prod
 
 from ckptool import dtypes
@@ -82,6 +81,8 @@ def read(probe: Probe) -> Checkpoint:
 
 
 def _parse(data: bytes) -> dict[str, object]:
+    import json
+
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -100,8 +101,9 @@ def _parse(data: bytes) -> dict[str, object]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.lower()} at character {error.pos:,}"
+    position = getattr(error, "pos", None)  # a JSONDecodeError
+    if position is not None:
+        return f"broken at character {position:,}"
     return "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8, or a number too long"
 
 

@@ -1,0 +1,60 @@
+"""The command line: parse, call, print, choose the exit code. One module for each verb, imported when it is asked for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import click
+
+from ckptool import __version__
+
+
+def _inspect() -> click.Command:
+    from ckptool.cli.inspect import inspect
+
+    return inspect
+
+
+def _devices() -> click.Command:
+    from ckptool.cli.devices import devices
+
+    return devices
+
+
+def _fixtures() -> click.Command:
+    from ckptool.cli.fixtures import fixtures
+
+    return fixtures
+
+
+COMMANDS: dict[str, Callable[[], click.Command]] = {
+    "inspect": _inspect,
+    "devices": _devices,
+    "fixtures": _fixtures,
+}
+
+
+class _Verbs(click.Group):
+    """A group that imports a verb's module only when the verb is used, or help is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        load = COMMANDS.get(cmd_name)
+        return load() if load else None
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ckptool")
+def cli() -> None:
+    """Open any PyTorch checkpoint without running it, and say what is in it."""
+
+
+def main() -> None:
+    """Run the command line; what ``ckptool`` and ``python -m ckptool`` call."""
+    if hasattr(signal, "SIGPIPE"):
+        # As grep does: end quietly when `head` has seen enough.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    cli(prog_name="ckptool")

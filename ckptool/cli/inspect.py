@@ -1,0 +1,218 @@
+"""``ckptool inspect``: what is in these files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import click
+
+from ckptool import render, tables
+from ckptool.checkpoint import Checkpoint
+from ckptool.errors import CkptoolError
+from ckptool.findings import examine
+from ckptool.formats import open_checkpoint
+from ckptool.summary import sharing, summarise
+from ckptool.tensors import LazyTensor
+
+_LINES_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tensors to list, and in which order."""
+
+    grep: re.Pattern[str] | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    sort: str
+
+    def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
+        chosen = [tensor for tensor in tensors if self._takes(tensor.name)]
+        return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
+
+    def _takes(self, name: str) -> bool:
+        if self.grep is not None and not self.grep.search(name):
+            return False
+        if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
+            return False
+        return not any(fnmatchcase(name, glob) for glob in self.exclude)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several.")
+@click.option("--tree", is_flag=True, help="Show the names as a tree instead of a table.")
+@click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
+@click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
+@click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
+@click.option("--sort", type=click.Choice(list(tables.SORT_KEYS)), default="file", show_default=True, help="Order of the table.")
+@click.option("--columns", metavar="A,B,…", help=f"Columns of the table, from: {', '.join(tables.COLUMNS)}.")
+@click.option("--table", "table_format", metavar="FORMAT", help="Table format: github, csv, html, or any other of tabulate's.")
+@click.option("--all", "show_all", is_flag=True, help="Also list the values that are not tensors, and tensors outside the state_dict.")
+@click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and nothing else.")
+@click.option("--source", "show_source", is_flag=True, help="Print the class source that old files carry, and nothing else.")
+def inspect(
+    files: tuple[str, ...],
+    *,
+    as_json: bool,
+    tree: bool,
+    quiet: bool,
+    grep: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    sort: str,
+    columns: str | None,
+    table_format: str | None,
+    show_all: bool,
+    show_globals: bool,
+    show_source: bool,
+) -> None:
+    """
+    Say what is in checkpoints, without running them.
+
+    FILE is a checkpoint of any kind; FILE::MEMBER picks one out of an archive. Only the index is read, so this takes
+    milliseconds whatever the size. Exit code 2 means that a file could not be read.
+    """
+    selection = Selection(_pattern(grep), include, exclude, sort)
+    chosen = _columns(columns)
+    if table_format is not None and table_format not in tables.table_formats():
+        raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")
+
+    def lines_of(checkpoint: Checkpoint) -> Iterator[str]:
+        if show_globals:
+            return (tables.show(str(found)) for found in checkpoint.globals)
+        if show_source:
+            return _source_lines(checkpoint)
+        return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
+
+    objects: list[dict[str, object]] = []
+    failed = False
+    for number, path in enumerate(files):
+        try:
+            with open_checkpoint(path) as checkpoint:
+                if as_json:
+                    objects.append(_object(checkpoint, selection))
+                else:
+                    _print([""] if number and not (show_globals or show_source) else [])
+                    _print(lines_of(checkpoint))
+        except CkptoolError as error:
+            failed = True
+            if as_json:
+                objects.append(render.error_as_json(path, error))
+            else:
+                _print_error(error)
+    if as_json:
+        _print_json(objects)
+    sys.exit(2 if failed else 0)
+
+
+def _report(
+    checkpoint: Checkpoint,
+    selection: Selection,
+    columns: Sequence[str],
+    table_format: str | None,
+    *,
+    tree: bool,
+    quiet: bool,
+    show_all: bool,
+) -> Iterator[str]:
+    tensors = selection.of(checkpoint.tensors.values())
+    if table_format is not None:  # to be pasted or parsed: the table alone
+        yield _formatted(checkpoint, tensors, columns, table_format)
+        return
+    summary = summarise(checkpoint)
+    yield from render.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    if not quiet and tensors:
+        yield ""
+        yield from render.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
+    if show_all:
+        yield from _everything_else(checkpoint, columns)
+
+
+def _everything_else(checkpoint: Checkpoint, columns: Sequence[str]) -> Iterator[str]:
+    if checkpoint.attributes:
+        yield from ("", "Not part of the state_dict:")
+        yield from _plain(checkpoint, list(checkpoint.attributes.values()), columns)
+    if checkpoint.extras:
+        yield from ("", "Not tensors:")
+        yield from render.extra_lines(checkpoint)
+
+
+def _plain(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str]) -> Iterator[str]:
+    headers, rows, numbers = _cells(checkpoint, tensors, columns)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return tables.plain_table(headers, rows, numbers, width)
+
+
+def _formatted(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str], table_format: str) -> str:
+    headers, rows, numbers = _cells(checkpoint, tensors, columns)
+    return tables.formatted_table(headers, rows, numbers, table_format)
+
+
+def _cells(
+    checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str]
+) -> tuple[list[str], list[list[str]], list[bool]]:
+    groups = sharing(checkpoint.tensors.values()) if "shared_with" in columns else []
+    shared = {name: group for group in groups for name in group}
+    rows = list(tables.tensor_rows(tensors, columns, shared))
+    chosen = [tables.COLUMNS[name] for name in columns]
+    return [column.header for column in chosen], rows, [column.is_number for column in chosen]
+
+
+def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
+    for found in checkpoint.class_sources:
+        yield tables.show(f"# {found.name}, from {found.path}")
+        yield from (tables.show(line.expandtabs(8)) for line in found.text.split("\n"))
+
+
+def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
+    summary = summarise(checkpoint)
+    tensors = selection.of(checkpoint.tensors.values())
+    return render.as_json(checkpoint, summary, examine(checkpoint, summary), tensors)
+
+
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(grep) if grep is not None else None
+    except re.error as error:
+        raise click.BadParameter(str(error), param_hint="--grep") from error
+
+
+def _columns(asked: str | None) -> Sequence[str]:
+    if asked is None:
+        return tables.DEFAULT_COLUMNS
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    unknown = [name for name in names if name not in tables.COLUMNS]
+    if unknown or not names:
+        raise click.BadParameter(f"choose from {', '.join(tables.COLUMNS)}", param_hint="--columns")
+    return names
+
+
+def _print(lines: Iterable[str]) -> None:
+    batch: list[str] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == _LINES_AT_ONCE:
+            click.echo("\n".join(batch))
+            batch.clear()
+    if batch:
+        click.echo("\n".join(batch))
+
+
+def _print_error(error: CkptoolError) -> None:
+    click.echo(f"Error: {tables.show(str(error))}", err=True)
+    if error.hint:
+        click.echo(f"Hint: {tables.show(error.hint)}", err=True)
+
+
+def _print_json(objects: list[dict[str, object]]) -> None:
+    import json
+
+    # Compact, and one object at a time: a list of twenty thousand tensors is long enough as it is.
+    click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, ensure_ascii=True))

@@ -1,0 +1,111 @@
+"""What must be found in a file, told by the live tensors before they are saved."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ckptool.errors import UnsupportedFeature
+
+if TYPE_CHECKING:
+    from ckptool.reference.forging import TagOf
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def named_tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """
+    Yield every tensor with its full dotted name, in the order of the file.
+
+    A module, or a method of one, stands for its ``state_dict()``; dictionaries and lists give their keys and
+    indices; anything else holds no tensors.
+    """
+    if isinstance(content, Tensor):
+        yield prefix.removesuffix("."), content
+    elif isinstance(content, nn.Module):
+        yield from named_tensors(content.state_dict(), prefix)
+    elif inspect.ismethod(content) and isinstance(content.__self__, nn.Module):
+        yield from named_tensors(content.__self__, prefix)
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from named_tensors(value, f"{prefix}{key}.")
+    elif isinstance(content, list | tuple):
+        for index, value in enumerate(content):
+            yield from named_tensors(value, f"{prefix}{index}.")
+
+
+def entries(content: Any, tag_of: TagOf) -> list[dict[str, Any]]:
+    """Describe every tensor of what is about to be saved; ``tag_of`` gives the tag it is saved with."""
+    return [entry(name, tensor.detach(), tag_of) for name, tensor in named_tensors(content)]
+
+
+def entry(name: str, tensor: Tensor, tag_of: TagOf) -> dict[str, Any]:
+    """
+    Describe one tensor: name, shape, dtype, device as saved, and the digest of its elements.
+
+    The digest is SHA-256 over the contiguous little-endian elements, with conjugation and negation carried
+    out; a quantised tensor's are its integers. It is null where there are no such bytes: a tensor on
+    ``meta``, and a sparse one, whose ``parts`` have digests of their own.
+    """
+    found: dict[str, Any] = {"name": name, **_described(tensor, tag_of)}
+    if tensor.layout != torch.strided:
+        values, parts = _sparse_parts(tensor)
+        found |= {"device": tag_of(values.untyped_storage()), "sha256": None}
+        found |= {"layout": str(tensor.layout).removeprefix("torch."), "parts": _all(parts, tag_of)}
+    elif tensor.is_quantized:
+        found["quantizer"] = _quantizer(tensor, tag_of)
+    return found
+
+
+def _described(tensor: Tensor, tag_of: TagOf) -> dict[str, Any]:
+    dense = tensor.layout == torch.strided
+    device = tag_of(tensor.untyped_storage()) if dense else None
+    return {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": device,
+        "sha256": digest(tensor) if dense and device != "meta" else None,
+    }
+
+
+def _all(parts: dict[str, Tensor], tag_of: TagOf) -> dict[str, Any]:
+    return {role: _described(part, tag_of) for role, part in parts.items()}
+
+
+def _sparse_parts(tensor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    if tensor.layout == torch.sparse_coo:
+        # The public names refuse a tensor that is not coalesced, and coalescing would change what is saved.
+        indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
+        return values, {"indices": indices, "values": values}
+    values = tensor.values()
+    pointers = {name: getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]}
+    return values, {**pointers, "values": values}
+
+
+def _quantizer(tensor: Tensor, tag_of: TagOf) -> dict[str, Any]:
+    scheme = tensor.qscheme()
+    found: dict[str, Any] = {"scheme": str(scheme).removeprefix("torch.")}
+    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return found | {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
+    parts = {"scales": tensor.q_per_channel_scales(), "zero_points": tensor.q_per_channel_zero_points()}
+    return found | {"axis": tensor.q_per_channel_axis(), "parts": _all(parts, tag_of)}
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a strided tensor's elements, as ``entry`` says."""
+    if sys.byteorder != "little":
+        raise UnsupportedFeature("fixtures are written on little-endian machines only")
+    values = tensor.detach().int_repr() if tensor.is_quantized else tensor.detach()
+    flat = values.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()

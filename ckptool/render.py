@@ -1,0 +1,228 @@
+"""What ``inspect`` says of one checkpoint: text for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ckptool.checkpoint import Checkpoint, StateDict
+from ckptool.describe import describe, kind_of, scalar_of
+from ckptool.errors import CkptoolError
+from ckptool.findings import Finding
+from ckptool.inert import Inert
+from ckptool.summary import Summary, sharing
+from ckptool.tables import show, show_nbytes, tensor_file_offset
+from ckptool.tensors import LazyTensor
+
+SCHEMA = "ckptool.inspect/1"
+
+_EXTRAS_SHOWN = 8
+_SHARED_LISTED = 32
+_LABEL = 13
+_WORD = 32
+
+
+def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the lines that say what a file is, one fact a line."""
+    member = f"::{checkpoint.member}" if checkpoint.member else ""
+    yield show(f"{checkpoint.path}{member}")
+    yield _line("format", f"{checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}")
+    yield _line("form", _form(checkpoint))
+    tied = f", {summary.tied:,} of them tied" if summary.tied else ""
+    yield _line(
+        "tensors",
+        f"{summary.tensors:,}{tied}; {summary.numel:,} parameters, {show_nbytes(summary.nbytes)}",
+    )
+    if summary.tensors:
+        yield _line("devices", _counts(summary.devices))
+        yield _line("dtypes", _counts(summary.dtypes))
+    if summary.prefixes:
+        yield _line("prefix", show("".join(summary.prefixes)))
+    if len(checkpoint.state_dicts) > 1 or checkpoint.form == "checkpoint":
+        for index, state_dict in enumerate(checkpoint.state_dicts):
+            yield _line("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
+    for index, member_found in enumerate(checkpoint.members):
+        facts = f"{member_found.format}, {member_found.form}, {member_found.tensors:,} tensors"
+        yield _line("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
+    if checkpoint.metadata:
+        yield _line("metadata", show(", ".join(f"{key}={value}" for key, value in checkpoint.metadata.items())[:200]))
+    extras = [_extra(path, node) for path, node in checkpoint.extras if not path.endswith("_metadata")]
+    if extras:
+        more = f" and {len(extras) - _EXTRAS_SHOWN:,} more" if len(extras) > _EXTRAS_SHOWN else ""
+        yield _line("also holds", show(", ".join(extras[:_EXTRAS_SHOWN])) + more)
+    for finding in findings:
+        yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
+        if finding.hint:
+            yield _line("", show(finding.hint))
+
+
+def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a line for each value that is not a tensor: its path, its type, what it is."""
+    for path, node in checkpoint.extras:
+        yield show(f"{path or '(root)'}: {kind_of(node)} = {describe(node)}")
+
+
+def tree_lines(tensors: Iterable[LazyTensor]) -> Iterator[str]:
+    """Yield the names as a tree: each component once, with the count and size of what is below it."""
+    root = _Branch()
+    for tensor in tensors:
+        branch = root
+        for component in tensor.name.split("."):
+            branch.tensors += 1
+            branch.nbytes += tensor.info.total_nbytes
+            branch = branch.below.setdefault(component, _Branch())
+        branch.leaf = tensor
+    todo = [(branch, name, 0) for name, branch in reversed(root.below.items())]
+    while todo:
+        branch, name, depth = todo.pop()
+        # A chain of single components (module.encoder.) is one line.
+        while branch.leaf is None and len(branch.below) == 1:
+            ((component, only),) = branch.below.items()
+            name, branch = f"{name}.{component}", only
+        indent = "  " * min(depth, 40)
+        if branch.leaf is not None:
+            info = branch.leaf.info
+            yield f"{indent}{show(name)}  {list(info.shape)} {info.dtype} {show(info.location)}"
+        if branch.below:
+            yield f"{indent}{show(name)}  {branch.tensors:,} tensors, {show_nbytes(branch.nbytes)}"
+        todo.extend((below, component, depth + 1) for component, below in reversed(branch.below.items()))
+
+
+class _Branch:
+    __slots__ = ("below", "leaf", "nbytes", "tensors")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Branch] = {}
+        self.leaf: LazyTensor | None = None
+        self.tensors = 0
+        self.nbytes = 0
+
+
+def as_json(
+    checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], tensors: Iterable[LazyTensor]
+) -> dict[str, object]:
+    """Return the object that ``inspect --json`` prints for a file."""
+    groups = sharing(checkpoint.tensors.values())
+    shared = {name: group for group in groups for name in group}
+    return {
+        "schema": SCHEMA,
+        "path": checkpoint.path,
+        "member": checkpoint.member,
+        "file_nbytes": checkpoint.file_nbytes,
+        "format": checkpoint.format,
+        "form": checkpoint.form,
+        "summary": {
+            "tensors": summary.tensors,
+            "tied": summary.tied,
+            "numel": summary.numel,
+            "nbytes": summary.nbytes,
+            "devices": summary.devices,
+            "dtypes": summary.dtypes,
+            "prefixes": list(summary.prefixes),
+        },
+        "state_dicts": [
+            {
+                "key": found.key,
+                "role": found.role,
+                "tensors": len(found),
+                "numel": found.numel,
+                "class": found.class_name,
+                "is_weights": found is checkpoint.weights,
+            }
+            for found in checkpoint.state_dicts
+        ],
+        "tensors": [_tensor_json(tensor, shared) for tensor in tensors],
+        "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
+        "members": [member._asdict() for member in checkpoint.members],
+        "metadata": dict(checkpoint.metadata),
+        "extras": [
+            {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}
+            for path, node in checkpoint.extras
+        ],
+        "globals": [str(found) for found in checkpoint.globals],
+        "findings": [
+            {"code": f.code, "severity": f.severity, "message": f.message, "hint": f.hint} for f in findings
+        ],
+    }
+
+
+def error_as_json(path: str, error: CkptoolError) -> dict[str, object]:
+    """Return the object that ``inspect --json`` prints for a file that cannot be read."""
+    return {
+        "schema": SCHEMA,
+        "path": path,
+        "error": {
+            "kind": error.kind,
+            "message": error.message,
+            "hint": error.hint,
+            "offset": error.offset,
+            "needed": error.needed,
+            "actual": error.actual,
+        },
+    }
+
+
+def _tensor_json(tensor: LazyTensor, shared: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    info = tensor.info
+    others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
+    found: dict[str, object] = {
+        "name": tensor.name,
+        "shape": list(info.shape),
+        "dtype": info.dtype.name,
+        "device": info.location,
+        "numel": info.numel,
+        "nbytes": info.total_nbytes,
+        "stride": list(info.stride),
+        "storage_offset": info.storage_offset,
+        "requires_grad": info.requires_grad,
+        "kind": info.kind,
+        "storage": info.storage.key if info.storage else "",
+        "file_offset": tensor_file_offset(info),
+        "shared_with": others[:_SHARED_LISTED],
+        "layout": info.layout,
+    }
+    if info.subclass:
+        found["subclass"] = info.subclass
+    if info.details:
+        found["details"] = dict(info.details)
+    if info.parts:
+        found["parts"] = [_tensor_json(LazyTensor(name, part), {}) for name, part in info.parts]
+    return found
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL}}{text}"
+
+
+def _form(checkpoint: Checkpoint) -> str:
+    meanings = {
+        "state_dict": "state_dict",
+        "checkpoint": "checkpoint: weights and more",
+        "tensors": "tensors, not named by a model",
+        "data": "no tensors",
+        "archive": "archive of several checkpoints",
+    }
+    if checkpoint.form != "model":
+        return meanings[checkpoint.form]
+    cls = checkpoint.state_dicts[0].class_name if checkpoint.state_dicts else None
+    return f"model: {show(cls)}" if cls else "model"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{show(name)} ({count:,})" for name, count in counts.items())
+
+
+def _extra(path: str, node: Inert) -> str:
+    """Return a path, with its value where that is a number or a word."""
+    value = scalar_of(node)
+    if value is None or (isinstance(value, str) and len(value) > _WORD):
+        return path or kind_of(node)
+    return f"{path}={value}"
+
+
+def _state_dict(found: StateDict, weights: StateDict | None) -> str:
+    name = show(found.key) or "(root)"
+    cls = f", {show(found.class_name)}" if found.class_name else ""
+    chosen = "  <- the weights" if found is weights else ""
+    return f"{name}: {found.role}{cls}, {len(found):,} tensors, {found.numel:,} parameters{chosen}"
+
+

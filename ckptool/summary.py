@@ -1,0 +1,122 @@
+"""What a checkpoint comes to: counts, sizes, devices, element types, prefixes, and which tensors share memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ckptool.checkpoint import Checkpoint
+from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
+
+WRAPPER_COMPONENTS = {
+    "module": "DataParallel or DistributedDataParallel",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_fpw_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+    "_forward_module": "Lightning Fabric",
+}
+"""Name components that training wrappers add, and who adds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts over all tensors of a checkpoint."""
+
+    tensors: int
+    """Names; a tied tensor counts under each."""
+    tied: int
+    """Names that only repeat a tensor that another name has."""
+    numel: int
+    """Elements; tied tensors count once."""
+    nbytes: int
+    """Bytes of storage; shared bytes count once, whether tensors cover them or not."""
+    devices: dict[str, int]
+    """Tensors by device tag, as saved."""
+    dtypes: dict[str, int]
+    prefixes: tuple[str, ...]
+    """Leading components, with their dots, that every name of the weights has; outermost first."""
+
+
+def summarise(checkpoint: Checkpoint) -> Summary:
+    """Return the counts of a checkpoint. Reads nothing."""
+    devices: dict[str, int] = {}
+    dtypes: dict[str, int] = {}
+    distinct: dict[tuple[object, ...], TensorInfo] = {}
+    for tensor in checkpoint.tensors.values():
+        info = tensor.info
+        devices[info.location] = devices.get(info.location, 0) + 1
+        dtypes[info.dtype.name] = dtypes.get(info.dtype.name, 0) + 1
+        distinct.setdefault(identity(info), info)
+    return Summary(
+        tensors=len(checkpoint.tensors),
+        tied=len(checkpoint.tensors) - len(distinct),
+        numel=sum(info.numel for info in distinct.values()),
+        nbytes=storage_nbytes(checkpoint.tensors.values()),
+        devices=devices,
+        dtypes=dtypes,
+        prefixes=_prefixes(list(checkpoint.weights or ())),
+    )
+
+
+def identity(info: TensorInfo) -> tuple[object, ...]:
+    """Return what two names of one tensor have in common: the same elements of the same memory."""
+    storage = info.storage
+    if storage is None or not info.numel:
+        return (id(info),)
+    return id(storage.source), storage.offset, info.storage_offset, info.dtype.name, info.shape, info.stride
+
+
+def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:
+    """Return the bytes of all storages that tensors and their parts refer to, each byte once."""
+    return sum(end - begin for _, begin, end in _merged(_storages(tensor.info for tensor in tensors)))
+
+
+def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
+    """Return the groups of two or more names whose storages overlap, in order of first name."""
+    named = [tensor for tensor in tensors if tensor.info.storage is not None and tensor.info.storage.nbytes]
+    begins: dict[int, list[int]] = {}
+    for source, begin, _ in _merged(_storages(tensor.info for tensor in named)):
+        begins.setdefault(source, []).append(begin)
+    groups: dict[tuple[int, int], list[str]] = {}
+    for tensor in named:
+        storage = tensor.info.storage
+        assert storage is not None  # noqa: S101 - filtered above
+        source = id(storage.source)
+        span = bisect_right(begins[source], storage.offset)
+        groups.setdefault((source, span), []).append(tensor.name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:
+    for info in infos:
+        if info.storage is not None:
+            yield info.storage
+        yield from _storages(part for _, part in info.parts)
+
+
+def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:
+    """Return disjoint ``(source, begin, end)`` spans that cover the storages: views of a storage overlap it."""
+    spans = sorted({(id(s.source), s.offset, s.offset + s.nbytes) for s in storages if s.nbytes})
+    merged: list[tuple[int, int, int]] = []
+    for source, begin, end in spans:
+        if merged and merged[-1][0] == source and begin < merged[-1][2]:
+            merged[-1] = (source, merged[-1][1], max(end, merged[-1][2]))
+        else:
+            merged.append((source, begin, end))
+    return merged
+
+
+def _prefixes(names: list[str]) -> tuple[str, ...]:
+    """Return the components that all names begin with, up to and including the first that no wrapper adds."""
+    found: list[str] = []
+    split = [name.split(".") for name in names]
+    while split and all(len(parts) > len(found) + 1 for parts in split):
+        component = split[0][len(found)]
+        if any(parts[len(found)] != component for parts in split):
+            break
+        found.append(component)
+        if component not in WRAPPER_COMPONENTS:
+            break
+    return tuple(f"{component}." for component in found)
