@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.files import BytesSource, SliceSource, Source
@@ -15,8 +14,7 @@ Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """An archive member as a byte range of its source."""
 
     name: str

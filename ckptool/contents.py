@@ -9,7 +9,6 @@ costs what it stores, unless it holds tensors, and then the limit on names stops
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ckptool import inert, modules
@@ -22,30 +21,36 @@ from ckptool.tensors import Kind, TensorInfo
 GroupKind: TypeAlias = Literal["mapping", "module", "optimizer", "loose"]
 
 
-@dataclass(slots=True)
 class Group:
     """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
 
-    key: str
-    """Full dotted path of the mapping or object; empty for the root."""
-    kind: GroupKind
-    names: list[str] = field(default_factory=list)
-    class_name: str | None = None
+    __slots__ = ("class_name", "key", "kind", "names")
+
+    def __init__(
+        self, key: str, kind: GroupKind, names: list[str] | None = None, class_name: str | None = None
+    ) -> None:
+        self.key = key
+        """Full dotted path of the mapping or object; empty for the root."""
+        self.kind: GroupKind = kind
+        self.names = names if names is not None else []
+        self.class_name = class_name
 
 
-@dataclass(slots=True)
 class Contents:
     """Everything in a tree of objects, by full dotted name, in file order."""
 
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
-    attributes: dict[str, TensorInfo] = field(default_factory=dict)
-    """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
-    extras: list[tuple[str, Inert]] = field(default_factory=list)
-    """The largest subtrees that hold no tensor, under the path where they stand."""
-    walks: list[tuple[str, modules.StateDictWalk]] = field(default_factory=list)
-    """For each whole model: its path, and what could not be known about its state_dict()."""
-    bound_method: bool = False
+    __slots__ = ("attributes", "bound_method", "extras", "groups", "tensors", "walks")
+
+    def __init__(self, tensors: dict[str, TensorInfo] | None = None, *, bound_method: bool = False) -> None:
+        self.tensors = tensors if tensors is not None else {}
+        self.groups: list[Group] = []
+        self.attributes: dict[str, TensorInfo] = {}
+        """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
+        self.extras: list[tuple[str, Inert]] = []
+        """The largest subtrees that hold no tensor, under the path where they stand."""
+        self.walks: list[tuple[str, modules.StateDictWalk]] = []
+        """For each whole model: its path, and what could not be known about its state_dict()."""
+        self.bound_method = bound_method
 
 
 class _Place(NamedTuple):
@@ -237,7 +242,7 @@ def _mark_holding(root: Inert, rebuilder: Rebuilder) -> set[int]:
 
 
 def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:
-    return info if info.kind == kind else replace(info, kind=kind)
+    return info if info.kind == kind else info._replace(kind=kind)
 
 
 def _component(key: Inert) -> str:

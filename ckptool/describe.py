@@ -26,7 +26,7 @@ def kind_of(node: Inert) -> str:
     return inert.class_name(node)
 
 
-def scalar_of(node: Inert) -> None | bool | int | float | str:
+def scalar_of(node: Inert) -> bool | int | float | str | None:
     """Return a value that JSON can hold as it is, or None: numbers, truth values, short text."""
     numpy_value = numpy_scalar(node)
     value = numpy_value[1] if numpy_value is not None else node
@@ -65,16 +65,26 @@ def describe(node: Inert, depth: int = 0) -> str:
 def _describe_container(node: Inert, depth: int) -> str:
     pairs = inert.mapping_pairs(node)
     if pairs is not None:
-        return _bracket("{", [f"{describe(k, depth + 1)}: {describe(v, depth + 1)}" for k, v in _few(pairs, depth)], len(pairs), "}")
+        return _bracket(
+            "{",
+            [f"{describe(k, depth + 1)}: {describe(v, depth + 1)}" for k, v in _few(pairs, depth)],
+            len(pairs),
+            "}",
+        )
     if isinstance(node, list | tuple | Set):
         items = node.items if isinstance(node, Set) else node
-        opening, closing = ("[", "]") if isinstance(node, list) else ("(", ")") if isinstance(node, tuple) else ("{", "}")
+        opening, closing = (
+            ("[", "]") if isinstance(node, list) else ("(", ")") if isinstance(node, tuple) else ("{", "}")
+        )
         return _bracket(opening, [describe(item, depth + 1) for item in _few(items, depth)], len(items), closing)
     if isinstance(node, Call):
         name = inert.class_name(node).rpartition(".")[2]
         attributes = inert.attribute_pairs(node)
         if attributes:
-            parts = [f"{k if isinstance(k, str) else describe(k, depth + 1)}={describe(v, depth + 1)}" for k, v in _few(attributes, depth)]
+            parts = [
+                f"{k if isinstance(k, str) else describe(k, depth + 1)}={describe(v, depth + 1)}"
+                for k, v in _few(attributes, depth)
+            ]
             return _bracket(f"{name}(", parts, len(attributes), ")")
         args = node.args if isinstance(node.args, tuple) else ()
         return _bracket(f"{name}(", [describe(arg, depth + 1) for arg in _few(args, depth)], len(args), ")")

@@ -7,11 +7,10 @@ specification (codes). A test walks torch's own lists and holds this table again
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """
     An element type.
 

@@ -64,7 +64,9 @@ class FileSource:
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""
         if _identity(os.fstat(self._fd)) != self._identity:
-            raise SourceChanged("the file was changed while it was being read", hint="Read it again once it is complete.")
+            raise SourceChanged(
+                "the file was changed while it was being read", hint="Read it again once it is complete."
+            )
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -169,7 +171,9 @@ class ReadAhead:
         return self._block[begin : begin + nbytes]
 
 
-def open_source(origin: str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO) -> tuple[Source, str]:
+def open_source(
+    origin: str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO,
+) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 
@@ -221,7 +225,11 @@ def _open_regular(path: str) -> int:
     os.close(fd)
     if stat.S_ISDIR(mode):
         raise _directory(path)
-    kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a character device"), (stat.S_ISBLK, "a block device"))
+    kinds = (
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+    )
     what = next((name for test, name in kinds if test(mode)), "not a regular file")
     raise FileUnavailable(f"{what}, not a file", kind="not-a-file", hint="Save the stream to a file first.")
 

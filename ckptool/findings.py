@@ -8,8 +8,7 @@ Nothing is read, run or imported. A finding is true, or it is not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoint import Checkpoint
 from ckptool.summary import WRAPPER_COMPONENTS, Summary, summarise
@@ -17,8 +16,7 @@ from ckptool.summary import WRAPPER_COMPONENTS, Summary, summarise
 Severity: TypeAlias = Literal["info", "warning"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One notable fact. ``code`` is stable, for programs; ``hint`` says what to do, where something can be done."""
 
     code: str
@@ -43,9 +41,7 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     others = [member.name for member in checkpoint.members if member.name != checkpoint.member]
     if checkpoint.form == "archive":
-        yield Finding(
-            "CK102", "info", f"an archive of {len(others):,} checkpoints", f"Open one with FILE::{others[0]}"
-        )
+        yield Finding("CK102", "info", f"an archive of {len(others):,} checkpoints", f"Open one with FILE::{others[0]}")
     elif others:
         yield Finding("CK102", "info", f"the archive also holds {_some(others)}", f"Open it with FILE::{others[0]}")
 
@@ -112,9 +108,17 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     for path, walk in checkpoint.walks:
         where = f" under {path!r}" if path else ""
         for cls, hook in walk.hooks:
-            yield Finding("CK402", "warning", f"{cls}{where} has the state-dict hook {hook}, which may add or rename keys")
+            yield Finding(
+                "CK402",
+                "warning",
+                f"{cls}{where} has the state-dict hook {hook}, which may add or rename keys",
+            )
         if walk.own_savers:
-            yield Finding("CK403", "warning", f"{_some(walk.own_savers)}{where} save entries of their own, which are not listed")
+            yield Finding(
+                "CK403",
+                "warning",
+                f"{_some(walk.own_savers)}{where} save entries of their own, which are not listed",
+            )
         if walk.foreign_classes:
             yield Finding(
                 "CK404",

@@ -181,7 +181,7 @@ def attribute_pairs(node: Inert) -> Pairs:
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     if not all(part is None or isinstance(part, Dict) for part in parts):
         return []
-    return [pair for part in parts if part is not None for pair in part.pairs]
+    return [pair for part in parts if isinstance(part, Dict) for pair in part.pairs]
 
 
 def lookup(pairs: Pairs, key: str) -> Inert:

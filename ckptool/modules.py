@@ -14,7 +14,6 @@ See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptool import inert
@@ -33,7 +32,13 @@ WRAPPERS = {
 }
 """Classes that put a component of their own in front of every name of the model that they wrap."""
 
-_OWN_SAVERS = ("torch.nn.quantized", "torch.ao.nn.quantized", "torch.nn.intrinsic.quantized", "bitsandbytes", "torch.jit")
+_OWN_SAVERS = (
+    "torch.nn.quantized",
+    "torch.ao.nn.quantized",
+    "torch.nn.intrinsic.quantized",
+    "bitsandbytes",
+    "torch.jit",
+)
 """Packages whose classes are known to save something else than their parameters and buffers."""
 
 _HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
@@ -48,17 +53,19 @@ class ModuleTensor(NamedTuple):
     kind: Kind | None
 
 
-@dataclass(slots=True)
 class StateDictWalk:
     """What a module's state_dict() would hold, and what cannot be known about it."""
 
-    entries: list[ModuleTensor] = field(default_factory=list)
-    hooks: list[tuple[str, str]] = field(default_factory=list)
-    """State-dict hooks: the class that carries one, and the hook's name."""
-    own_savers: list[str] = field(default_factory=list)
-    """Classes known to save something of their own."""
-    foreign_classes: list[str] = field(default_factory=list)
-    """Classes outside torch.nn, which may override anything."""
+    __slots__ = ("entries", "foreign_classes", "hooks", "own_savers")
+
+    def __init__(self) -> None:
+        self.entries: list[ModuleTensor] = []
+        self.hooks: list[tuple[str, str]] = []
+        """State-dict hooks: the class that carries one, and the hook's name."""
+        self.own_savers: list[str] = []
+        """Classes known to save something of their own."""
+        self.foreign_classes: list[str] = []
+        """Classes outside torch.nn, which may override anything."""
 
 
 class _Body(NamedTuple):
@@ -156,7 +163,12 @@ def _note_doubts(walk: StateDictWalk, body: _Body, seen: set[str]) -> None:
 
 def _behind_method(node: Inert) -> Inert:
     """Return the object of a bound method: ``getattr(model, "state_dict")`` is how pickle writes one."""
-    if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple) and len(node.args) == 2:
+    if (
+        isinstance(node, Call)
+        and isinstance(node.func, Global)
+        and isinstance(node.args, tuple)
+        and len(node.args) == 2
+    ):
         named = (node.func.module, node.func.name)
         if named in (("builtins", "getattr"), ("__builtin__", "getattr")) and isinstance(node.args[1], str):
             return node.args[0]
@@ -197,8 +209,8 @@ def _attributes(node: Call) -> Pairs | None:
 
 def _compiled_original(node: Call) -> Inert | None:
     """Return the module that ``torch.compile`` wrapped: it is pickled as the wrapper's first argument, without a state."""
-    func = node.func
-    if isinstance(func, Global) and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
+    func = inert.global_of(node.func)
+    if func is not None and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
         return node.args[0]
     return None
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ckptool.inert import Call, Global, Inert
 
+_MAX_RANK = 64  # numpy's own limit
 _MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
 _NAMES = {
     "f2": "float16",
@@ -50,10 +51,10 @@ def numpy_array(node: Inert) -> NumpyArray | None:
     if not (_is_numpy(node, "_reconstruct") and isinstance(node.state, tuple) and len(node.state) == 5):
         return None
     _, shape, dtype, column_major, data = node.state
-    if not (isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)):
+    if not (isinstance(shape, tuple) and len(shape) <= _MAX_RANK and all(map(_is_size, shape))):
         return None
     code, order = _dtype(dtype)
-    raw = _raw(data)
+    raw = raw_bytes(data)
     return NumpyArray(_NAMES.get(code, code), shape, column_major is True, order == ">", raw)
 
 
@@ -62,12 +63,16 @@ def numpy_scalar(node: Inert) -> tuple[str, object] | None:
     if not (_is_numpy(node, "scalar") and isinstance(node.args, tuple) and node.args):
         return None
     code, order = _dtype(node.args[0])
-    raw = _raw(node.args[1]) if len(node.args) > 1 else None
+    raw = raw_bytes(node.args[1]) if len(node.args) > 1 else None
     name = _NAMES.get(code, code)
     if raw is None or code not in _STRUCT_CODES:
         return name, None
     layout = (">" if order == ">" else "<") + _STRUCT_CODES[code]
     return name, unpack(layout, raw)[0] if len(raw) == calcsize(layout) else None
+
+
+def _is_size(value: Inert) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _is_numpy(node: Inert, name: str) -> bool:
@@ -84,16 +89,18 @@ def _dtype(node: Inert) -> tuple[str, str]:
     return "object", "|"
 
 
-def _raw(node: Inert) -> bytes | None:
+def raw_bytes(node: Inert) -> bytes | None:
     """Return bytes as any protocol writes them: as they are, or as Latin-1 text to be encoded."""
     if isinstance(node, bytes | bytearray):
         return bytes(node)
     if isinstance(node, str):
         return _latin1(node)
-    if isinstance(node, Call) and isinstance(node.func, Global) and str(node.func) == "_codecs.encode":
+    if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
         args = node.args
-        if isinstance(args, tuple) and len(args) == 2 and args[1] in ("latin1", "latin-1"):
+        if str(node.func) == "_codecs.encode" and len(args) == 2 and args[1] in ("latin1", "latin-1"):
             return _latin1(args[0])
+        if str(node.func) in ("builtins.bytes", "__builtin__.bytes") and not args:
+            return b""
     return None
 
 

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptool.errors import MalformedFile, TruncatedFile, UnsafePickle
 from ckptool.files import Source
@@ -36,14 +35,22 @@ _F64 = Struct(">d").unpack_from
 _WINDOW: Final = 1 << 16
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_INTEGER = re.compile(rb"[+-]?(?:0|[1-9][0-9]*)")  # readers disagree about leading zeros: octal, decimal, refused
 _MAX_INT_NBYTES: Final = 1024
 _ESCAPES = re.compile(rb"\\(?:([abfnrtv\\'\"\n])|x([0-9a-fA-F]{2})|([0-7]{1,3}))")
-_ESCAPED: Final = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v", b"\n": b""}
+_ESCAPED: Final = {
+    b"a": b"\a",
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+    b"\n": b"",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Pickle:
+class Pickle(NamedTuple):
     """One pickle of a source: ``source[start:end]`` in bytes, and what it says."""
 
     root: Inert
@@ -70,7 +77,7 @@ def read_pickle(source: Source, start: int = 0) -> Pickle:
     return _Interpreter(source, start).run()
 
 
-class _NeedMore(Exception):  # noqa: N818 - control flow, never leaves this module
+class _NeedMore(Exception):
     """The window ends inside the opcode that is being read; ``end`` is the first byte that is not needed."""
 
     def __init__(self, end: int) -> None:
@@ -86,6 +93,7 @@ class _Interpreter:
         self._base = start  # source offset of data[0]
         self.data = b""
         self.pos = 0
+        self.opcode = 0  # where the opcode stands that errors are about
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
         self.memo: dict[int, Inert] = {}
@@ -102,6 +110,7 @@ class _Interpreter:
                 except _NeedMore as need:
                     self._move_window(need.end)
         except UnicodeDecodeError as error:
+            self.opcode = self.pos
             raise self._malformed("text that is not UTF-8") from error
         except StructError as error:
             raise self._truncated(len(self.data) + 1) from error
@@ -109,6 +118,7 @@ class _Interpreter:
             if self.pos + 1 >= len(self.data):  # the last byte of the source, and no STOP
                 raise self._truncated(len(self.data) + 1) from error
             # Stack underflow, a memo entry that was never put, a number that is none.
+            self.opcode = self.pos
             raise self._malformed(f"opcode 0x{self.data[self.pos]:02x} has no valid operand") from error
         return Pickle(
             root,
@@ -119,7 +129,7 @@ class _Interpreter:
             tuple(self.persistent_ids),
         )
 
-    def _loop(self) -> Inert:  # noqa: C901, PLR0912, PLR0915 - the hot loop: calls would double its time
+    def _loop(self) -> Inert:  # noqa: C901 - the hot loop: calls would double its time
         """
         Run until STOP and return the value, or raise _NeedMore with ``pos`` at the opcode to begin again from.
 
@@ -214,11 +224,12 @@ class _Interpreter:
                     pos += 9
                 elif op == 0x2E:  # STOP
                     if len(stack) != 1 or marks:
+                        self.opcode = pos
                         raise self._malformed("the pickle stops with an unfinished stack")
                     pos += 1
                     return stack[0]
                 else:
-                    self.pos, self.stack = pos, stack
+                    self.opcode, self.pos, self.stack = pos, pos, stack
                     rare[op](self)
                     pos, stack = self.pos, self.stack
         finally:
@@ -249,7 +260,7 @@ class _Interpreter:
         )
 
     def _malformed(self, what: str) -> MalformedFile:
-        offset = self._base + self.pos
+        offset = self._base + self.opcode
         return MalformedFile(f"malformed pickle at byte {offset:,}: {what}", kind="malformed-pickle", offset=offset)
 
     # What follows handles one rare opcode each: it reads its argument from pos + 1 and moves pos behind it.
@@ -268,7 +279,10 @@ class _Interpreter:
         for _ in range(count):
             end = self.data.find(b"\n", begin)
             if end < 0:
-                raise _NeedMore(len(self.data) + 1)
+                # No length says how much to fetch: twice as much each time, so that a long line is not searched
+                # over and over.
+                whole = self._source.nbytes - self._base
+                raise _NeedMore(max(len(self.data) + 1, min(whole, 2 * len(self.data))))
             lines.append(self.data[begin:end])
             begin = end + 1
         self.pos = begin
@@ -318,10 +332,18 @@ class _Interpreter:
 
     def _decimal(self, digits: bytes) -> Inert:
         digits = digits.strip()
-        # int() of a long text is quadratic; a checkpoint has no use for such numbers.
-        if len(digits) > _MAX_INT_NBYTES or not _INTEGER.fullmatch(digits):
+        if not _INTEGER.fullmatch(digits):
             raise self._malformed(f"not a number: {len(digits):,} characters")
-        return int(digits)
+        # As in _little_endian; here reading takes quadratic time, too.
+        return int(digits) if len(digits) <= _MAX_INT_NBYTES else digits
+
+    def _memo_index(self) -> int:
+        (line,) = self._lines(1)
+        index = self._decimal(line)
+        # Larger ones, which nobody writes, could be chosen to have one hash.
+        if not (isinstance(index, int) and 0 <= index < 1 << 32):
+            raise self._malformed("a memo index that is none")
+        return index
 
     def op_long1(self) -> None:
         self._push(self._little_endian(self._take(self.pos + 2, self.data[self.pos + 1])))
@@ -433,6 +455,8 @@ class _Interpreter:
         target = self.stack[-1]
         if not isinstance(target, Call):
             raise self._malformed("a state for something that is no object")
+        if target.state is not None:
+            raise self._malformed("a second state for one object")
         target.state = state
 
     def op_persid(self) -> None:
@@ -456,12 +480,10 @@ class _Interpreter:
         self._push(self.stack[-1])
 
     def op_get(self) -> None:
-        (line,) = self._lines(1)
-        self._push(self.memo[self._decimal(line)])
+        self._push(self.memo[self._memo_index()])
 
     def op_put(self) -> None:
-        (line,) = self._lines(1)
-        self.memo[self._decimal(line)] = self.stack[-1]
+        self.memo[self._memo_index()] = self.stack[-1]
 
     def op_tuple3(self) -> None:
         self.pos += 1

@@ -11,7 +11,6 @@ Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the ol
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ckptool import dtypes, inert
@@ -19,15 +18,15 @@ from ckptool.dtypes import DType
 from ckptool.errors import AmbiguousFile, MalformedFile
 from ckptool.files import BytesSource
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
-from ckptool.numpy_arrays import numpy_array
+from ckptool.numpy_arrays import numpy_array, raw_bytes
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
 
 class TypedStorage(NamedTuple):
-    """A storage, and the element type that the file gives it; None for untyped ones."""
+    """A storage, and the element type that the file gives it."""
 
     ref: StorageRef
-    dtype: DType | None
+    dtype: DType
 
 
 class Storages(Protocol):
@@ -72,8 +71,8 @@ class Rebuilder:
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
             if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
-                stream = node.args[0]
-                return self._storages.nested(bytes(stream)) if isinstance(stream, bytes | bytearray) else None
+                stream = raw_bytes(node.args[0])
+                return self._storages.nested(stream) if stream is not None else None
         return None
 
     def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
@@ -94,7 +93,15 @@ class Rebuilder:
 
     # One method for each way that torch writes a tensor; the arguments are the pickle's.
 
-    def _v1(self, _: Call, storage: Inert = None, offset: Inert = None, size: Inert = None, stride: Inert = None, *_rest: Inert) -> TensorInfo:
+    def _v1(
+        self,
+        _: Call,
+        storage: Inert = None,
+        offset: Inert = None,
+        size: Inert = None,
+        stride: Inert = None,
+        *_rest: Inert,
+    ) -> TensorInfo:
         return self._strided(storage, offset, size, stride, None)
 
     def _v2(
@@ -139,12 +146,9 @@ class Rebuilder:
         found = self.storage(storage)
         if found is None:
             raise _malformed("a tensor without a storage")
-        dtype = dtype or found.dtype
-        if dtype is None:
-            raise _malformed(f"a tensor without an element type in storage {found.ref.key!r}")
         flags = metadata.pairs if isinstance(metadata, Dict) else []
         info = TensorInfo(
-            dtype,
+            dtype or found.dtype,
             _ints(size),
             _ints(stride),
             offset,
@@ -157,7 +161,9 @@ class Rebuilder:
         check_extent(info)
         return info
 
-    def _parameter(self, node: Call, data: Inert = None, requires_grad: Inert = None, *_rest: Inert) -> TensorInfo | None:
+    def _parameter(
+        self, node: Call, data: Inert = None, requires_grad: Inert = None, *_rest: Inert
+    ) -> TensorInfo | None:
         # Before 0.4: called with its data and (requires_grad, volatile, hooks) for a state, and before that with
         # nothing and (data, grad, hooks, requires_grad, volatile).
         state = node.state if isinstance(node.state, tuple) else ()
@@ -168,17 +174,23 @@ class Rebuilder:
         info = self.tensor(data)
         if info is None:
             return None
-        return replace(info, requires_grad=requires_grad if isinstance(requires_grad, bool) else None, kind="parameter")
+        return info._replace(requires_grad=requires_grad if isinstance(requires_grad, bool) else None, kind="parameter")
 
     def _parameter_with_state(
-        self, node: Call, data: Inert = None, requires_grad: Inert = None, _hooks: Inert = None, state: Inert = None, *_rest: Inert
+        self,
+        node: Call,
+        data: Inert = None,
+        requires_grad: Inert = None,
+        _hooks: Inert = None,
+        state: Inert = None,
+        *_rest: Inert,
     ) -> TensorInfo | None:
         info = self._parameter(node, data, requires_grad)
-        return replace(info, parts=info.parts + self._parts(state)) if info is not None else None
+        return info._replace(parts=info.parts + self._parts(state)) if info is not None else None
 
     def _variable(self, node: Call, *args: Inert) -> TensorInfo | None:
         info = self._parameter(node, *args)
-        return replace(info, kind=None) if info is not None else None
+        return info._replace(kind=None) if info is not None else None
 
     def _old_tensor(self, node: Call) -> TensorInfo | None:
         """``torch.FloatTensor`` made by NEWOBJ and given ``(storage, offset, size, stride)`` as its state."""
@@ -188,7 +200,15 @@ class Rebuilder:
 
     def _uninitialized(self, _: Call, requires_grad: Inert = None, *_rest: Inert) -> TensorInfo:
         return TensorInfo(
-            dtypes.BY_NAME["float32"], (), (), 0, None, "cpu", requires_grad is True, "parameter", "uninitialized"
+            dtypes.BY_NAME["float32"],
+            (),
+            (),
+            0,
+            None,
+            "cpu",
+            requires_grad is True,
+            "parameter",
+            "uninitialized",
         )
 
     def _quantized(
@@ -214,11 +234,15 @@ class Rebuilder:
                 parts.append((name, part))
             elif isinstance(value, int | float):
                 details.append((name, value))
-        return replace(info, layout=scheme, parts=tuple(parts), details=tuple(details))
+        return info._replace(layout=scheme, parts=tuple(parts), details=tuple(details))
 
     def _sparse(self, _: Call, layout: Inert = None, data: Inert = None, *_rest: Inert) -> TensorInfo:
         name = _layout(layout)
-        fields = ("indices", "values") if name == "sparse_coo" else _COMPRESSED.get(name, ("crow_indices", "col_indices", "values"))
+        fields = (
+            ("indices", "values")
+            if name == "sparse_coo"
+            else _COMPRESSED.get(name, ("crow_indices", "col_indices", "values"))
+        )
         if not isinstance(data, tuple) or len(data) <= len(fields):
             raise _malformed(f"a {name} tensor without its parts")
         parts = []
@@ -229,7 +253,17 @@ class Rebuilder:
             parts.append((field, part))
         values = parts[-1][1]
         shape = _ints(data[len(fields)])
-        return TensorInfo(values.dtype, shape, (), 0, None, values.location, values.requires_grad, layout=name, parts=tuple(parts))
+        return TensorInfo(
+            values.dtype,
+            shape,
+            (),
+            0,
+            None,
+            values.location,
+            values.requires_grad,
+            layout=name,
+            parts=tuple(parts),
+        )
 
     def _nested(self, _: Call, *args: Inert) -> TensorInfo:
         parts = []
@@ -242,7 +276,27 @@ class Rebuilder:
         buffer = parts[0][1]
         return TensorInfo(buffer.dtype, buffer.shape, (), 0, None, buffer.location, layout="nested", parts=tuple(parts))
 
-    def _meta(self, _: Call, dtype: Inert = None, size: Inert = None, stride: Inert = None, requires_grad: Inert = None, *_rest: Inert) -> TensorInfo:
+    def _jagged(self, _: Call, arguments: Inert = None, *_rest: Inert) -> TensorInfo:
+        pairs = arguments.pairs if isinstance(arguments, Dict) else []
+        parts = []
+        for field in ("values", "offsets", "lengths"):
+            part = self.tensor(inert.lookup(pairs, field))
+            if part is not None:
+                parts.append((field, part))
+        if not parts or parts[0][0] != "values":
+            raise _malformed("a jagged tensor without values")
+        values = parts[0][1]
+        return TensorInfo(values.dtype, values.shape, (), 0, None, values.location, layout="jagged", parts=tuple(parts))
+
+    def _meta(
+        self,
+        _: Call,
+        dtype: Inert = None,
+        size: Inert = None,
+        stride: Inert = None,
+        requires_grad: Inert = None,
+        *_rest: Inert,
+    ) -> TensorInfo:
         info = TensorInfo(_dtype(dtype), _ints(size), _ints(stride), 0, None, "meta", requires_grad is True)
         check_extent(info)
         return info
@@ -273,23 +327,41 @@ class Rebuilder:
         check_extent(info)
         return info
 
-    def _from_type(self, _: Call, func: Inert = None, cls: Inert = None, args: Inert = None, state: Inert = None, *_rest: Inert) -> TensorInfo | None:
+    def _from_type(
+        self,
+        _: Call,
+        func: Inert = None,
+        cls: Inert = None,
+        args: Inert = None,
+        state: Inert = None,
+        *_rest: Inert,
+    ) -> TensorInfo | None:
         # Not self.tensor(): a node made here dies here, and its id could be another's later.
         info = self._recognise(Call(func, args)) if isinstance(args, tuple) else None
         if info is None:
             return None  # what it wraps is found by walking on
         named = inert.global_of(cls)
         plain = named is not None and (named.module, named.name) in _PLAIN_CLASSES
-        kind = "buffer" if named is not None and named.name == "Buffer" else info.kind
-        parts = info.parts + self._parts(state)
-        return replace(info, subclass=None if plain else inert.class_name(cls), kind=kind, parts=parts)
+        # nn.Buffer makes plain tensors with a mark.
+        kind = "buffer" if inert.lookup(_state_pairs(state), "_is_buffer") is True else info.kind
+        known = {id(part) for _, part in info.parts}
+        parts = [(name, part) for name, part in self._parts(state) if id(part) not in known]
+        return info._replace(subclass=None if plain else inert.class_name(cls), kind=kind, parts=(*info.parts, *parts))
 
-    def _from_cpu(self, _: Call, data: Inert = None, dtype: Inert = None, device: Inert = None, requires_grad: Inert = None, *_rest: Inert) -> TensorInfo | None:
+    def _from_cpu(
+        self,
+        _: Call,
+        data: Inert = None,
+        dtype: Inert = None,
+        device: Inert = None,
+        requires_grad: Inert = None,
+        *_rest: Inert,
+    ) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         info = self.tensor(data) or _from_numpy(data)
         if info is None:
             return None
-        return replace(info, location=_device(device), requires_grad=requires_grad is True)
+        return info._replace(location=_device(device), requires_grad=requires_grad is True)
 
     def _parts(self, state: Inert) -> tuple[tuple[str, TensorInfo], ...]:
         """Return the tensors that a subclass's state holds, by attribute name; two levels deep is as far as it goes."""
@@ -356,17 +428,26 @@ def _device(node: Inert) -> str:
     return ":".join(str(arg) for arg in args if isinstance(arg, str | int)) or "unknown"
 
 
-def unify(seen: TypedStorage, again: TypedStorage) -> None:
-    """Raise AmbiguousFile unless two references to one storage key say the same of it."""
-    if seen != again:
+def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
+    """
+    Return the storage that a second reference to one key means.
+
+    An empty storage has no type of its own: torch, too, gives each reference the type that it asks for.
+
+    Raises:
+        AmbiguousFile: The two do not say the same of it.
+    """
+    same_place = (seen.ref.location, seen.ref.nbytes) == (again.ref.location, again.ref.nbytes)
+    if not same_place or (seen.dtype != again.dtype and seen.ref.nbytes):
         raise AmbiguousFile(
             f"storage {seen.ref.key!r} is {_describe(seen)} in one place and {_describe(again)} in another",
             kind="ambiguous-storage",
         )
+    return TypedStorage(seen.ref, again.dtype)
 
 
 def _describe(storage: TypedStorage) -> str:
-    return f"{storage.dtype or 'untyped'}, {storage.ref.nbytes:,} bytes on {storage.ref.location!r}"
+    return f"{storage.dtype}, {storage.ref.nbytes:,} bytes on {storage.ref.location!r}"
 
 
 def _malformed(what: str) -> MalformedFile:
@@ -408,6 +489,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
+    ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): Rebuilder._uninitialized,
     ("torch.nn.parameter", "UninitializedBuffer"): Rebuilder._uninitialized,

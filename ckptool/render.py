@@ -139,9 +139,7 @@ def as_json(
             for path, node in checkpoint.extras
         ],
         "globals": [str(found) for found in checkpoint.globals],
-        "findings": [
-            {"code": f.code, "severity": f.severity, "message": f.message, "hint": f.hint} for f in findings
-        ],
+        "findings": [{"code": f.code, "severity": f.severity, "message": f.message, "hint": f.hint} for f in findings],
     }
 
 
@@ -224,5 +222,3 @@ def _state_dict(found: StateDict, weights: StateDict | None) -> str:
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
     return f"{name}: {found.role}{cls}, {len(found):,} tensors, {found.numel:,} parameters{chosen}"
-
-

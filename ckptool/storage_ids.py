@@ -27,8 +27,8 @@ class View(NamedTuple):
 class StorageId(NamedTuple):
     """A persistent id, its types checked."""
 
-    dtype: DType | None
-    """None for UntypedStorage: its tensors say their type themselves."""
+    dtype: DType
+    """uint8 for UntypedStorage, as torch has it: its tensors say their type themselves."""
     key: str
     location: str
     nbytes: int
@@ -51,17 +51,17 @@ def storage_id(pid: Inert) -> StorageId | None:
     if not (isinstance(key, str) and isinstance(location, str) and _is_size(numel)):
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     dtype = _dtype(cls)
-    itemsize = dtype.itemsize if dtype else 1
+    itemsize = dtype.itemsize
     return StorageId(dtype, key, location, numel * itemsize, _view(pid[5:], itemsize))
 
 
-def _dtype(cls: Inert) -> DType | None:
+def _dtype(cls: Inert) -> DType:
     found = inert.global_of(cls)
     # torch, too, goes by the class's name alone: old files say torch.cuda.FloatStorage.
     if found is not None and found.name in dtypes.BY_STORAGE_CLASS:
         return dtypes.BY_STORAGE_CLASS[found.name]
     if found is not None and found.name in ("UntypedStorage", "_UntypedStorage"):
-        return None
+        return dtypes.BY_NAME["uint8"]
     raise UnsupportedFeature(f"storage class {inert.class_name(cls)} is not known", kind="storage-class")
 
 

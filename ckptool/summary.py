@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
@@ -20,8 +20,7 @@ WRAPPER_COMPONENTS = {
 """Name components that training wrappers add, and who adds them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """Counts over all tensors of a checkpoint."""
 
     tensors: int

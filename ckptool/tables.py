@@ -23,7 +23,9 @@ def show(text: str) -> str:
     """Return text that is safe to print on one line: what is not printable appears as an escape."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )
 
 
 def show_nbytes(nbytes: int) -> str:
@@ -117,8 +119,7 @@ def plain_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], widt
         widths[0] = max(min(widths[0], _NARROWEST_NAME), widths[0] - max(0, excess))
     for row in (headers, *rows):
         cells = [
-            _pad(_cut(cell, room), room, right=number)
-            for cell, room, number in zip(row, widths, numbers, strict=True)
+            _pad(_cut(cell, room), room, right=number) for cell, room, number in zip(row, widths, numbers, strict=True)
         ]
         yield "  ".join(cells).rstrip()
 
@@ -156,7 +157,12 @@ def _csv(headers: Row, rows: Sequence[Row]) -> str:
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(headers)
     # A spreadsheet would take such a cell for a formula.
-    writer.writerows([[f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" else cell for cell in row] for row in rows])
+    writer.writerows(
+        [
+            [f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" else cell for cell in row]
+            for row in rows
+        ]
+    )
     return output.getvalue().rstrip("\n")
 
 

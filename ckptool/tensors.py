@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.dtypes import DType
 from ckptool.errors import LimitExceeded, MalformedFile, UnsupportedFeature
@@ -23,21 +22,24 @@ Dims: TypeAlias = list[tuple[int, int]]
 
 _MAX_RANK: Final = 64  # torch's own limit
 _MAX_SIZE: Final = 1 << 63
+_CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SPAN_NBYTES: Final = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
-class StorageRef:
+class StorageRef(NamedTuple):
     """One storage's bytes: where they are, and the device tag that they were saved with."""
 
     key: str
     location: str
     """As saved: ``cpu``, ``cuda:0``, ``npu:0``… Reported, never obeyed."""
     nbytes: int
-    source: Source = field(repr=False)
+    source: Source
     offset: int
     """Of the first byte, in ``source``."""
     big_endian: bool = False
+
+    def __repr__(self) -> str:
+        return f"<StorageRef {self.key!r} {self.location} of {self.nbytes} bytes>"
 
     @property
     def file_offset(self) -> int | None:
@@ -45,8 +47,7 @@ class StorageRef:
         return self.source.file_offset(self.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """
     What the file says about one tensor, without its bytes.
 
@@ -216,7 +217,7 @@ def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
 
 
 def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
-    code = {1: "B", 2: "H", 4: "I", 8: "Q"}[unit]
+    code = _CODES[unit]
     view = memoryview(data).cast(code)
     output = bytearray(unit * prod(size for size, _ in dims))
     target = memoryview(output).cast(code)

@@ -70,9 +70,7 @@ def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
 def _cpu() -> Device:
     import torch
 
-    name = (
-        f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    )
+    name = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     return Device(
         tag="cpu",
         name=name,
@@ -181,6 +179,4 @@ def _failed_start(visible: str | None) -> CudaMissing:
             f"CUDA_VISIBLE_DEVICES is '{visible}' and CUDA finds no such device ({reason})",
             "Set CUDA_VISIBLE_DEVICES to the numbers that 'nvidia-smi -L' lists.",
         )
-    return CudaMissing(
-        "no-device", f"CUDA does not start ({reason})", "Check that 'nvidia-smi' lists a device."
-    )
+    return CudaMissing("no-device", f"CUDA does not start ({reason})", "Check that 'nvidia-smi' lists a device.")

@@ -50,7 +50,7 @@ _METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 class _Directory(NamedTuple):
     offset: int
     nbytes: int
-    count: int
+    members: int
     end: int
     """Where what follows the central directory begins."""
 
@@ -79,10 +79,10 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         UnsupportedFeature: It is encrypted, or packed with something else than deflate.
     """
     directory, notes = _find_directory(source)
-    if directory.count > limits.entries:
+    if directory.members > limits.entries:
         raise LimitExceeded(
-            f"the zip has {directory.count:,} members; {limits.entries:,} are allowed",
-            needed=directory.count,
+            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
+            needed=directory.members,
             actual=limits.entries,
         )
     entries = _read_entries(source, directory)
@@ -121,7 +121,10 @@ def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
     directory = _zip64_directory(source, end, count, nbytes, offset) or _Directory(offset, nbytes, count, end)
     gap = directory.end - directory.offset - directory.nbytes
     if gap:
-        raise _ambiguous(f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'behind'} its end record", end)
+        raise _ambiguous(
+            f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'behind'} its end record",
+            end,
+        )
     notes = []
     behind = source.nbytes - end - _END.size - comment
     if behind < 0:
@@ -155,21 +158,39 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
 
 
 def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
-    if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.count:
+    if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.members:
         raise MalformedFile(
-            f"a central directory of {directory.nbytes:,} bytes for {directory.count:,} members",
+            f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
             kind="malformed-zip",
             offset=directory.offset,
         )
     data = source.read(directory.offset, directory.nbytes)
     entries = []
     position = 0
-    for _ in range(directory.count):
+    for _ in range(directory.members):
         at = directory.offset + position
         if position + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, position):
             raise _ambiguous("the central directory does not stand where the end record says", at)
         fields = _ENTRY.unpack_from(data, position)
-        _, made_by, _, flags, method, _, _, crc, stored, nbytes, name_n, extra_n, comment_n, disk, _, attributes, header = fields
+        (
+            _,
+            made_by,
+            _,
+            flags,
+            method,
+            _,
+            _,
+            crc,
+            stored,
+            nbytes,
+            name_n,
+            extra_n,
+            comment_n,
+            disk,
+            _,
+            attributes,
+            header,
+        ) = fields
         name_at = position + _ENTRY.size
         extra_at = name_at + name_n
         position = extra_at + extra_n + comment_n
@@ -305,7 +326,9 @@ def _descriptor_nbytes(data: bytes, sizes: tuple[int, int, int]) -> int:
             crc, stored, nbytes = sizes
             if max(stored, nbytes) >> 8 * width:
                 continue
-            whole = magic + crc.to_bytes(4, "little") + stored.to_bytes(width, "little") + nbytes.to_bytes(width, "little")
+            whole = (
+                magic + crc.to_bytes(4, "little") + stored.to_bytes(width, "little") + nbytes.to_bytes(width, "little")
+            )
             if data.startswith(whole):
                 return len(whole)
     return 0

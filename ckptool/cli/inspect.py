@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import click
 
@@ -22,8 +21,7 @@ from ckptool.tensors import LazyTensor
 _LINES_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """Which tensors to list, and in which order."""
 
     grep: re.Pattern[str] | None
@@ -38,6 +36,10 @@ class Selection:
     def _takes(self, name: str) -> bool:
         if self.grep is not None and not self.grep.search(name):
             return False
+        if not (self.include or self.exclude):
+            return True
+        from fnmatch import fnmatchcase
+
         if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
             return False
         return not any(fnmatchcase(name, glob) for glob in self.exclude)
@@ -45,18 +47,49 @@ class Selection:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object for each file; a list if there are several.",
+)
 @click.option("--tree", is_flag=True, help="Show the names as a tree instead of a table.")
 @click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
 @click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
-@click.option("--sort", type=click.Choice(list(tables.SORT_KEYS)), default="file", show_default=True, help="Order of the table.")
+@click.option(
+    "--sort",
+    type=click.Choice(list(tables.SORT_KEYS)),
+    default="file",
+    show_default=True,
+    help="Order of the table.",
+)
 @click.option("--columns", metavar="A,B,…", help=f"Columns of the table, from: {', '.join(tables.COLUMNS)}.")
-@click.option("--table", "table_format", metavar="FORMAT", help="Table format: github, csv, html, or any other of tabulate's.")
-@click.option("--all", "show_all", is_flag=True, help="Also list the values that are not tensors, and tensors outside the state_dict.")
-@click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and nothing else.")
-@click.option("--source", "show_source", is_flag=True, help="Print the class source that old files carry, and nothing else.")
+@click.option(
+    "--table",
+    "table_format",
+    metavar="FORMAT",
+    help="Table format: github, csv, html, or any other of tabulate's.",
+)
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Also list the values that are not tensors, and tensors outside the state_dict.",
+)
+@click.option(
+    "--globals",
+    "show_globals",
+    is_flag=True,
+    help="List the names that unpickling would import, and nothing else.",
+)
+@click.option(
+    "--source",
+    "show_source",
+    is_flag=True,
+    help="Print the class source that old files carry, and nothing else.",
+)
 def inspect(
     files: tuple[str, ...],
     *,
@@ -146,7 +179,7 @@ def _everything_else(checkpoint: Checkpoint, columns: Sequence[str]) -> Iterator
 
 def _plain(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str]) -> Iterator[str]:
     headers, rows, numbers = _cells(checkpoint, tensors, columns)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
     return tables.plain_table(headers, rows, numbers, width)
 
 

@@ -16,7 +16,16 @@ from typing import BinaryIO
 from ckptool import files
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, UnknownFormat
-from ckptool.formats import packed, plain_pickle, pt2, safetensors, torch_legacy, torch_tar, torch_zip, torchscript
+from ckptool.formats import (
+    packed,
+    plain_pickle,
+    pt2,
+    safetensors,
+    torch_legacy,
+    torch_tar,
+    torch_zip,
+    torchscript,
+)
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.probe import Probe
 

@@ -28,7 +28,14 @@ def sniff(probe: Probe) -> bool:
 def read(probe: Probe) -> Checkpoint:
     """Open the one checkpoint inside, or list those that are there."""
     if probe.head.startswith(_GZIP_MAGIC):
-        return probe.read_inner(_unpacked(probe))
+        content = _unpacked(probe)
+        if not content.nbytes:
+            raise NotACheckpoint(
+                f"not a checkpoint: a gzip file of {probe.source.nbytes:,} bytes with nothing in it",
+                kind="gzip-empty",
+                hint="Pack or download it again.",
+            )
+        return probe.read_inner(content)
     archive = probe.zip or probe.tar
     if archive is None:
         raise MalformedFile("an archive without members", kind="empty-archive")
@@ -107,5 +114,3 @@ def _no_checkpoint(archive: Archive) -> CkptoolError:
     return NotACheckpoint(
         f"not a checkpoint: an archive of {len(names):,} files, none of which is one: {shown}", kind="archive"
     )
-
-

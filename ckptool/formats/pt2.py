@@ -19,7 +19,7 @@ from ckptool import dtypes
 from ckptool.archive import Archive
 from ckptool.checkpoint import Checkpoint
 from ckptool.contents import Contents, Group
-from ckptool.errors import MalformedFile
+from ckptool.errors import AmbiguousFile, MalformedFile
 from ckptool.probe import Probe
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
@@ -61,25 +61,37 @@ def _old_folder(archive: Archive) -> str | None:
 
 
 def _read_new(probe: Probe, archive: Archive, folder: str) -> Checkpoint:
-    weights, constants = (_read_configs(probe, archive, folder, *which) for which in (_WEIGHTS, _CONSTANTS))
-    contents = Contents(tensors=weights)
-    contents.groups.append(Group("", "module", list(weights), class_name="torch.export.ExportedProgram"))
+    contents = Contents()
+    for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS).items():
+        group = Group(model, "module", class_name="torch.export.ExportedProgram")
+        contents.groups.append(group)
+        for name, info in infos.items():
+            full = f"{model}.{name}" if model else name
+            if full in contents.tensors:
+                raise AmbiguousFile(f"two tensors are called {full!r}", kind="ambiguous-name")
+            contents.tensors[full] = info
+            group.names.append(full)
     checkpoint = Checkpoint(archive.source, NAME, contents, form="model", notes=archive.notes)
-    checkpoint.add_attributes("constants", Contents(tensors=constants))
+    for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS).items():
+        checkpoint.add_attributes(f"constants.{model}" if model else "constants", Contents(tensors=infos))
     return checkpoint
 
 
-def _read_configs(probe: Probe, archive: Archive, folder: str, kind: str, suffix: str) -> dict[str, TensorInfo]:
+def _read_configs(
+    probe: Probe, archive: Archive, folder: str, kind: str, suffix: str
+) -> dict[str, dict[str, TensorInfo]]:
+    """Return the tensors of each program in the archive, by its name; the name of the only one is left out."""
     place = f"{folder}data/{kind}/"
     configs = [name for name in archive if name.startswith(place) and name.endswith(suffix)]
-    tensors: dict[str, TensorInfo] = {}
+    models: dict[str, dict[str, TensorInfo]] = {}
+    storages: dict[str, StorageRef] = {}
     for config in configs:
-        prefix = "" if len(configs) == 1 else f"{config[len(place) : -len(suffix)]}."
+        tensors = models.setdefault("" if len(configs) == 1 else config[len(place) : -len(suffix)], {})
         for name, entry in _entries(archive, config).items():
-            info = _tensor(probe, archive, place, name, entry)
+            info = _tensor(probe, archive, place, name, entry, storages)
             if info is not None:
-                tensors[prefix + name] = info
-    return tensors
+                tensors[name] = info
+    return models
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
@@ -95,23 +107,34 @@ def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
     return config
 
 
-def _tensor(probe: Probe, archive: Archive, place: str, name: str, entry: dict[str, object]) -> TensorInfo | None:
+def _tensor(
+    probe: Probe,
+    archive: Archive,
+    place: str,
+    name: str,
+    entry: dict[str, object],
+    storages: dict[str, StorageRef],
+) -> TensorInfo | None:
     path = entry.get("path_name")
     record_name = f"{place}{path}"
     if record_name not in archive:
         raise MalformedFile(f"tensor {name!r} has no record {record_name!r}", kind="missing-storage")
-    if entry.get("use_pickle"):
-        inner = probe.read_inner(archive.open(record_name))
-        return next((tensor.info for tensor in inner.tensors.values()), None)
     meta = entry.get("tensor_meta")
     if not isinstance(meta, dict):
         return None  # a custom object: code, not a tensor
+    if entry.get("use_pickle"):
+        inner = probe.read_inner(archive.open(record_name))
+        return next((tensor.info for tensor in inner.tensors.values()), None)
     record = archive[record_name]
-    dtype = dtypes.BY_PT2.get(meta.get("dtype"))
+    number = meta.get("dtype")
+    dtype = dtypes.BY_PT2.get(number) if isinstance(number, int) else None
     if dtype is None:
         raise MalformedFile(f"tensor {name!r} has an unknown dtype", kind="malformed-pt2")
     device = _device(meta.get("device"))
-    storage = StorageRef(str(path), device, record.nbytes, archive.content(record_name), 0)
+    # Tied tensors name one record: they must get one storage.
+    storage = storages.setdefault(
+        record_name, StorageRef(str(path), device, record.nbytes, archive.content(record_name), 0)
+    )
     info = TensorInfo(
         dtype,
         tuple(_number(size) for size in _list(meta.get("sizes"))),

@@ -94,7 +94,9 @@ def _parse(data: bytes) -> dict[str, object]:
     try:
         header = json.loads(str(data, "utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise MalformedFile(f"the safetensors header is no JSON: {_reason(error)}", kind="malformed-safetensors") from error
+        raise MalformedFile(
+            f"the safetensors header is no JSON: {_reason(error)}", kind="malformed-safetensors"
+        ) from error
     if not isinstance(header, dict):
         raise MalformedFile("the safetensors header is no JSON object", kind="malformed-safetensors")
     return header

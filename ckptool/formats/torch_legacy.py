@@ -8,8 +8,9 @@
     pickle [key, …]                  the order of the storages
     i64 numel, raw elements          one storage for each key
 
+Elements are little-endian whatever the machine was; so is their number, except from old releases on big-endian ones.
 No table says where a storage begins: each follows from the sizes of those before it. See torch/serialization.py,
-_legacy_save and _legacy_load.
+_legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/serialization.cpp.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def read(probe: Probe) -> Checkpoint:
     stream = LegacyStream(probe.source, probe.limits)
     contents = collect(stream.tree.root, Rebuilder(stream), probe.limits)
     notes = []
+    if stream.big_endian:
+        notes.append("written on a big-endian machine; its elements are little-endian all the same")
     behind = probe.source.nbytes - stream.end
     if behind:
         another = _is_legacy(probe.source.read(stream.end, min(48, behind)))
@@ -88,7 +91,8 @@ class LegacyStream:
                 kind="future-version",
             )
         flags = inert.mapping_pairs(system.root) or []
-        self._big_endian = inert.lookup(flags, "little_endian") is False
+        self.big_endian = inert.lookup(flags, "little_endian") is False
+        """Whether the machine was. Its elements are little-endian all the same."""
         self.tree = read_pickle(source, system.end)
         keys = read_pickle(source, self.tree.end)
         self._storages: dict[str, TypedStorage] = {}
@@ -101,7 +105,7 @@ class LegacyStream:
             return None
         root = self._storages[named.key]
         if root.dtype != named.dtype or root.ref.location != named.location or root.ref.nbytes != named.nbytes:
-            unify(root, TypedStorage(self._ref(named, root.ref.offset), named.dtype))
+            root = unify(root, TypedStorage(self._ref(named, root.ref.offset), named.dtype))
         if named.view is None:
             return root
         view = named.view
@@ -113,7 +117,11 @@ class LegacyStream:
                 actual=root.ref.nbytes,
             )
         ref = StorageRef(
-            view.key, named.location, view.nbytes, self._source, root.ref.offset + view.offset, self._big_endian
+            view.key,
+            named.location,
+            view.nbytes,
+            self._source,
+            root.ref.offset + view.offset,
         )
         return TypedStorage(ref, root.dtype)
 
@@ -148,8 +156,11 @@ class LegacyStream:
         ahead = ReadAhead(self._source)
         for name in names:
             named = announced[name]
-            itemsize = named.dtype.itemsize if named.dtype else 1
-            nbytes = int.from_bytes(ahead.read(position, 8), "little" if not self._big_endian else "big", signed=True) * itemsize
+            itemsize = named.dtype.itemsize
+            numel = ahead.read(position, 8)
+            nbytes = int.from_bytes(numel, "little", signed=True) * itemsize
+            if nbytes != named.nbytes and self.big_endian:
+                nbytes = int.from_bytes(numel, "big", signed=True) * itemsize
             if nbytes != named.nbytes:
                 raise MalformedFile(
                     f"storage {name!r} at byte {position:,} has {nbytes:,} bytes, the tree says {named.nbytes:,}",
@@ -163,7 +174,7 @@ class LegacyStream:
         return position
 
     def _ref(self, named: StorageId, offset: int) -> StorageRef:
-        return StorageRef(named.key, named.location, named.nbytes, self._source, offset, self._big_endian)
+        return StorageRef(named.key, named.location, named.nbytes, self._source, offset)
 
     def _raise_truncated(self, announced: dict[str, StorageId], names: list[str], position: int, total: int) -> None:
         whole = 0

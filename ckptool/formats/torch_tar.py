@@ -100,13 +100,17 @@ class TarStorages:
             raise MalformedFile("a storage view of the wrong kind", kind="malformed-tar")
         key, root_key, offset, numel = view
         root = self._storages.get(str(_key(root_key)))
-        if root is None or root.dtype is None or _key(key) is None or not all(type(n) is int and n >= 0 for n in (offset, numel)):
+        if root is None or _key(key) is None or not all(type(n) is int and n >= 0 for n in (offset, numel)):
             raise MalformedFile("a view of a storage that is not there", kind="malformed-tar")
         itemsize = root.dtype.itemsize
         if (offset + numel) * itemsize > root.ref.nbytes:
             raise MalformedFile("a view that reaches over its storage", kind="storage-size")
         ref = StorageRef(
-            str(key), root.ref.location, numel * itemsize, root.ref.source, root.ref.offset + offset * itemsize
+            str(key),
+            root.ref.location,
+            numel * itemsize,
+            root.ref.source,
+            root.ref.offset + offset * itemsize,
         )
         self._storages[str(key)] = TypedStorage(ref, root.dtype)
 
@@ -122,8 +126,11 @@ class TarStorages:
             numbers = Struct(f"<{2 * ndim + 1}q").unpack(_read(source, position, 8 * (2 * ndim + 1)))
             position += 8 * (2 * ndim + 1)
             storage = self._storages.get(str(_key(storage_key)))
-            if storage is None or storage.dtype is None or _key(key) is None:
-                raise MalformedFile(f"a tensor of storage {str(_key(storage_key))!r}, which is not there", kind="missing-storage")
+            if storage is None or _key(key) is None:
+                raise MalformedFile(
+                    f"a tensor of storage {str(_key(storage_key))!r}, which is not there",
+                    kind="missing-storage",
+                )
             shape, stride, offset = numbers[:ndim], numbers[ndim:-1], numbers[-1]
             info = TensorInfo(storage.dtype, shape, stride, offset, storage.ref, storage.ref.location)
             check_extent(info)
@@ -168,5 +175,3 @@ def _truncated(needed: int, actual: int) -> TruncatedFile:
         needed=needed,
         actual=actual,
     )
-
-

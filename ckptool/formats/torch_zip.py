@@ -51,7 +51,7 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
     root = root_folder(archive)
     assert root is not None  # noqa: S101 - the caller saw it
     check_version(archive, f"{root}version")
-    storages = ZipStorages(archive, f"{root}data/", big_endian=archive.text(f"{root}byteorder") == "big")
+    storages = ZipStorages(archive, f"{root}data/", big_endian=is_big_endian(archive, f"{root}byteorder"))
     pickled = read_pickle(archive.open(f"{root}data.pkl"))
     contents = collect(pickled.root, Rebuilder(storages), archive.limits, graph)
     notes = list(archive.notes)
@@ -90,6 +90,20 @@ def check_version(archive: Archive, name: str) -> None:
         )
 
 
+def is_big_endian(archive: Archive, name: str) -> bool:
+    """
+    Return what the archive says of its byte order; where it says nothing, it is little-endian.
+
+    Raises:
+        MalformedFile: It names neither order. torch refuses that too.
+    """
+    record = archive.get(name)
+    order = b"little" if record is None else archive.open(name).read(0, min(16, record.nbytes))
+    if order not in (b"little", b"big"):
+        raise MalformedFile(f"byte order {order!r} is neither 'little' nor 'big'", kind="byte-order")
+    return order == b"big"
+
+
 class ZipStorages:
     """Storages that are members of a zip, by their key."""
 
@@ -109,7 +123,7 @@ class ZipStorages:
         if known is not None:
             again = (named.dtype, named.location, named.nbytes)
             if again != (known.dtype, known.ref.location, known.ref.nbytes):
-                unify(known, TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype))
+                return unify(known, TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype))
             return known
         found = TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype)
         return self._known.setdefault(named.key, found)
@@ -161,5 +175,3 @@ def _announced_nbytes(source: Source) -> int | None:
     except (MalformedFile, TruncatedFile):
         return None
     return sum(sizes.values()) or None
-
-

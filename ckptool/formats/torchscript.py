@@ -52,7 +52,7 @@ def read(probe: Probe) -> Checkpoint:
     assert archive is not None  # noqa: S101 - sniff saw it
     root = torch_zip.root_folder(archive)
     checkpoint = torch_zip.read_archive(archive, NAME, ScriptModules(_class_tables(archive, f"{root}code/")))
-    checkpoint.add_attributes("constants", _constants(archive, f"{root}constants"))
+    checkpoint.add_attributes("constants", _constants(archive, root))
     return checkpoint
 
 
@@ -132,9 +132,11 @@ def _class_tables(archive: Archive, folder: str) -> dict[str, dict[str, Kind]]:
     return tables
 
 
-def _constants(archive: Archive, path: str) -> Contents:
+def _constants(archive: Archive, root: str | None) -> Contents:
     """Return the tensors that the code refers to by number: in a frozen model, all its weights."""
-    if f"{path}.pkl" not in archive:
+    if f"{root}constants.pkl" not in archive:
         return Contents()
-    pickled = read_pickle(archive.open(f"{path}.pkl"))
-    return collect(pickled.root, Rebuilder(torch_zip.ZipStorages(archive, f"{path}/")), archive.limits)
+    pickled = read_pickle(archive.open(f"{root}constants.pkl"))
+    big_endian = torch_zip.is_big_endian(archive, f"{root}byteorder")
+    storages = torch_zip.ZipStorages(archive, f"{root}constants/", big_endian=big_endian)
+    return collect(pickled.root, Rebuilder(storages), archive.limits)

@@ -38,9 +38,7 @@ _USUAL = Recipe()
     "--data-dir", type=click.Path(path_type=Path), help="Where CIFAR-10 is, for --net cifar.  [default: data]"
 )
 @click.option("--epochs", type=click.IntRange(1), default=_USUAL.epochs, show_default=True)
-@click.option(
-    "--batch", type=click.IntRange(1), default=_USUAL.batch, show_default=True, help="Images per step."
-)
+@click.option("--batch", type=click.IntRange(1), default=_USUAL.batch, show_default=True, help="Images per step.")
 @click.option("--lr", type=click.FloatRange(0), default=_USUAL.learning_rate, show_default=True)
 @click.option("--seed", type=int, default=_USUAL.seed, show_default=True)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
@@ -67,9 +65,7 @@ def run(args: argparse.Namespace) -> None:
     first = os.environ.get("RANK", "0") == "0"
     if args.target is not None and not args.target.parent.is_dir():
         # Better before the training than after it.
-        raise FileUnavailable(
-            "its folder does not exist", path=str(args.target), hint="Make the folder first."
-        )
+        raise FileUnavailable("its folder does not exist", path=str(args.target), hint="Make the folder first.")
     report = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     choice = choose(args.device, report, local_rank=local_rank)
     with ExitStack() as stack:
@@ -86,9 +82,7 @@ def run(args: argparse.Namespace) -> None:
 def _train(args: argparse.Namespace, choice: Choice, stack: ExitStack, *, first: bool) -> Trained:
     row = NETS[args.net]
     split = data.load(row.data, side=row.side, seed=args.seed, root=args.data_dir)
-    recipe = Recipe(
-        epochs=args.epochs, batch=args.batch, learning_rate=args.lr, seed=args.seed, wrap=args.wrap
-    )
+    recipe = Recipe(epochs=args.epochs, batch=args.batch, learning_rate=args.lr, seed=args.seed, wrap=args.wrap)
     log = _open_log(args.logdir, stack) if first and args.logdir else None
     started = time.monotonic()
 

@@ -54,9 +54,7 @@ def digits(side: int, seed: int) -> Split:
         images = F.interpolate(images, size=(side, side), mode="bilinear")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out, train = order[: len(order) // 5], order[len(order) // 5 :]
-    return Split(
-        TensorDataset(images[train], labels[train]), TensorDataset(images[held_out], labels[held_out])
-    )
+    return Split(TensorDataset(images[train], labels[train]), TensorDataset(images[held_out], labels[held_out]))
 
 
 def cifar10(root: Path | None) -> Split:
@@ -78,9 +76,7 @@ def cifar10(root: Path | None) -> Split:
             path=str(folder),
             hint="Name its folder: --data-dir. torchvision.datasets.CIFAR10(DIR, download=True) fills one.",
         ) from error
-    train, held_out = (
-        TensorDataset(_channels_first(part.data), torch.tensor(part.targets)) for part in parts
-    )
+    train, held_out = (TensorDataset(_channels_first(part.data), torch.tensor(part.targets)) for part in parts)
     return Split(train, held_out)
 
 

@@ -55,17 +55,13 @@ def choose(request: str, report: DeviceReport, *, local_rank: int | None = None)
     )
 
 
-def _choose_cuda(
-    request: str, cuda: Sequence[Device], missing: CudaMissing | None, local_rank: int | None
-) -> Choice:
+def _choose_cuda(request: str, cuda: Sequence[Device], missing: CudaMissing | None, local_rank: int | None) -> Choice:
     if not cuda:
         reason = missing or CudaMissing("no-device", "torch lists no CUDA device", "Use --device cpu.")
         raise _unavailable(request, reason.message, reason.hint)
     if ":" in request:
         if request not in [device.tag for device in cuda]:
-            raise _unavailable(
-                request, f"torch sees cuda:0 to cuda:{len(cuda) - 1}", "Run 'ckptool devices'."
-            )
+            raise _unavailable(request, f"torch sees cuda:0 to cuda:{len(cuda) - 1}", "Run 'ckptool devices'.")
         return Choice(torch.device(request), "asked for")
     if local_rank is not None:
         if local_rank >= len(cuda):

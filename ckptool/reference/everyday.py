@@ -42,9 +42,7 @@ def every_habit(trained: Trained, device: torch.device, *, forge: str | None = N
         if how != "none" and not tag.startswith("cuda"):
             continue
         parts = _parts(trained, how, device, tag)
-        place = (
-            Place(tag, forged=True, tag_of=tagged(tag, on_cpu=_left_on_cpu(parts))) if forge else Place(tag)
-        )
+        place = Place(tag, forged=True, tag_of=tagged(tag, on_cpu=_left_on_cpu(parts))) if forge else Place(tag)
         if forge:
             pretend(parts.wrapped, torch.device(forge))
             pretend(parts.ema, torch.device(forge))
@@ -74,9 +72,7 @@ def lenet(trained: Trained, device: torch.device, *, forge: str | None = None) -
     shown = "the state_dict; LeNet"
     on_cpu = model.cpu().state_dict()
     yield from torch_cases("lenet-state-dict", on_cpu, form="state_dict", shows=shown, containers=["zip"])
-    yield from torch_cases(
-        "lenet-model", parallel.module, form="model", shows="the whole model; LeNet", place=place
-    )
+    yield from torch_cases("lenet-model", parallel.module, form="model", shows="the whole model; LeNet", place=place)
     yield from torch_cases(
         "lenet-state-dict-data-parallel",
         parallel.state_dict(),
@@ -110,9 +106,7 @@ def every_protocol(trained: Trained) -> Iterator[Case]:
 def every_precision(trained: Trained) -> Iterator[Case]:
     """Yield the same weights in the element types that people cast them to; the other files hold float32."""
     for dtype in _DTYPES:
-        cast_to = {
-            name: tensor.to(getattr(torch, dtype)) for name, tensor in trained.model.state_dict().items()
-        }
+        cast_to = {name: tensor.to(getattr(torch, dtype)) for name, tensor in trained.model.state_dict().items()}
         # torch.save writes float8 in the old format, and torch.load then trips over it.
         loads = ("zip",) if dtype.startswith("float8") else ("zip", "legacy")
         shows = f"the state_dict; MLP in {dtype}"
@@ -134,9 +128,7 @@ def _parts(trained: Trained, how: str, device: torch.device, tag: str) -> Parts:
     averaged = deepcopy(trained.ema.module).to(device)
     ema = AveragedModel(wrap(averaged, how, device), avg_fn=ema_average)
     ema.n_averaged.copy_(trained.ema.n_averaged)
-    plain = parts_of(
-        trained, argparse.Namespace(net="tied", lr=trained.recipe.learning_rate, device=torch.device(tag))
-    )
+    plain = parts_of(trained, argparse.Namespace(net="tied", lr=trained.recipe.learning_rate, device=torch.device(tag)))
     return replace(
         plain,
         wrapped=wrap(deepcopy(trained.model).to(device), how, device),

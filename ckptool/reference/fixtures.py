@@ -113,9 +113,7 @@ def readme(valid: Path) -> str:
     for path in sorted(valid.glob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         truth = "forged" if found["forged"] else "real"
-        rows.append(
-            f"| `{found['file']}` | {found['shows']} | {found['torch']} | {found['device']} | {truth} |\n"
-        )
+        rows.append(f"| `{found['file']}` | {found['shows']} | {found['torch']} | {found['device']} | {truth} |\n")
     return _INTRODUCTION + "".join(rows)
 
 

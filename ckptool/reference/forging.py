@@ -24,9 +24,7 @@ def tagged(tag: str, *, on_cpu: Iterable[Tensor] = ()) -> TagOf:
     return mixed([], otherwise=tag, on_cpu=on_cpu)
 
 
-def mixed(
-    tensors: Iterable[tuple[Tensor, str]], *, otherwise: str = "cpu", on_cpu: Iterable[Tensor] = ()
-) -> TagOf:
+def mixed(tensors: Iterable[tuple[Tensor, str]], *, otherwise: str = "cpu", on_cpu: Iterable[Tensor] = ()) -> TagOf:
     """Tag the storage of each tensor as it says."""
     tags = {_address(tensor): "cpu" for tensor in on_cpu}
     tags.update((_address(tensor), tag) for tensor, tag in tensors)

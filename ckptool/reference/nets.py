@@ -41,9 +41,7 @@ class MLP(nn.Module):
     size² elements, so a file of any size is two numbers away.
     """
 
-    def __init__(
-        self, size: int, depth: int, *, inputs: int | None = None, outputs: int | None = None
-    ) -> None:
+    def __init__(self, size: int, depth: int, *, inputs: int | None = None, outputs: int | None = None) -> None:
         super().__init__()
         widths = [inputs or size, *[size] * (depth - 1), outputs or size]
         layers: list[nn.Module] = []

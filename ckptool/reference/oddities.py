@@ -26,9 +26,7 @@ _TAGS = ("cuda:0", "cuda:3", "mps", "xpu:0", "npu:0", "hpu", "xla:0", "meta", "w
 
 def odd_tensors(trained_lstm: nn.Module) -> Iterator[Case]:
     """Yield every kind of tensor that torch can save and that is not simply an array of its own."""
-    yield from torch_cases(
-        "views", views(), form="state_dict", shows="slices, strides and transposes of one storage"
-    )
+    yield from torch_cases("views", views(), form="state_dict", shows="slices, strides and transposes of one storage")
     yield from torch_cases("expanded", expanded(), form="state_dict", shows="expanded tensors: strides of 0")
     yield from torch_cases(
         "lstm-one-storage",
@@ -36,18 +34,21 @@ def odd_tensors(trained_lstm: nn.Module) -> Iterator[Case]:
         form="state_dict",
         shows="an LSTM whose weights are slices of one storage, as cuDNN arranges them",
     )
-    yield from torch_cases(
-        "empty", empty(), form="state_dict", shows="tensors of no elements and of no dimensions"
-    )
+    yield from torch_cases("empty", empty(), form="state_dict", shows="tensors of no elements and of no dimensions")
     yield from torch_cases(
         "complex", complex_numbers(), form="state_dict", shows="complex, conjugated and negated views"
     )
     yield from torch_cases("sparse", sparse(), form="state_dict", shows="every sparse layout")
-    yield from torch_cases(
-        "quantised", quantised(), form="state_dict", shows="quantised per tensor and per channel"
-    )
+    yield from torch_cases("quantised", quantised(), form="state_dict", shows="quantised per tensor and per channel")
     yield from torch_cases(
         "parameters", parameters(), form="state_dict", shows="parameters and tensors with a gradient"
+    )
+    yield from torch_cases(
+        "one-storage-two-dtypes",
+        one_storage_two_dtypes(),
+        form="state_dict",
+        shows="uint8 and uint16 tensors of the same bytes",
+        torch_loads=["zip"],
     )
     yield from torch_cases("tensor-list", list(views().values()), form="tensors", shows="a list of tensors")
     yield from torch_cases(
@@ -133,9 +134,7 @@ def sparse() -> dict[str, Tensor]:
     return {
         "dense": dense,
         "coo": dense.to_sparse(),
-        "coo_twice": torch.sparse_coo_tensor(
-            torch.tensor([[0, 0, 1], [2, 2, 0]]), torch.tensor([1.0, 2, 3]), (2, 3)
-        ),
+        "coo_twice": torch.sparse_coo_tensor(torch.tensor([[0, 0, 1], [2, 2, 0]]), torch.tensor([1.0, 2, 3]), (2, 3)),
         "coo_hybrid": dense.to_sparse(1),
         "csr": dense.to_sparse_csr(),
         "csc": dense.to_sparse_csc(),
@@ -178,10 +177,13 @@ def every_dtype() -> dict[str, Tensor]:
         if dtype is not None:
             # Bytes of a bool are 0 or 1, whatever else memory allows.
             found[name] = (raw % 2).view(dtype) if dtype is torch.bool else raw.clone().view(dtype)
-    # Both are saved as bytes, so this is the one case in which torch.save takes one storage under two types.
-    if "uint16" in found:
-        found["uint8_as_uint16"] = found["uint8"].view(torch.uint16)
     return found
+
+
+def one_storage_two_dtypes() -> dict[str, Tensor]:
+    """Return 16 bytes seen as two types, which torch.save takes: it calls the storage of either bytes."""
+    raw = torch.arange(16, dtype=torch.uint8)
+    return {"uint8": raw, "uint16": raw.view(torch.uint16)}
 
 
 def every_device(model: nn.Module) -> Iterator[Case]:

@@ -79,7 +79,7 @@ HABITS = {
     ),
     "ema": Habit("state_dict", "the state_dict of an AveragedModel", lambda parts: parts.ema.state_dict()),
     "list": Habit(
-        "model",
+        "checkpoint",
         "a list of two modules, the model and its AveragedModel",
         lambda parts: [parts.wrapped, parts.ema],
     ),

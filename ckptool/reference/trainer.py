@@ -63,9 +63,7 @@ class Watch:
     """Who is told: ``epoch`` after each epoch, ``steps`` to go round the batches of one."""
 
     epoch: Callable[[Epoch], None] = lambda _: None
-    steps: Callable[[Batches, int], AbstractContextManager[Iterable[Any]]] = lambda batches, _: nullcontext(
-        batches
-    )
+    steps: Callable[[Batches, int], AbstractContextManager[Iterable[Any]]] = lambda batches, _: nullcontext(batches)
 
 
 def ema_average(averaged: Tensor, current: Tensor, _steps: int | Tensor) -> Tensor:

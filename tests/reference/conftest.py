@@ -1,0 +1,34 @@
+"""The fixture set, written once for all tests that look at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Train on one thread: on nets this small, threads that wait for each other cost more than they do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def written_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder into which ``ckptool fixtures`` wrote, on the CPU."""
+    pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
+    from ckptool.cli.fixtures import fixtures
+
+    folder = tmp_path_factory.mktemp("fixtures")
+    result = CliRunner().invoke(fixtures, [str(folder), "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return folder

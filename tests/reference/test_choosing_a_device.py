@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptool.errors import CkptoolError
+from ckptool.reference.devices import choose
+from ckptool.torch_bridge import CudaMissing, Device, DeviceReport
+
+NO_CUDA = CudaMissing("no-driver", "no NVIDIA driver", "Install it.")
+
+
+def report(*devices: Device) -> DeviceReport:
+    has_cuda = any(device.tag.startswith("cuda") for device in devices)
+    return DeviceReport(
+        torch_version="2.13.0",
+        cuda_build="13.0",
+        devices=(Device(tag="cpu", name="a processor"), *devices),
+        cuda_missing=None if has_cuda else NO_CUDA,
+    )
+
+
+def card(number: int, free: int) -> Device:
+    return Device(tag=f"cuda:{number}", name="a card", free_nbytes=free << 30, total_nbytes=80 << 30)
+
+
+def chosen(request: str, *devices: Device, local_rank: int | None = None) -> str:
+    return str(choose(request, report(*devices), local_rank=local_rank).device)
+
+
+@pytest.mark.parametrize("request_", ["auto", "cuda"])
+def test_the_card_with_the_most_free_memory_is_taken_and_the_reason_given(request_):
+    choice = choose(request_, report(card(0, 3), card(1, 40), card(2, 7)))
+
+    assert str(choice.device) == "cuda:1"
+    assert "40.0 GiB free, the most of 3" in choice.why
+
+
+def test_auto_prefers_mps_to_the_cpu_and_says_why_not_cuda():
+    choice = choose("auto", report(Device(tag="mps", name="Apple GPU")))
+
+    assert str(choice.device) == "mps"
+    assert choice.why == "no NVIDIA driver"
+
+
+def test_auto_falls_back_to_the_cpu():
+    assert chosen("auto") == "cpu"
+
+
+def test_a_numbered_card_is_taken_as_asked():
+    assert chosen("cuda:0", card(0, 1), card(1, 40)) == "cuda:0"
+
+
+def test_the_cpu_is_taken_as_asked_although_there_are_cards():
+    assert chosen("cpu", card(0, 40)) == "cpu"
+
+
+@pytest.mark.parametrize("request_", ["auto", "cuda"])
+def test_under_torchrun_each_process_has_the_card_of_its_rank(request_):
+    assert chosen(request_, card(0, 40), card(1, 1), local_rank=1) == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("request_", "devices", "local_rank", "fact"),
+    [
+        ("cuda", (), None, "no device 'cuda' to train on: no NVIDIA driver"),
+        ("cuda:1", (), None, "no device 'cuda:1' to train on: no NVIDIA driver"),
+        ("cuda:4", (card(0, 1), card(1, 1)), None, "cuda:0 to cuda:1"),
+        ("cuda", (card(0, 1),), 1, "'cuda:1'"),
+        ("mps", (card(0, 1),), None, "no device 'mps'"),
+        ("gpu", (card(0, 1),), None, "'gpu' is not a device"),
+        ("cuda:x", (card(0, 1),), None, "'cuda:x' is not a device"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_a_hint(request_, devices, local_rank, fact):
+    with pytest.raises(CkptoolError, match=fact) as caught:
+        choose(request_, report(*devices), local_rank=local_rank)
+
+    assert caught.value.hint

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ckptool.reference import data
+from ckptool.reference.expected import entries
+from ckptool.reference.forging import true_tag
+from ckptool.reference.nets import MLP, LeNet
+from ckptool.reference.trainer import Recipe, Watch, accuracy, train
+
+pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
+
+CPU = torch.device("cpu")
+
+
+def small() -> torch.nn.Module:
+    return MLP(16, 2, inputs=64, outputs=10)
+
+
+def digests(model: torch.nn.Module) -> list[str]:
+    return [entry["sha256"] for entry in entries(model, true_tag)]
+
+
+def test_lenet_learns_the_digits():
+    split = data.digits(28, seed=0)
+    trained = train(LeNet, split, Recipe(), CPU)
+
+    assert trained.epochs[-1].accuracy >= 0.95
+    assert accuracy(trained.model, split.held_out, CPU) == trained.epochs[-1].accuracy
+    assert trained.epochs[-1].loss < trained.epochs[0].loss / 4
+
+
+def test_no_digit_is_both_trained_on_and_held_out():
+    split = data.digits(8, seed=0)
+    train_images, held_out_images = split.train.tensors[0], split.held_out.tensors[0]
+    known = {image.numpy().tobytes() for image in train_images}
+
+    assert len(train_images) + len(held_out_images) == 1797
+    # The data set itself holds no two equal images.
+    assert not any(image.numpy().tobytes() in known for image in held_out_images)
+
+
+def test_a_run_repeats_and_another_seed_does_not():
+    split = data.digits(8, seed=0)
+    runs = [train(small, split, Recipe(epochs=1, seed=seed), CPU) for seed in (3, 3, 4)]
+
+    assert digests(runs[0].model) == digests(runs[1].model)
+    assert digests(runs[0].model) != digests(runs[2].model)
+
+
+def test_training_leaves_the_random_numbers_of_the_process_alone():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    train(small, data.digits(8, seed=0), Recipe(epochs=1), CPU)
+
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_watch_is_told_of_each_epoch_in_turn():
+    seen: list[int] = []
+    train(
+        small,
+        data.digits(8, seed=0),
+        Recipe(epochs=3),
+        CPU,
+        Watch(epoch=lambda epoch: seen.append(epoch.number)),
+    )
+
+    assert seen == [1, 2, 3]
+
+
+def test_the_average_follows_every_step_and_is_not_the_model():
+    trained = train(small, data.digits(8, seed=0), Recipe(epochs=1), CPU)
+
+    # 1438 images, 32 at a time.
+    assert int(trained.ema.n_averaged) == 45
+    assert digests(trained.ema.module) != digests(trained.model)
+
+
+def test_a_wrapped_run_trains_the_same_model():
+    split = data.digits(8, seed=0)
+    runs = [train(small, split, Recipe(epochs=1, wrap=wrap), CPU) for wrap in ("none", "data-parallel")]
+
+    assert digests(runs[0].model) == digests(runs[1].model)
+    assert list(runs[1].wrapped.state_dict()) == ["module.layers.0.weight", "module.layers.2.weight"]
