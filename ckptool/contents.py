@@ -9,7 +9,7 @@ costs what it stores, unless it holds tensors, and then the limit on names stops
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ckptool import inert, modules
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile
@@ -17,6 +17,12 @@ from ckptool.inert import Call, Inert
 from ckptool.limits import Limits
 from ckptool.rebuild import Rebuilder
 from ckptool.tensors import Kind, TensorInfo
+
+# A part that is shared has a path for each way to it. These count what the paths may cost: so much for any file, so
+# much more for each thing that stands in it, and this for the object round a path.
+_PATHS_NBYTES: Final = 1 << 24
+_PATH_NBYTES: Final = 256
+_OVERHEAD_NBYTES: Final = 64
 
 GroupKind: TypeAlias = Literal["mapping", "module", "optimizer", "loose"]
 
@@ -96,7 +102,10 @@ class _Collector:
         self._rebuilder = rebuilder
         self._limits = limits
         self._contents = Contents(bound_method=modules.is_bound_method(root))
-        self._holding = _mark_holding(root, rebuilder)
+        self._holding, count = _mark_holding(root, rebuilder)
+        self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
+        """What is left for paths."""
+        self._walks: dict[int, modules.StateDictWalk] = {}
         self._told: set[int] = set()  # tensors inside models that already have a name
 
     def collect(self) -> Contents:
@@ -157,7 +166,10 @@ class _Collector:
             group.names.append(name)
 
     def _add_model(self, node: Inert, path: str) -> None:
-        walk = self._graph.walk(node, self._limits)
+        walk = self._walks.get(id(node))
+        again = walk is not None
+        if walk is None:
+            walk = self._walks[id(node)] = self._graph.walk(node, self._limits)
         self._contents.walks.append((path, walk))
         group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node)))
         for entry in walk.entries:
@@ -170,7 +182,8 @@ class _Collector:
                 )
             self._told.add(id(entry.node))
             self._add_tensor(name, _of_kind(info, entry.kind), group)
-        self._add_attributes(node, path)
+        if not again:
+            self._add_attributes(node, path)
 
     def _add_attributes(self, model: Inert, path: str) -> None:
         """Name the tensors inside a model that its state_dict() would not give, each once, where it is first met."""
@@ -203,6 +216,11 @@ class _Collector:
                 needed=len(joined),
                 actual=self._limits.name_nbytes,
             )
+        self._paths_nbytes -= len(joined) + _OVERHEAD_NBYTES
+        if self._paths_nbytes < 0:
+            raise LimitExceeded(
+                "the paths of everything in the file are far longer than the file: its parts hold each other"
+            )
         return joined
 
 
@@ -210,8 +228,9 @@ _LEAVE = Call(None, ())
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
-def _mark_holding(root: Inert, rebuilder: Rebuilder) -> set[int]:
-    """Return the ids of the containers below ``root`` that hold a tensor at any depth."""
+def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:
+    """Return the ids of the containers below ``root`` that hold a tensor at any depth, and how much all hold."""
+    count = 0
     parents: dict[int, list[int]] = {id(root): []}
     direct: list[int] = []
     todo = [root]
@@ -222,6 +241,7 @@ def _mark_holding(root: Inert, rebuilder: Rebuilder) -> set[int]:
             direct.extend(parents[own])
             continue
         for _, child in inert.children(node):
+            count += 1
             if not inert.is_container(child):
                 continue
             known = parents.get(id(child))
@@ -238,7 +258,7 @@ def _mark_holding(root: Inert, rebuilder: Rebuilder) -> set[int]:
         if own not in holding:
             holding.add(own)
             direct.extend(parents[own])
-    return holding
+    return holding, count
 
 
 def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:

@@ -10,23 +10,24 @@ Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the ol
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, TypeAlias
 
 from ckptool import dtypes, inert
 from ckptool.dtypes import DType
-from ckptool.errors import AmbiguousFile, MalformedFile
+from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.files import BytesSource
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
 from ckptool.numpy_arrays import numpy_array, raw_bytes
+from ckptool.storage_ids import TypedStorage
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
+Args: TypeAlias = tuple[Inert, ...]
+Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
 
-class TypedStorage(NamedTuple):
-    """A storage, and the element type that the file gives it."""
-
-    ref: StorageRef
-    dtype: DType
+_MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
+_MAX_PARTS: Final = 10_000
+_MAX_RANK: Final = 64
 
 
 class Storages(Protocol):
@@ -47,6 +48,9 @@ class Rebuilder:
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._known: dict[int, TensorInfo | None] = {}
+        self._streams: dict[int, TypedStorage | None] = {}
+        self._part_counts: dict[int, int] = {}
+        self._depth = 0
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """
@@ -54,14 +58,26 @@ class Rebuilder:
 
         Raises:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
+            LimitExceeded: It has more parts than anyone could walk through.
         """
         if not isinstance(node, Call | PersistentId):
             return None
         key = id(node)
         if key not in self._known:
             self._known[key] = None  # a tensor inside itself is none
-            self._known[key] = self._recognise(node)
+            self._known[key] = info = self._recognise(node)
+            if info is not None and info.parts:
+                self._count_parts(info)
         return self._known[key]
+
+    def _count_parts(self, info: TensorInfo) -> None:
+        # Parts may share their parts, so a short file can name more of them than it has bytes.
+        count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
+        if count > _MAX_PARTS:
+            raise LimitExceeded(
+                f"a tensor of {count:,} parts; {_MAX_PARTS:,} are allowed", needed=count, actual=_MAX_PARTS
+            )
+        self._part_counts[id(info)] = count
 
     def storage(self, node: Inert) -> TypedStorage | None:
         """Return the storage that ``node`` refers to, or None if it refers to none."""
@@ -71,11 +87,23 @@ class Rebuilder:
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
             if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
-                stream = raw_bytes(node.args[0])
-                return self._storages.nested(stream) if stream is not None else None
+                key = id(node)
+                if key not in self._streams:
+                    stream = raw_bytes(node.args[0])
+                    self._streams[key] = self._storages.nested(stream) if stream is not None else None
+                return self._streams[key]
         return None
 
     def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
+        if self._depth == _MAX_DEPTH:
+            raise _malformed(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
+        self._depth += 1
+        try:
+            return self._follow_rule(node)
+        finally:
+            self._depth -= 1
+
+    def _follow_rule(self, node: Call | PersistentId) -> TensorInfo | None:
         if isinstance(node, PersistentId):
             found = self._storages.resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None
@@ -86,50 +114,22 @@ class Rebuilder:
         if rule is not None:
             if not isinstance(node.args, tuple):
                 raise _malformed(f"{func} without arguments")
-            return rule(self, node, *node.args[:8])
+            return rule(self, node, node.args[:_MOST_ARGS] + (None,) * (_MOST_ARGS - len(node.args)))
         if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
             return self._old_tensor(node)
         return None
 
-    # One method for each way that torch writes a tensor; the arguments are the pickle's.
+    # One method for each way that torch writes a tensor. ``args`` are the pickle's, with None for those left out.
 
-    def _v1(
-        self,
-        _: Call,
-        storage: Inert = None,
-        offset: Inert = None,
-        size: Inert = None,
-        stride: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo:
-        return self._strided(storage, offset, size, stride, None)
+    def _v1(self, _: Call, args: Args) -> TensorInfo:
+        return self._strided(*args[:4], None)
 
-    def _v2(
-        self,
-        _: Call,
-        storage: Inert = None,
-        offset: Inert = None,
-        size: Inert = None,
-        stride: Inert = None,
-        requires_grad: Inert = None,
-        _hooks: Inert = None,
-        metadata: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo:
+    def _v2(self, _: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, requires_grad, _hooks, metadata, *_rest = args
         return self._strided(storage, offset, size, stride, requires_grad, metadata=metadata)
 
-    def _v3(
-        self,
-        _: Call,
-        storage: Inert = None,
-        offset: Inert = None,
-        size: Inert = None,
-        stride: Inert = None,
-        requires_grad: Inert = None,
-        _hooks: Inert = None,
-        dtype: Inert = None,
-        metadata: Inert = None,
-    ) -> TensorInfo:
+    def _v3(self, _: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, requires_grad, _hooks, dtype, metadata = args
         return self._strided(storage, offset, size, stride, requires_grad, dtype=_dtype(dtype), metadata=metadata)
 
     def _strided(
@@ -149,21 +149,20 @@ class Rebuilder:
         flags = metadata.pairs if isinstance(metadata, Dict) else []
         info = TensorInfo(
             dtype or found.dtype,
-            _ints(size),
-            _ints(stride),
+            _sequence(size),
+            _sequence(stride),
             offset,
             found.ref,
             found.ref.location,
-            requires_grad if isinstance(requires_grad, bool) else None,
+            _flag(requires_grad),
             conj=inert.lookup(flags, "conj") is True if flags else False,
             neg=inert.lookup(flags, "neg") is True if flags else False,
         )
         check_extent(info)
         return info
 
-    def _parameter(
-        self, node: Call, data: Inert = None, requires_grad: Inert = None, *_rest: Inert
-    ) -> TensorInfo | None:
+    def _parameter(self, node: Call, args: Args) -> TensorInfo | None:
+        data, requires_grad = args[:2]
         # Before 0.4: called with its data and (requires_grad, volatile, hooks) for a state, and before that with
         # nothing and (data, grad, hooks, requires_grad, volatile).
         state = node.state if isinstance(node.state, tuple) else ()
@@ -172,25 +171,15 @@ class Rebuilder:
         elif requires_grad is None and len(state) == 3:
             requires_grad = state[0]
         info = self.tensor(data)
-        if info is None:
-            return None
-        return info._replace(requires_grad=requires_grad if isinstance(requires_grad, bool) else None, kind="parameter")
+        return None if info is None else info._replace(requires_grad=_flag(requires_grad), kind="parameter")
 
-    def _parameter_with_state(
-        self,
-        node: Call,
-        data: Inert = None,
-        requires_grad: Inert = None,
-        _hooks: Inert = None,
-        state: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo | None:
-        info = self._parameter(node, data, requires_grad)
-        return info._replace(parts=info.parts + self._parts(state)) if info is not None else None
+    def _parameter_with_state(self, node: Call, args: Args) -> TensorInfo | None:
+        info = self._parameter(node, args)
+        return None if info is None else info._replace(parts=info.parts + self._parts(args[3]))
 
-    def _variable(self, node: Call, *args: Inert) -> TensorInfo | None:
-        info = self._parameter(node, *args)
-        return info._replace(kind=None) if info is not None else None
+    def _variable(self, node: Call, args: Args) -> TensorInfo | None:
+        info = self._parameter(node, args)
+        return None if info is None else info._replace(kind=None)
 
     def _old_tensor(self, node: Call) -> TensorInfo | None:
         """``torch.FloatTensor`` made by NEWOBJ and given ``(storage, offset, size, stride)`` as its state."""
@@ -198,125 +187,60 @@ class Rebuilder:
             return self._strided(*node.state, None)
         return None
 
-    def _uninitialized(self, _: Call, requires_grad: Inert = None, *_rest: Inert) -> TensorInfo:
-        return TensorInfo(
-            dtypes.BY_NAME["float32"],
-            (),
-            (),
-            0,
-            None,
-            "cpu",
-            requires_grad is True,
-            "parameter",
-            "uninitialized",
-        )
+    def _uninitialized(self, _: Call, args: Args) -> TensorInfo:
+        float32 = dtypes.BY_NAME["float32"]
+        return TensorInfo(float32, (), (), 0, None, "cpu", args[0] is True, "parameter", "uninitialized")
 
-    def _quantized(
-        self,
-        _: Call,
-        storage: Inert = None,
-        offset: Inert = None,
-        size: Inert = None,
-        stride: Inert = None,
-        quantizer: Inert = None,
-        requires_grad: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo:
+    def _quantized(self, _: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, quantizer, requires_grad, *_rest = args
         info = self._strided(storage, offset, size, stride, requires_grad)
-        if not (isinstance(quantizer, tuple) and quantizer):
+        if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
             raise _malformed("a quantised tensor without a quantiser")
-        scheme = quantizer[0].name if isinstance(quantizer[0], Global) else str(quantizer[0])
+        scheme = quantizer[0].name
         names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
-        parts, details = [], []
-        for name, value in zip(names, quantizer[1:], strict=False):
-            part = self.tensor(value)
-            if part is not None:
-                parts.append((name, part))
-            elif isinstance(value, int | float):
-                details.append((name, value))
-        return info._replace(layout=scheme, parts=tuple(parts), details=tuple(details))
+        values = list(zip(names, quantizer[1:], strict=False))
+        details = tuple((name, value) for name, value in values if isinstance(value, int | float))
+        return info._replace(layout=scheme, parts=self._tensors(values), details=details)
 
-    def _sparse(self, _: Call, layout: Inert = None, data: Inert = None, *_rest: Inert) -> TensorInfo:
-        name = _layout(layout)
-        fields = (
-            ("indices", "values")
-            if name == "sparse_coo"
-            else _COMPRESSED.get(name, ("crow_indices", "col_indices", "values"))
-        )
-        if not isinstance(data, tuple) or len(data) <= len(fields):
-            raise _malformed(f"a {name} tensor without its parts")
-        parts = []
-        for field, node in zip(fields, data, strict=False):
-            part = self.tensor(node)
-            if part is None:
-                raise _malformed(f"a {name} tensor whose {field} are no tensor")
-            parts.append((field, part))
-        values = parts[-1][1]
-        shape = _ints(data[len(fields)])
-        return TensorInfo(
-            values.dtype,
-            shape,
-            (),
-            0,
-            None,
-            values.location,
-            values.requires_grad,
-            layout=name,
-            parts=tuple(parts),
-        )
+    def _sparse(self, _: Call, args: Args) -> TensorInfo:
+        layout, data = _layout(args[0]), args[1]
+        fields = _SPARSE_PARTS.get(layout)
+        if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
+            raise _malformed(f"a sparse tensor of layout {layout!r} without its parts")
+        parts = self._tensors(zip(fields, data, strict=False))
+        if len(parts) != len(fields):
+            raise _malformed(f"a {layout} tensor with parts that are no tensors")
+        return self._composite(layout, parts, parts[-1][1], _sizes(data[len(fields)]))
 
-    def _nested(self, _: Call, *args: Inert) -> TensorInfo:
-        parts = []
-        for field, node in zip(("buffer", "sizes", "strides", "offsets"), args, strict=False):
-            part = self.tensor(node)
-            if part is not None:
-                parts.append((field, part))
+    def _nested(self, _: Call, args: Args) -> TensorInfo:
+        parts = self._tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
         if not parts or parts[0][0] != "buffer":
             raise _malformed("a nested tensor without a buffer")
-        buffer = parts[0][1]
-        return TensorInfo(buffer.dtype, buffer.shape, (), 0, None, buffer.location, layout="nested", parts=tuple(parts))
+        return self._composite("nested", parts, parts[0][1], parts[0][1].shape)
 
-    def _jagged(self, _: Call, arguments: Inert = None, *_rest: Inert) -> TensorInfo:
-        pairs = arguments.pairs if isinstance(arguments, Dict) else []
-        parts = []
-        for field in ("values", "offsets", "lengths"):
-            part = self.tensor(inert.lookup(pairs, field))
-            if part is not None:
-                parts.append((field, part))
+    def _jagged(self, _: Call, args: Args) -> TensorInfo:
+        pairs = args[0].pairs if isinstance(args[0], Dict) else []
+        parts = self._tensors((field, inert.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
         if not parts or parts[0][0] != "values":
             raise _malformed("a jagged tensor without values")
-        values = parts[0][1]
-        return TensorInfo(values.dtype, values.shape, (), 0, None, values.location, layout="jagged", parts=tuple(parts))
+        return self._composite("jagged", parts, parts[0][1], parts[0][1].shape)
 
-    def _meta(
-        self,
-        _: Call,
-        dtype: Inert = None,
-        size: Inert = None,
-        stride: Inert = None,
-        requires_grad: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo:
-        info = TensorInfo(_dtype(dtype), _ints(size), _ints(stride), 0, None, "meta", requires_grad is True)
+    def _composite(self, layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
+        """Return a tensor that has no bytes but its parts'; ``main`` holds its values."""
+        return TensorInfo(main.dtype, shape, (), 0, None, main.location, main.requires_grad, layout=layout, parts=parts)
+
+    def _meta(self, _: Call, args: Args) -> TensorInfo:
+        dtype, size, stride, requires_grad, *_rest = args
+        info = TensorInfo(_dtype(dtype), _sequence(size), _sequence(stride), 0, None, "meta", requires_grad is True)
         check_extent(info)
         return info
 
-    def _wrapper(
-        self,
-        _: Call,
-        cls: Inert = None,
-        dtype: Inert = None,
-        size: Inert = None,
-        stride: Inert = None,
-        offset: Inert = None,
-        layout: Inert = None,
-        device: Inert = None,
-        requires_grad: Inert = None,
-    ) -> TensorInfo:
+    def _wrapper(self, _: Call, args: Args) -> TensorInfo:
+        cls, dtype, size, stride, offset, layout, device, requires_grad = args
         info = TensorInfo(
             _dtype(dtype),
-            _ints(size),
-            _ints(stride),
+            _sequence(size),
+            _sequence(stride),
             offset,
             None,
             _device(device),
@@ -327,17 +251,10 @@ class Rebuilder:
         check_extent(info)
         return info
 
-    def _from_type(
-        self,
-        _: Call,
-        func: Inert = None,
-        cls: Inert = None,
-        args: Inert = None,
-        state: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo | None:
+    def _from_type(self, _: Call, args: Args) -> TensorInfo | None:
+        func, cls, arguments, state, *_rest = args
         # Not self.tensor(): a node made here dies here, and its id could be another's later.
-        info = self._recognise(Call(func, args)) if isinstance(args, tuple) else None
+        info = self._recognise(Call(func, arguments)) if isinstance(arguments, tuple) else None
         if info is None:
             return None  # what it wraps is found by walking on
         named = inert.global_of(cls)
@@ -345,37 +262,35 @@ class Rebuilder:
         # nn.Buffer makes plain tensors with a mark.
         kind = "buffer" if inert.lookup(_state_pairs(state), "_is_buffer") is True else info.kind
         known = {id(part) for _, part in info.parts}
-        parts = [(name, part) for name, part in self._parts(state) if id(part) not in known]
-        return info._replace(subclass=None if plain else inert.class_name(cls), kind=kind, parts=(*info.parts, *parts))
+        parts = tuple((name, part) for name, part in self._parts(state) if id(part) not in known)
+        return info._replace(subclass=None if plain else inert.class_name(cls), kind=kind, parts=info.parts + parts)
 
-    def _from_cpu(
-        self,
-        _: Call,
-        data: Inert = None,
-        dtype: Inert = None,
-        device: Inert = None,
-        requires_grad: Inert = None,
-        *_rest: Inert,
-    ) -> TensorInfo | None:
+    def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
+        data, _dtype, device, requires_grad, *_rest = args
         info = self.tensor(data) or _from_numpy(data)
         if info is None:
             return None
         return info._replace(location=_device(device), requires_grad=requires_grad is True)
 
-    def _parts(self, state: Inert) -> tuple[tuple[str, TensorInfo], ...]:
+    def _parts(self, state: Inert) -> Parts:
         """Return the tensors that a subclass's state holds, by attribute name; two levels deep is as far as it goes."""
-        parts = []
+        parts: Parts = ()
         for name, value in _state_pairs(state):
-            info = self.tensor(value)
-            if info is not None:
-                parts.append((str(name), info))
-            elif isinstance(value, list | tuple | Dict):
-                for inner, item in inert.children(value):
-                    info = self.tensor(item)
-                    if info is not None:
-                        parts.append((f"{name}.{inner}", info))
-        return tuple(parts)
+            label = name if isinstance(name, str) else inert.class_name(name)
+            if isinstance(value, list | tuple | Dict):
+                below = ((component, child) for component, child in inert.children(value))
+                parts += self._tensors(
+                    (f"{label}.{c if isinstance(c, str | int) else '?'}", child) for c, child in below
+                )
+            else:
+                parts += self._tensors([(label, value)])
+        return parts
+
+    def _tensors(self, named: Iterable[tuple[str, Inert]]) -> Parts:
+        """Return those of the named nodes that are tensors."""
+        found = ((name, self.tensor(node)) for name, node in named)
+        return tuple((name, info) for name, info in found if info is not None)
 
 
 def _state_pairs(state: Inert) -> inert.Pairs:
@@ -388,19 +303,19 @@ def _from_numpy(node: Inert) -> TensorInfo | None:
     if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
         return None
     source = BytesSource(array.data)
-    dtype = dtypes.BY_NAME[array.dtype]
     strides, step = [], 1
     for size in array.shape if array.column_major else reversed(array.shape):
         strides.append(step)
         step *= size
     stride = tuple(strides if array.column_major else reversed(strides))
     ref = StorageRef("numpy", "cpu", source.nbytes, source, 0, array.big_endian)
-    info = TensorInfo(dtype, array.shape, stride, 0, ref, "cpu")
+    info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
     check_extent(info)
     return info
 
 
-def _ints(node: Inert) -> tuple[int, ...]:
+def _sequence(node: Inert) -> tuple[Inert, ...]:
+    """Return a shape or strides as a tuple; ``check_extent`` looks at what is in it."""
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
         node = node.args[0]
     if isinstance(node, list):
@@ -408,6 +323,17 @@ def _ints(node: Inert) -> tuple[int, ...]:
     if not isinstance(node, tuple):
         raise _malformed("a tensor whose shape or strides are no sequence")
     return node
+
+
+def _sizes(node: Inert) -> tuple[int, ...]:
+    sizes = _sequence(node)
+    if len(sizes) > _MAX_RANK or not all(type(size) is int and size >= 0 for size in sizes):
+        raise _malformed("a tensor whose shape is no sequence of sizes")
+    return sizes
+
+
+def _flag(node: Inert) -> bool | None:
+    return node if isinstance(node, bool) else None
 
 
 def _dtype(node: Inert) -> DType:
@@ -424,37 +350,20 @@ def _layout(node: Inert) -> str:
 
 
 def _device(node: Inert) -> str:
-    args = node.args if isinstance(node, Call) else (node,)
-    return ":".join(str(arg) for arg in args if isinstance(arg, str | int)) or "unknown"
-
-
-def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
-    """
-    Return the storage that a second reference to one key means.
-
-    An empty storage has no type of its own: torch, too, gives each reference the type that it asks for.
-
-    Raises:
-        AmbiguousFile: The two do not say the same of it.
-    """
-    same_place = (seen.ref.location, seen.ref.nbytes) == (again.ref.location, again.ref.nbytes)
-    if not same_place or (seen.dtype != again.dtype and seen.ref.nbytes):
-        raise AmbiguousFile(
-            f"storage {seen.ref.key!r} is {_describe(seen)} in one place and {_describe(again)} in another",
-            kind="ambiguous-storage",
-        )
-    return TypedStorage(seen.ref, again.dtype)
-
-
-def _describe(storage: TypedStorage) -> str:
-    return f"{storage.dtype}, {storage.ref.nbytes:,} bytes on {storage.ref.location!r}"
+    args = node.args if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
+    return (
+        ":".join(str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)) or "unknown"
+    )
 
 
 def _malformed(what: str) -> MalformedFile:
     return MalformedFile(what, kind="malformed-tensor")
 
 
-_COMPRESSED = {
+_MOST_ARGS = 8
+
+_SPARSE_PARTS = {
+    "sparse_coo": ("indices", "values"),
     "sparse_csr": ("crow_indices", "col_indices", "values"),
     "sparse_bsr": ("crow_indices", "col_indices", "values"),
     "sparse_csc": ("ccol_indices", "row_indices", "values"),
@@ -469,7 +378,7 @@ _PLAIN_CLASSES = {
     ("torch.nn.parameter", "Buffer"),
 }
 
-_Rule = Callable[..., "TensorInfo | None"]
+_Rule: TypeAlias = "Callable[[Rebuilder, Call, Args], TensorInfo | None]"
 
 _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._utils", "_rebuild_tensor"): Rebuilder._v1,

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ckptool import dtypes, inert
 from ckptool.dtypes import DType
-from ckptool.errors import MalformedFile, UnsupportedFeature
+from ckptool.errors import AmbiguousFile, MalformedFile, UnsupportedFeature
 from ckptool.inert import Inert
+from ckptool.tensors import StorageRef
 
 
 class View(NamedTuple):
@@ -35,6 +36,13 @@ class StorageId(NamedTuple):
     view: View | None
 
 
+class TypedStorage(NamedTuple):
+    """A storage, and the element type that the file gives it."""
+
+    ref: StorageRef
+    dtype: DType
+
+
 def storage_id(pid: Inert) -> StorageId | None:
     """
     Return what a persistent id says of a storage, or None if it is about something else.
@@ -53,6 +61,28 @@ def storage_id(pid: Inert) -> StorageId | None:
     dtype = _dtype(cls)
     itemsize = dtype.itemsize
     return StorageId(dtype, key, location, numel * itemsize, _view(pid[5:], itemsize))
+
+
+def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
+    """
+    Return the storage that a second reference to one key means.
+
+    An empty storage has no type of its own: torch, too, gives each reference the type that it asks for.
+
+    Raises:
+        AmbiguousFile: The two do not say the same of it.
+    """
+    same_place = (seen.ref.location, seen.ref.nbytes) == (again.ref.location, again.ref.nbytes)
+    if not same_place or (seen.dtype != again.dtype and seen.ref.nbytes):
+        raise AmbiguousFile(
+            f"storage {seen.ref.key!r} is {_describe(seen)} in one place and {_describe(again)} in another",
+            kind="ambiguous-storage",
+        )
+    return TypedStorage(seen.ref, again.dtype)
+
+
+def _describe(storage: TypedStorage) -> str:
+    return f"{storage.dtype}, {storage.ref.nbytes:,} bytes on {storage.ref.location!r}"
 
 
 def _dtype(cls: Inert) -> DType:

@@ -20,7 +20,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 Kind: TypeAlias = Literal["parameter", "buffer"]
 Dims: TypeAlias = list[tuple[int, int]]
 
-_MAX_RANK: Final = 64  # torch's own limit
+MAX_RANK: Final = 64  # torch's own limit
 _MAX_SIZE: Final = 1 << 63
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SPAN_NBYTES: Final = 1 << 24
@@ -104,7 +104,7 @@ def check_extent(info: TensorInfo) -> None:
     Exact integers: offset + 1 + Σ (size - 1) · stride elements, 0 if any size is 0.
     """
     shape, stride, storage = info.shape, info.stride, info.storage
-    if len(shape) != len(stride) or len(shape) > _MAX_RANK:
+    if len(shape) != len(stride) or len(shape) > MAX_RANK:
         raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
     for number in (*shape, *stride, info.storage_offset):
         if type(number) is not int or not 0 <= number < _MAX_SIZE:

@@ -16,7 +16,8 @@ from ckptool.inert import Inert, is_container
 from ckptool.limits import Limits
 from ckptool.pickles import read_pickle
 from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder, TypedStorage
+from ckptool.rebuild import Rebuilder
+from ckptool.storage_ids import TypedStorage
 
 NAME = "pickle"
 

@@ -24,8 +24,8 @@ from ckptool.inert import Inert
 from ckptool.limits import Limits
 from ckptool.pickles import Pickle, read_pickle
 from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder, TypedStorage, unify
-from ckptool.storage_ids import StorageId, storage_id
+from ckptool.rebuild import Rebuilder
+from ckptool.storage_ids import StorageId, TypedStorage, storage_id, unify
 from ckptool.tensors import StorageRef
 
 NAME = "torch_legacy"

@@ -24,8 +24,8 @@ from ckptool.formats import torch_legacy
 from ckptool.inert import Inert
 from ckptool.pickles import read_pickle
 from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder, TypedStorage
-from ckptool.storage_ids import storage_id
+from ckptool.rebuild import Rebuilder
+from ckptool.storage_ids import TypedStorage, storage_id
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
 NAME = "torch_tar"

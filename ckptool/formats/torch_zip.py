@@ -21,8 +21,8 @@ from ckptool.formats import torch_legacy
 from ckptool.inert import Inert
 from ckptool.pickles import read_pickle
 from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder, TypedStorage, unify
-from ckptool.storage_ids import storage_id
+from ckptool.rebuild import Rebuilder
+from ckptool.storage_ids import TypedStorage, storage_id, unify
 from ckptool.tensors import StorageRef
 from ckptool.zips import MAGIC
 
