@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ckptool.contents import Contents
 from ckptool.files import Source
 from ckptool.inert import Global, Inert
 from ckptool.modules import StateDictWalk
 from ckptool.state_dicts import Role, choose_weights, role_of
-from ckptool.tensors import LazyTensor
+from ckptool.tensors import LazyTensor, identity
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since Python 3.11
 
 Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
 
@@ -49,8 +52,9 @@ class StateDict(Mapping[str, LazyTensor]):
 
     @property
     def numel(self) -> int:
-        """Elements of all its tensors; tied ones count under each name."""
-        return sum(tensor.info.numel for tensor in self._tensors.values())
+        """Elements of all its tensors; tied ones count once."""
+        distinct = {identity(tensor.info): tensor.info.numel for tensor in self._tensors.values()}
+        return sum(distinct.values())
 
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]
@@ -139,7 +143,7 @@ class Checkpoint:
         """Close the file. Tensors that were not read yet cannot be read any more."""
         self.source.close()
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ costs what it stores, unless it holds tensors, and then the limit on names stops
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ckptool import inert, modules
@@ -80,6 +81,10 @@ class ModelGraph(Protocol):
 
     def walk(self, node: Inert, limits: Limits) -> modules.StateDictWalk:
         """Return what the model's state_dict() would hold."""
+        ...
+
+    def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
+        """Return what any node inside a model holds, by the names that the model's own code would use."""
         ...
 
 
@@ -202,7 +207,7 @@ class _Collector:
             elif id(node) in self._holding:
                 below = [
                     (child, name if component in _MODULE_DICTS else self._join(name, component))
-                    for component, child in inert.children(node)
+                    for component, child in self._graph.children(node)
                 ]
                 todo.extend(reversed(below))
 
@@ -225,7 +230,7 @@ class _Collector:
 
 
 _LEAVE = Call(None, ())
-_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 
 def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:

@@ -58,7 +58,7 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def wrapper_prefixes(_: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
     wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in WRAPPER_COMPONENTS]
     if wrapped:
@@ -97,8 +97,7 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding(
             "CK401",
             "info",
-            f"{len(names):,} tensors are constants, plain attributes or non-persistent buffers, not part of the "
-            f"state_dict: {_some(names)}",
+            f"outside the state_dict (constants, plain attributes, non-persistent buffers): {_some(names)}",
             "List them with --all.",
         )
 
@@ -111,19 +110,19 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             yield Finding(
                 "CK402",
                 "warning",
-                f"{cls}{where} has the state-dict hook {hook}, which may add or rename keys",
+                f"a state-dict hook may add or rename keys: {hook} of {cls}{where}",
             )
         if walk.own_savers:
             yield Finding(
                 "CK403",
                 "warning",
-                f"{_some(walk.own_savers)}{where} save entries of their own, which are not listed",
+                f"not listed: what {_some(walk.own_savers)}{where} would add to a state_dict in code",
             )
         if walk.foreign_classes:
             yield Finding(
                 "CK404",
                 "info",
-                f"names assume that {_some(walk.foreign_classes)}{where} add no extra state and do not override state_dict()",
+                f"names assume no extra state and no state_dict() override in {_some(walk.foreign_classes)}{where}",
             )
 
 

@@ -13,7 +13,7 @@ See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ckptool import inert
@@ -31,6 +31,9 @@ WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 """Classes that put a component of their own in front of every name of the model that they wrap."""
+
+BOUND_TO = "__self__"
+"""What Python calls the object of a bound method."""
 
 _OWN_SAVERS = (
     "torch.nn.quantized",
@@ -91,6 +94,14 @@ class PickledModules:
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
         """Return what the module's state_dict() would hold."""
         return walk_state_dict(node, limits)
+
+    def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
+        """Return what a node holds; for bound methods and compiled modules, what they stand for."""
+        behind = _behind_method(node)
+        if behind is not node:
+            return [(BOUND_TO, behind)]
+        compiled = _compiled_original(node) if isinstance(node, Call) else None
+        return [("_orig_mod", compiled)] if compiled is not None else inert.children(node)
 
 
 def is_bound_method(node: Inert) -> bool:
@@ -208,7 +219,7 @@ def _attributes(node: Call) -> Pairs | None:
 
 
 def _compiled_original(node: Call) -> Inert | None:
-    """Return the module that ``torch.compile`` wrapped: it is pickled as the wrapper's first argument, without a state."""
+    """Return the module that ``torch.compile`` wrapped: pickled as the wrapper's first argument, without a state."""
     func = inert.global_of(node.func)
     if func is not None and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
         return node.args[0]

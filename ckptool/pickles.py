@@ -17,9 +17,9 @@ See Python's Lib/pickletools.py, which documents every opcode.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from struct import Struct
-from struct import error as StructError
 from typing import Final, NamedTuple
 
 from ckptool.errors import MalformedFile, TruncatedFile, UnsafePickle
@@ -112,7 +112,7 @@ class _Interpreter:
         except UnicodeDecodeError as error:
             self.opcode = self.pos
             raise self._malformed("text that is not UTF-8") from error
-        except StructError as error:
+        except struct.error as error:
             raise self._truncated(len(self.data) + 1) from error
         except (IndexError, KeyError, ValueError) as error:
             if self.pos + 1 >= len(self.data):  # the last byte of the source, and no STOP

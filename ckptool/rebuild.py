@@ -122,7 +122,8 @@ class Rebuilder:
     # One method for each way that torch writes a tensor. ``args`` are the pickle's, with None for those left out.
 
     def _v1(self, _: Call, args: Args) -> TensorInfo:
-        return self._strided(*args[:4], None)
+        storage, offset, size, stride, *_rest = args
+        return self._strided(storage, offset, size, stride, None)
 
     def _v2(self, _: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, requires_grad, _hooks, metadata, *_rest = args
@@ -166,12 +167,16 @@ class Rebuilder:
         # Before 0.4: called with its data and (requires_grad, volatile, hooks) for a state, and before that with
         # nothing and (data, grad, hooks, requires_grad, volatile).
         state = node.state if isinstance(node.state, tuple) else ()
+        gradient = None
         if data is None and len(state) == 5:
-            data, requires_grad = state[0], state[3]
+            data, gradient, requires_grad = state[0], state[1], state[3]
         elif requires_grad is None and len(state) == 3:
             requires_grad = state[0]
         info = self.tensor(data)
-        return None if info is None else info._replace(requires_grad=_flag(requires_grad), kind="parameter")
+        if info is None:
+            return None
+        parts = info.parts + self._tensors([("grad", gradient)])
+        return info._replace(requires_grad=_flag(requires_grad), kind="parameter", parts=parts)
 
     def _parameter_with_state(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)

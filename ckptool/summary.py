@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint
-from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
+from ckptool.tensors import LazyTensor, StorageRef, TensorInfo, identity
 
 WRAPPER_COMPONENTS = {
     "module": "DataParallel or DistributedDataParallel",
@@ -57,14 +57,6 @@ def summarise(checkpoint: Checkpoint) -> Summary:
         dtypes=dtypes,
         prefixes=_prefixes(list(checkpoint.weights or ())),
     )
-
-
-def identity(info: TensorInfo) -> tuple[object, ...]:
-    """Return what two names of one tensor have in common: the same elements of the same memory."""
-    storage = info.storage
-    if storage is None or not info.numel:
-        return (id(info),)
-    return id(storage.source), storage.offset, info.storage_offset, info.dtype.name, info.shape, info.stride
 
 
 def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:

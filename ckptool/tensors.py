@@ -124,6 +124,14 @@ def check_extent(info: TensorInfo) -> None:
         )
 
 
+def identity(info: TensorInfo) -> tuple[object, ...]:
+    """Return what two names of one tensor have in common: the same elements of the same memory."""
+    storage = info.storage
+    if storage is None or not info.numel:
+        return (id(info),)
+    return id(storage.source), storage.offset, info.storage_offset, info.dtype.name, info.shape, info.stride
+
+
 class LazyTensor:
     """A ``TensorInfo`` with its name, and a way to read its bytes. Reading from several threads is safe."""
 

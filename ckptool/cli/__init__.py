@@ -1,4 +1,4 @@
-"""The command line: parse, call, print, choose the exit code. One module for each verb, imported when it is asked for."""
+"""The command line: parse, call, print, choose the exit code. One module for each verb, imported when it is used."""
 
 from __future__ import annotations
 

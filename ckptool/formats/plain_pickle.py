@@ -25,7 +25,7 @@ _MAX_UNMARKED_NBYTES = 1 << 26
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a pickle of protocol 2 to 5, or bytes that are a pickle of protocol 0 or 1 and nothing else."""
+    """Say whether this is a pickle of protocol 2 to 5, or of protocol 0 or 1 with nothing behind it."""
     head = probe.head
     if len(head) > 2 and head[0] == 0x80:
         return head[1] <= 5

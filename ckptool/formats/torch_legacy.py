@@ -86,8 +86,7 @@ class LegacyStream:
         system = read_pickle(source, protocol.end)
         if magic.root != MAGIC_NUMBER or protocol.root != PROTOCOL_VERSION:
             raise UnsupportedFeature(
-                f"legacy protocol {inert.class_name(protocol.root)} {protocol.root if isinstance(protocol.root, int) else ''}; "
-                f"{PROTOCOL_VERSION} is known",
+                f"a legacy stream of another protocol than {PROTOCOL_VERSION}",
                 kind="future-version",
             )
         flags = inert.mapping_pairs(system.root) or []
@@ -111,7 +110,8 @@ class LegacyStream:
         view = named.view
         if view.offset + view.nbytes > root.ref.nbytes:
             raise MalformedFile(
-                f"storage {view.key!r} needs {view.offset + view.nbytes:,} bytes of {named.key!r}, which has {root.ref.nbytes:,}",
+                f"storage {view.key!r} needs {view.offset + view.nbytes:,} bytes of {named.key!r}, "
+                f"which has {root.ref.nbytes:,}",
                 kind="storage-size",
                 needed=view.offset + view.nbytes,
                 actual=root.ref.nbytes,

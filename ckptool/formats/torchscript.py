@@ -13,6 +13,7 @@ The code is read as text, for the two lists at the head of each class. See torch
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from ckptool import inert
 from ckptool.archive import Archive
@@ -73,6 +74,10 @@ class ScriptModules:
         """Return the class's full name in the program that was scripted."""
         return inert.class_name(node).removeprefix(f"{_PREFIX}.")
 
+    def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
+        """Return what a node holds."""
+        return inert.children(node)
+
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
         """Return what the module's state_dict() would hold; TorchScript's also has non-persistent buffers."""
         walk = StateDictWalk()
@@ -101,11 +106,15 @@ class ScriptModules:
     def _own_entries(self, node: Call, attributes: inert.Pairs, prefix: str) -> list[ModuleTensor]:
         table = self._tables.get(inert.class_name(node))
         entries: list[ModuleTensor] = []
-        for kind in ("parameter", "buffer"):
+        kinds: tuple[Kind, ...] = ("parameter", "buffer")
+        for kind in kinds:
             for name, value in attributes:
-                if isinstance(value, Call) and isinstance(name, str) and _is_tensor(value):
-                    if (table is None and kind == "parameter") or (table is not None and table.get(name) == kind):
-                        entries.append(ModuleTensor(prefix + name, value, kind if table is not None else None))
+                if not (isinstance(value, Call) and isinstance(name, str) and _is_tensor(value)):
+                    continue
+                if table is None and kind == "parameter":
+                    entries.append(ModuleTensor(prefix + name, value, None))
+                elif table is not None and table.get(name) == kind:
+                    entries.append(ModuleTensor(prefix + name, value, kind))
         return entries
 
 
