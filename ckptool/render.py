@@ -214,7 +214,8 @@ def _extra(path: str, node: Inert) -> str:
     value = scalar_of(node)
     if value is None or (isinstance(value, str) and len(value) > _WORD):
         return path or kind_of(node)
-    return f"{path}={value}"
+    shown = f"{value:.6g}" if isinstance(value, float) else value
+    return f"{path}={shown}"
 
 
 def _state_dict(found: StateDict, weights: StateDict | None) -> str:

@@ -1,0 +1,215 @@
+"""``ckptool inspect`` as a person and as a program use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ckptool.cli import cli
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+STATE_DICT = FIXTURES / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+CHECKPOINT = FIXTURES / "checkpoint-ddp-forged-cuda0-zip.pth"
+LEGACY_MODEL = FIXTURES / "lenet-model-forged-cuda0-legacy.pth"
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(cli, ["inspect", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def as_json(*arguments: object, code: int = 0) -> dict[str, object]:
+    found: dict[str, object] = json.loads(run("--json", *arguments, code=code))
+    return found
+
+
+@pytest.fixture
+def at_fixtures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FIXTURES)
+
+
+SNAPSHOT_CASES = {
+    "state-dict": [STATE_DICT.name],
+    "checkpoint": [CHECKPOINT.name, "--all"],
+    "model": [LEGACY_MODEL.name],
+    "tree": [CHECKPOINT.name, "--tree"],
+    "quantised": ["quantised-cpu-zip.pth"],
+    "sparse": ["sparse-cpu-zip.pth", "--columns", "name,shape,dtype,stride,size"],
+    "views": ["views-cpu-zip.pth", "--columns", "name,shape,stride,storage_offset,storage,shared_with"],
+    "globals": [CHECKPOINT.name, "--globals"],
+    "github": [STATE_DICT.name, "--table", "github"],
+    "csv": [STATE_DICT.name, "--table", "csv", "--columns", "name,numel,nbytes"],
+}
+
+
+@pytest.mark.usefixtures("at_fixtures")
+@pytest.mark.parametrize("case", SNAPSHOT_CASES)
+def test_output_is_the_snapshot(case: str) -> None:
+    """A change of output is a change of design: look at it, then write it with CKPTOOL_WRITE_SNAPSHOTS=1."""
+    found = run(*SNAPSHOT_CASES[case])
+    snapshot = SNAPSHOTS / f"{case}.txt"
+    if os.environ.get("CKPTOOL_WRITE_SNAPSHOTS"):
+        snapshot.write_text(found, encoding="utf-8")
+
+    assert found == snapshot.read_text(encoding="utf-8")
+
+
+def test_json_has_the_published_shape() -> None:
+    found = as_json(CHECKPOINT)
+
+    assert found["schema"] == "ckptool.inspect/1"
+    assert {"path", "file_nbytes", "format", "form", "summary", "state_dicts", "tensors", "extras", "globals"} < set(found)
+    assert set(found["summary"]) >= {"tensors", "numel", "nbytes", "devices", "dtypes", "prefixes"}  # type: ignore[call-overload]
+    tensor = found["tensors"][0]  # type: ignore[index]
+    assert set(tensor) >= {
+        "name", "shape", "dtype", "device", "numel", "nbytes", "stride", "storage_offset", "requires_grad", "kind",
+        "storage", "file_offset", "shared_with",
+    }  # fmt: skip
+
+
+def test_json_says_where_a_tensors_bytes_stand_in_the_file() -> None:
+    found = as_json(FIXTURES / "state-dict-plain-cpu-zip.pth")
+    expected = json.loads((FIXTURES / "state-dict-plain-cpu-zip.json").read_text())
+    data = (FIXTURES / "state-dict-plain-cpu-zip.pth").read_bytes()
+    import hashlib
+
+    for tensor, wanted in zip(found["tensors"], expected["tensors"], strict=True):  # type: ignore[call-overload]
+        start = tensor["file_offset"]
+        assert hashlib.sha256(data[start : start + tensor["nbytes"]]).hexdigest() == wanted["sha256"]
+
+
+def test_several_files_give_a_json_list_and_one_failure_does_not_stop_the_rest(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pth"
+    broken.write_bytes(STATE_DICT.read_bytes()[:5000])
+    found = json.loads(run("--json", broken, STATE_DICT, code=2))
+
+    assert found[0]["path"] == str(broken)
+    assert found[0]["error"]["kind"] == "truncated-zip"
+    assert found[1]["summary"]["devices"] == {"cuda:0": 10}
+
+
+def test_a_bad_file_prints_two_lines_and_the_next_file_is_shown(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pth"
+    broken.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 548118077\n")
+    result = CliRunner().invoke(cli, ["inspect", str(broken), str(STATE_DICT)])
+
+    assert result.exit_code == 2
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
+    assert "548,118,077" in result.stderr
+    assert "module.conv1.weight" in result.stdout
+
+
+def test_names_are_filtered_by_regex_and_globs() -> None:
+    names = [tensor["name"] for tensor in as_json(STATE_DICT, "--grep", r"conv\d\.", "--exclude", "*.bias")["tensors"]]  # type: ignore[index, call-overload, attr-defined]
+    assert names == ["module.conv1.weight", "module.conv2.weight"]
+
+    names = [tensor["name"] for tensor in as_json(STATE_DICT, "--include", "*.out.*")["tensors"]]  # type: ignore[index, call-overload, attr-defined]
+    assert names == ["module.out.weight", "module.out.bias"]
+
+
+@pytest.mark.parametrize(
+    ("key", "first"), [("size", "module.fc1.weight"), ("name", "module.conv1.bias"), ("file", "module.conv1.weight")]
+)
+def test_the_table_is_sorted(key: str, first: str) -> None:
+    assert as_json(STATE_DICT, "--sort", key)["tensors"][0]["name"] == first  # type: ignore[index]
+
+
+@pytest.mark.parametrize("arguments", [["--columns", "colour"], ["--table", "papyrus"], ["--grep", "("]])
+def test_bad_usage_is_exit_code_2(arguments: list[str]) -> None:
+    run(STATE_DICT, *arguments, code=2)
+
+
+def test_embedded_class_source_is_printed() -> None:
+    assert "class LeNet(" in run(LEGACY_MODEL, "--source")
+
+
+def test_control_characters_and_bidi_marks_never_reach_the_terminal(tmp_path: Path) -> None:
+    hostile = tmp_path / "evil\x1b]0;x\x07.pkl"
+    hostile.write_bytes(pickle.dumps({"\x1b[2J\u202egpj.exe\u200b\r": 1, "b": ["\ud800", "\x9b31m"], "c\nd": {}}))
+    for arguments in ([], ["--all"], ["--globals"]):
+        shown = run(hostile, *arguments)
+        assert all(char.isprintable() or char == "\n" for char in shown)
+    assert as_json(hostile)["form"] == "data"
+
+
+def test_spreadsheet_formulas_are_disarmed_in_csv() -> None:
+    from ckptool.tables import formatted_table
+
+    assert formatted_table(["name"], [["=cmd()"]], [False], "csv").splitlines()[1] == "'=cmd()"
+
+
+def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
+    from ckptool.tables import plain_table
+
+    rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
+    lines = list(plain_table(["name", "shape"], rows, [False, False], 60))
+
+    assert "…" in lines[1]
+    assert lines[1].count("層") == 25  # two cells each, and one for the ellipsis, in the 52 that the shape leaves
+    assert lines[2].index("[") == 54
+
+
+def test_a_member_of_an_archive_is_picked(tmp_path: Path) -> None:
+    import zipfile
+
+    outer = tmp_path / "agent.zip"
+    with zipfile.ZipFile(outer, "w") as archive:
+        archive.write(STATE_DICT, "policy.pth")
+        archive.write(CHECKPOINT, "run/last.ckpt")
+        archive.writestr("data", "{}")
+
+    listed = as_json(outer)
+    assert listed["form"] == "archive"
+    assert [member["name"] for member in listed["members"]] == ["policy.pth", "run/last.ckpt"]  # type: ignore[attr-defined]
+    assert as_json(f"{outer}::run/last.ckpt")["summary"]["tensors"] == 32  # type: ignore[index]
+    run(f"{outer}::nothing", code=2)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = subprocess.run([sys.executable, "-m", "ckptool", "inspect", pipe], timeout=20, capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+
+
+def test_neither_torch_nor_numpy_is_imported_by_a_fresh_interpreter() -> None:
+    code = (
+        "import sys, atexit\n"
+        "from ckptool.cli import cli\n"
+        "try: cli(['inspect', *sys.argv[1:]])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    files = sorted(map(str, [*FIXTURES.glob("*.pth"), *FIXTURES.glob("*.pt"), *FIXTURES.glob("*.pt2"), *FIXTURES.glob("*.safetensors")]))
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
+
+    assert done.stderr.strip() == "set()"
+
+
+def test_head_may_close_the_pipe_early(tmp_path: Path) -> None:
+    command = f"'{sys.executable}' -m ckptool inspect '{CHECKPOINT}' '{CHECKPOINT}' '{CHECKPOINT}' | head -n 2"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("verb", ["inspect", "devices", "fixtures"])
+def test_every_verb_has_help(verb: str) -> None:
+    result = CliRunner().invoke(cli, [verb, "--help"])
+
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: ")
