@@ -1,0 +1,69 @@
+"""
+The registers of the machine that interprets a pickle, and its window onto the source.
+
+The window covers the bytes round the opcode that is being read. An opcode that needs more raises ``NeedMore`` before it
+has changed anything; the window is moved and the opcode begun again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckptool.errors import MalformedFile, TruncatedFile
+from ckptool.files import Source
+from ckptool.inert import Global, Inert, PersistentId
+
+_WINDOW: Final = 1 << 16
+
+
+class NeedMore(Exception):
+    """The window ends inside the opcode that is being read; ``end`` is the first byte that is not needed."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+
+class Machine:
+    """The machine's registers: a stack, the stacks set aside by marks, a memo, and a window onto the source."""
+
+    def __init__(self, source: Source, start: int) -> None:
+        self.source = source
+        self.start = start
+        self.base = start  # source offset of data[0]
+        self.data = b""
+        self.pos = 0
+        self.opcode = 0  # where the opcode stands that errors are about
+        self.stack: list[Inert] = []
+        self.marks: list[list[Inert]] = []
+        self.memo: dict[int, Inert] = {}
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.persistent_ids: list[PersistentId] = []
+        self.protocol = 0
+
+    def truncated(self, end: int) -> TruncatedFile:
+        begin = self.base + self.pos
+        needed, left = end - self.pos, self.source.nbytes - begin
+        return TruncatedFile(
+            f"truncated: a pickle needs at least {needed:,} bytes at {begin:,}, the file has {left:,} left",
+            kind="truncated-pickle",
+            hint="Download the file again.",
+            offset=begin,
+            needed=needed,
+            actual=left,
+        )
+
+    def malformed(self, what: str) -> MalformedFile:
+        offset = self.base + self.opcode
+        return MalformedFile(f"malformed pickle at byte {offset:,}: {what}", kind="malformed-pickle", offset=offset)
+
+    def move_window(self, end: int) -> None:
+        """Drop what has been read and fetch bytes so that the window covers ``end``, or raise TruncatedFile."""
+        begin = self.base + self.pos
+        needed = end - self.pos
+        left = self.source.nbytes - begin
+        if needed > left:
+            raise self.truncated(end)
+        # Doubling keeps the number of moves, and so of bytes kept over, logarithmic for one long string.
+        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), 1 << 22)))
+        self.data = self.source.read(begin, span)
+        self.base, self.pos = begin, 0
