@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ckptool import inert, modules
-from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile
+from ckptool.errors import AmbiguousFile, LimitExceeded
 from ckptool.inert import Call, Inert
 from ckptool.limits import Limits
 from ckptool.rebuild import Rebuilder
@@ -46,7 +46,7 @@ class Group:
 class Contents:
     """Everything in a tree of objects, by full dotted name, in file order."""
 
-    __slots__ = ("attributes", "bound_method", "extras", "groups", "tensors", "walks")
+    __slots__ = ("attributes", "bound_method", "extras", "groups", "tensors", "unreadable", "walks")
 
     def __init__(self, tensors: dict[str, TensorInfo] | None = None, *, bound_method: bool = False) -> None:
         self.tensors = tensors if tensors is not None else {}
@@ -57,6 +57,8 @@ class Contents:
         """The largest subtrees that hold no tensor, under the path where they stand."""
         self.walks: list[tuple[str, modules.StateDictWalk]] = []
         """For each whole model: its path, and what could not be known about its state_dict()."""
+        self.unreadable: list[tuple[str, str]] = []
+        """Parameters and buffers that are no tensors we know: the name, and what the pickle calls to make one."""
         self.bound_method = bound_method
 
 
@@ -181,10 +183,8 @@ class _Collector:
             name = self._join(path, entry.name)
             info = self._rebuilder.tensor(entry.node)
             if info is None:
-                raise MalformedFile(
-                    f"{entry.kind} {name!r} of {group.class_name} is a {inert.class_name(entry.node)}, not a tensor",
-                    kind="malformed-module",
-                )
+                self._contents.unreadable.append((name, inert.class_name(entry.node)))
+                continue
             self._told.add(id(entry.node))
             self._add_tensor(name, _of_kind(info, entry.kind), group)
         if not again:
@@ -245,7 +245,7 @@ def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:
         if rebuilder.tensor(node) is not None:
             direct.extend(parents[own])
             continue
-        for _, child in inert.children(node):
+        for child in inert.held(node):
             count += 1
             if not inert.is_container(child):
                 continue

@@ -137,6 +137,13 @@ def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def unreadable(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK406: parameters or buffers that only code can make into tensors."""
+    if checkpoint.unreadable:
+        names = [f"{name} ({cls})" for name, cls in checkpoint.unreadable]
+        yield Finding("CK406", "warning", f"not listed, for only their classes can read them: {_some(names)}")
+
+
 def mixed_devices(_: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK501: tensors were saved from more than one accelerator."""
     devices = [tag for tag in summary.devices if tag not in ("cpu", "meta")]
@@ -186,5 +193,6 @@ CHECKS: tuple[Check, ...] = (
     unused_storage,
     outside_state_dict,
     model_code,
+    unreadable,
     foreign_names,
 )

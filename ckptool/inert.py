@@ -230,6 +230,31 @@ def _call_children(node: Call) -> Iterator[tuple[Inert, Inert]]:
             yield "state", node.state
 
 
+def held(node: Inert) -> Iterator[Inert]:
+    """
+    Yield what a container refers to, each object as it is stored.
+
+    What ``children`` takes apart under the names of the container (arguments, a state) comes whole, so a walk costs
+    no more than the tree is large, though many objects may share one state.
+    """
+    if isinstance(node, list | tuple):
+        yield from node
+    elif isinstance(node, Set):
+        yield from node.items
+    elif isinstance(node, PersistentId):
+        yield node.pid
+    elif isinstance(node, Dict):
+        for _, value in node.pairs:
+            yield value
+    elif isinstance(node, Call):
+        yield node.args
+        yield node.kwargs
+        yield node.state
+        yield from node.items or ()
+        for _, value in node.pairs or ():
+            yield value
+
+
 def is_container(node: Inert) -> bool:
     """Say whether a node can hold others."""
     return isinstance(node, list | tuple | Dict | Set | Call | PersistentId)

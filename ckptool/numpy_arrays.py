@@ -8,6 +8,7 @@ numpy pickles an array as ``_reconstruct(ndarray, (0,), b"b")`` with the state
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import calcsize, unpack
 from typing import NamedTuple
 
@@ -46,15 +47,15 @@ class NumpyArray(NamedTuple):
     """None for arrays of Python objects."""
 
 
-def numpy_array(node: Inert) -> NumpyArray | None:
-    """Return what the file says of an array, or None if ``node`` is none."""
+def numpy_array(node: Inert, decode: Callable[[Inert], bytes | None] | None = None) -> NumpyArray | None:
+    """Return what the file says of an array, or None if ``node`` is none. ``decode`` stands in for ``raw_bytes``."""
     if not (_is_numpy(node, "_reconstruct") and isinstance(node.state, tuple) and len(node.state) == 5):
         return None
     _, shape, dtype, column_major, data = node.state
     if not (isinstance(shape, tuple) and len(shape) <= _MAX_RANK and all(map(_is_size, shape))):
         return None
     code, order = _dtype(dtype)
-    raw = raw_bytes(data)
+    raw = (decode or raw_bytes)(data)
     return NumpyArray(_NAMES.get(code, code), shape, column_major is True, order == ">", raw)
 
 
@@ -91,21 +92,21 @@ def _dtype(node: Inert) -> tuple[str, str]:
 
 def raw_bytes(node: Inert) -> bytes | None:
     """Return bytes as any protocol writes them: as they are, or as Latin-1 text to be encoded."""
-    if isinstance(node, bytes | bytearray):
-        return bytes(node)
-    if isinstance(node, str):
-        return _latin1(node)
+    text = encoded_bytes(node)
+    try:
+        return text.encode("latin-1") if isinstance(text, str) else None if text is None else bytes(text)
+    except UnicodeEncodeError:
+        return None
+
+
+def encoded_bytes(node: Inert) -> str | bytes | bytearray | None:
+    """Return the string that ``raw_bytes`` decodes: the same object for two calls that share it."""
+    if isinstance(node, bytes | bytearray | str):
+        return node
     if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
         args = node.args
         if str(node.func) == "_codecs.encode" and len(args) == 2 and args[1] in ("latin1", "latin-1"):
-            return _latin1(args[0])
+            return args[0] if isinstance(args[0], str) else None
         if str(node.func) in ("builtins.bytes", "__builtin__.bytes") and not args:
             return b""
     return None
-
-
-def _latin1(text: Inert) -> bytes | None:
-    try:
-        return text.encode("latin-1") if isinstance(text, str) else None
-    except UnicodeEncodeError:
-        return None

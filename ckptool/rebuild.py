@@ -18,7 +18,7 @@ from ckptool.dtypes import DType
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.files import BytesSource
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
-from ckptool.numpy_arrays import numpy_array, raw_bytes
+from ckptool.numpy_arrays import encoded_bytes, numpy_array, raw_bytes
 from ckptool.storage_ids import TypedStorage
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
@@ -26,7 +26,7 @@ Args: TypeAlias = tuple[Inert, ...]
 Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
-_MAX_PARTS: Final = 10_000
+_MAX_PARTS: Final = 1_000_000
 _MAX_RANK: Final = 64
 
 
@@ -48,8 +48,10 @@ class Rebuilder:
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._known: dict[int, TensorInfo | None] = {}
+        self._decoded: dict[int, bytes | None] = {}
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
+        self._parts_left = _MAX_PARTS
         self._depth = 0
 
     def tensor(self, node: Inert) -> TensorInfo | None:
@@ -58,7 +60,7 @@ class Rebuilder:
 
         Raises:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
-            LimitExceeded: It has more parts than anyone could walk through.
+            LimitExceeded: The tensors so far have more parts than anyone could walk through.
         """
         if not isinstance(node, Call | PersistentId):
             return None
@@ -67,17 +69,23 @@ class Rebuilder:
             self._known[key] = None  # a tensor inside itself is none
             self._known[key] = info = self._recognise(node)
             if info is not None and info.parts:
-                self._count_parts(info)
+                count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
+                self._part_counts[id(info)] = count
+                self._spend(count)
         return self._known[key]
 
-    def _count_parts(self, info: TensorInfo) -> None:
-        # Parts may share their parts, so a short file can name more of them than it has bytes.
-        count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
-        if count > _MAX_PARTS:
-            raise LimitExceeded(
-                f"a tensor of {count:,} parts; {_MAX_PARTS:,} are allowed", needed=count, actual=_MAX_PARTS
-            )
-        self._part_counts[id(info)] = count
+    def _spend(self, count: int) -> None:
+        # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
+        self._parts_left -= count
+        if self._parts_left < 0:
+            raise LimitExceeded(f"tensors with more than {_MAX_PARTS:,} parts and attributes", actual=_MAX_PARTS)
+
+    def _raw(self, node: Inert) -> bytes | None:
+        # Once for each string, however many calls share it.
+        text = encoded_bytes(node)
+        if id(text) not in self._decoded:
+            self._decoded[id(text)] = raw_bytes(text)
+        return self._decoded[id(text)]
 
     def storage(self, node: Inert) -> TypedStorage | None:
         """Return the storage that ``node`` refers to, or None if it refers to none."""
@@ -87,11 +95,10 @@ class Rebuilder:
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
             if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
-                key = id(node)
-                if key not in self._streams:
-                    stream = raw_bytes(node.args[0])
-                    self._streams[key] = self._storages.nested(stream) if stream is not None else None
-                return self._streams[key]
+                stream = self._raw(node.args[0])
+                if id(stream) not in self._streams:
+                    self._streams[id(stream)] = self._storages.nested(stream) if stream is not None else None
+                return self._streams[id(stream)]
         return None
 
     def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
@@ -147,7 +154,7 @@ class Rebuilder:
         found = self.storage(storage)
         if found is None:
             raise _malformed("a tensor without a storage")
-        flags = metadata.pairs if isinstance(metadata, Dict) else []
+        flags = metadata.pairs[:_MOST_ARGS] if isinstance(metadata, Dict) else []
         info = TensorInfo(
             dtype or found.dtype,
             _sequence(size),
@@ -180,7 +187,7 @@ class Rebuilder:
 
     def _parameter_with_state(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)
-        return None if info is None else info._replace(parts=info.parts + self._parts(args[3]))
+        return None if info is None else info._replace(parts=info.parts + self._parts(self._attributes(args[3])))
 
     def _variable(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)
@@ -224,7 +231,7 @@ class Rebuilder:
         return self._composite("nested", parts, parts[0][1], parts[0][1].shape)
 
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
-        pairs = args[0].pairs if isinstance(args[0], Dict) else []
+        pairs = self._attributes(args[0])
         parts = self._tensors((field, inert.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
         if not parts or parts[0][0] != "values":
             raise _malformed("a jagged tensor without values")
@@ -265,58 +272,61 @@ class Rebuilder:
         named = inert.global_of(cls)
         plain = named is not None and (named.module, named.name) in _PLAIN_CLASSES
         # nn.Buffer makes plain tensors with a mark.
-        kind = "buffer" if inert.lookup(_state_pairs(state), "_is_buffer") is True else info.kind
+        attributes = self._attributes(state)
+        kind = "buffer" if inert.lookup(attributes, "_is_buffer") is True else info.kind
         known = {id(part) for _, part in info.parts}
-        parts = tuple((name, part) for name, part in self._parts(state) if id(part) not in known)
+        parts = tuple((name, part) for name, part in self._parts(attributes) if id(part) not in known)
         return info._replace(subclass=None if plain else inert.class_name(cls), kind=kind, parts=info.parts + parts)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         data, _dtype, device, requires_grad, *_rest = args
-        info = self.tensor(data) or _from_numpy(data)
+        info = self.tensor(data) or self._from_numpy(data)
         if info is None:
             return None
         return info._replace(location=_device(device), requires_grad=requires_grad is True)
 
-    def _parts(self, state: Inert) -> Parts:
-        """Return the tensors that a subclass's state holds, by attribute name; two levels deep is as far as it goes."""
-        parts: Parts = ()
-        for name, value in _state_pairs(state):
+    def _attributes(self, state: Inert) -> inert.Pairs:
+        """Return what the state of a subclass holds: a dict, or a dict and slots."""
+        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        found = [pair for part in states if isinstance(part, Dict) for pair in part.pairs]
+        self._spend(len(found))
+        return found
+
+    def _parts(self, attributes: inert.Pairs) -> Parts:
+        """Return the tensors among attributes, by name; two levels deep is as far as it goes."""
+        parts: list[tuple[str, TensorInfo]] = []
+        for name, value in attributes:
             label = name if isinstance(name, str) else inert.class_name(name)
             if isinstance(value, list | tuple | Dict):
-                below = ((component, child) for component, child in inert.children(value))
+                below = list(inert.children(value))
+                self._spend(len(below))
                 parts += self._tensors(
                     (f"{label}.{c if isinstance(c, str | int) else '?'}", child) for c, child in below
                 )
             else:
                 parts += self._tensors([(label, value)])
-        return parts
+        return tuple(parts)
 
     def _tensors(self, named: Iterable[tuple[str, Inert]]) -> Parts:
         """Return those of the named nodes that are tensors."""
         found = ((name, self.tensor(node)) for name, node in named)
         return tuple((name, info) for name, info in found if info is not None)
 
-
-def _state_pairs(state: Inert) -> inert.Pairs:
-    states = state if isinstance(state, tuple) else (state,)
-    return [pair for part in states if isinstance(part, Dict) for pair in part.pairs]
-
-
-def _from_numpy(node: Inert) -> TensorInfo | None:
-    array = numpy_array(node)
-    if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
-        return None
-    source = BytesSource(array.data)
-    strides, step = [], 1
-    for size in array.shape if array.column_major else reversed(array.shape):
-        strides.append(step)
-        step *= size
-    stride = tuple(strides if array.column_major else reversed(strides))
-    ref = StorageRef("numpy", "cpu", source.nbytes, source, 0, array.big_endian)
-    info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
-    check_extent(info)
-    return info
+    def _from_numpy(self, node: Inert) -> TensorInfo | None:
+        array = numpy_array(node, self._raw)
+        if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
+            return None
+        source = BytesSource(array.data)
+        strides, step = [], 1
+        for size in array.shape if array.column_major else reversed(array.shape):
+            strides.append(step)
+            step *= size
+        stride = tuple(strides if array.column_major else reversed(strides))
+        ref = StorageRef("numpy", "cpu", source.nbytes, source, 0, array.big_endian)
+        info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
+        check_extent(info)
+        return info
 
 
 def _sequence(node: Inert) -> tuple[Inert, ...]:
@@ -355,7 +365,7 @@ def _layout(node: Inert) -> str:
 
 
 def _device(node: Inert) -> str:
-    args = node.args if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
+    args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
     return (
         ":".join(str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)) or "unknown"
     )

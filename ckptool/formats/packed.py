@@ -10,13 +10,18 @@ from __future__ import annotations
 from ckptool.archive import Archive, gunzip
 from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
-from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint
+from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
 from ckptool.files import BytesSource
 from ckptool.probe import Probe
 
 NAME = "packed"
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_KNOWN_OF = (
+    ("/.data/extern_modules", "a torch.package archive"),
+    ("/attributes.pkl", "TorchScript of PyTorch 1.0 or 1.1 (model.json)"),
+)
+"""Members that tell archives of torch's that no format here reads."""
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
 
 
@@ -39,6 +44,9 @@ def read(probe: Probe) -> Checkpoint:
     archive = probe.zip or probe.tar
     if archive is None:
         raise MalformedFile("an archive without members", kind="empty-archive")
+    for ending, what in _KNOWN_OF:
+        if any(name.endswith(ending) for name in archive):
+            raise UnsupportedFeature(f"{what}, which is not handled", kind="old-torch-archive")
     return _choose(probe, archive)
 
 
