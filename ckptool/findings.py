@@ -39,7 +39,8 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
-    others = [member.name for member in checkpoint.members if member.name != checkpoint.member]
+    found = [member for member in checkpoint.members if member.name != checkpoint.member]
+    others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
     if checkpoint.form == "archive":
         yield Finding("CK102", "info", f"an archive of {len(others):,} checkpoints", f"Open one with FILE::{others[0]}")
     elif others:

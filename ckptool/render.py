@@ -19,6 +19,7 @@ _EXTRAS_SHOWN = 8
 _SHARED_LISTED = 32
 _LABEL = 13
 _WORD = 32
+_LONGEST_PATH = 48
 
 
 def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> Iterator[str]:
@@ -30,7 +31,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     yield _line(
         "tensors",
-        f"{summary.tensors:,}{tied}; {summary.numel:,} parameters, {show_nbytes(summary.nbytes)}",
+        f"{summary.tensors:,}{tied}; {_many(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
     )
     if summary.tensors:
         yield _line("devices", _counts(summary.devices))
@@ -41,14 +42,12 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         for index, state_dict in enumerate(checkpoint.state_dicts):
             yield _line("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
     for index, member_found in enumerate(checkpoint.members):
-        facts = f"{member_found.format}, {member_found.form}, {member_found.tensors:,} tensors"
+        facts = f"{member_found.format}, {member_found.form}, {_many(member_found.tensors, 'tensor')}"
         yield _line("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
     if checkpoint.metadata:
         yield _line("metadata", show(", ".join(f"{key}={value}" for key, value in checkpoint.metadata.items())[:200]))
-    extras = [_extra(path, node) for path, node in checkpoint.extras if not path.endswith("_metadata")]
-    if extras:
-        more = f" and {len(extras) - _EXTRAS_SHOWN:,} more" if len(extras) > _EXTRAS_SHOWN else ""
-        yield _line("also holds", show(", ".join(extras[:_EXTRAS_SHOWN])) + more)
+    if checkpoint.extras:
+        yield _line("also holds", _extras(checkpoint.extras))
     for finding in findings:
         yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
         if finding.hint:
@@ -83,7 +82,7 @@ def tree_lines(tensors: Iterable[LazyTensor]) -> Iterator[str]:
             info = branch.leaf.info
             yield f"{indent}{show(name)}  {list(info.shape)} {info.dtype} {show(info.location)}"
         if branch.below:
-            yield f"{indent}{show(name)}  {branch.tensors:,} tensors, {show_nbytes(branch.nbytes)}"
+            yield f"{indent}{show(name)}  {_many(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
         todo.extend((below, component, depth + 1) for component, below in reversed(branch.below.items()))
 
 
@@ -209,17 +208,34 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{show(name)} ({count:,})" for name, count in counts.items())
 
 
+def _extras(extras: Sequence[tuple[str, Inert]]) -> str:
+    """Return what is not a tensor, the outermost first, and how many more there are."""
+    outermost = sorted(extras, key=lambda extra: extra[0].count("."))[:_EXTRAS_SHOWN]
+    more = f" and {len(extras) - len(outermost):,} more" if len(extras) > len(outermost) else ""
+    return show(", ".join(_extra(path, node) for path, node in outermost)) + more
+
+
 def _extra(path: str, node: Inert) -> str:
     """Return a path, with its value where that is a number or a word."""
+    if not path:
+        return describe(node)
     value = scalar_of(node)
     if value is None or (isinstance(value, str) and len(value) > _WORD):
-        return path or kind_of(node)
+        return _clip(path)
     shown = f"{value:.6g}" if isinstance(value, float) else value
-    return f"{path}={shown}"
+    return f"{_clip(path)}={shown}"
+
+
+def _clip(path: str) -> str:
+    return path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH // 2]}…{path[-_LONGEST_PATH // 2 :]}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _state_dict(found: StateDict, weights: StateDict | None) -> str:
-    name = show(found.key) or "(root)"
+    name = show(_clip(found.key)) or "(root)"
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
-    return f"{name}: {found.role}{cls}, {len(found):,} tensors, {found.numel:,} parameters{chosen}"
+    return f"{name}: {found.role}{cls}, {_many(len(found), 'tensor')}, {_many(found.numel, 'parameter')}{chosen}"
