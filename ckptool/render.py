@@ -46,8 +46,9 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         yield _line("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
     if checkpoint.metadata:
         yield _line("metadata", show(", ".join(f"{key}={value}" for key, value in checkpoint.metadata.items())[:200]))
-    if checkpoint.extras:
-        yield _line("also holds", _extras(checkpoint.extras))
+    extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
+    if extras:
+        yield _line("also holds", _extras(extras))
     for finding in findings:
         yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
         if finding.hint:
