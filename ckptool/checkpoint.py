@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ckptool.contents import Contents
-from ckptool.files import Source
+from ckptool.files import FileSource, Source
 from ckptool.inert import Global, Inert
 from ckptool.modules import StateDictWalk
+from ckptool.rebuild import Rebuilder
 from ckptool.state_dicts import Role, choose_weights, role_of
 from ckptool.tensors import LazyTensor, identity
 
@@ -42,12 +43,16 @@ class Member(NamedTuple):
 class StateDict(Mapping[str, LazyTensor]):
     """A mapping of names to tensors found inside a checkpoint. Names are relative to ``key``; order is the file's."""
 
-    def __init__(self, key: str, role: Role, tensors: dict[str, LazyTensor], class_name: str | None) -> None:
+    def __init__(
+        self, key: str, role: Role, tensors: dict[str, LazyTensor], class_name: str | None, node: Inert = None
+    ) -> None:
         self.key = key
         """Full dotted path where it stands; empty for the root."""
         self.role: Role = role
         self.class_name = class_name
         """The model's class, where the file holds the whole model."""
+        self.node = node
+        """The mapping or model in the pickled tree; None where the format has no tree."""
         self._tensors = tensors
 
     @property
@@ -85,6 +90,7 @@ class Checkpoint:
         *,
         form: Form | None = None,
         root: Inert = None,
+        rebuilder: Rebuilder | None = None,
         globals: tuple[Global, ...] = (),  # noqa: A002 - pickle's word for it
         metadata: Mapping[str, str] | None = None,
         class_sources: tuple[ClassSource, ...] = (),
@@ -98,7 +104,9 @@ class Checkpoint:
         self.source = source
         self.file_nbytes = source.nbytes
         self.root = root
-        """The whole pickled tree, inert."""
+        """The whole pickled tree, inert; None where the format has none."""
+        self.rebuilder = rebuilder
+        """What recognises the tensors of the tree."""
         self.globals = globals
         """Every name that unpickling would have imported. None was."""
         self.metadata: Mapping[str, str] = metadata or {}
@@ -123,6 +131,7 @@ class Checkpoint:
                 role_of(group, contents),
                 {name[len(group.key) + 1 if group.key else 0 :]: self.tensors[name] for name in group.names},
                 group.class_name,
+                group.node,
             )
             for group in contents.groups
             if group.names
@@ -140,6 +149,11 @@ class Checkpoint:
         for name, info in (contents.tensors | contents.attributes).items():
             full = f"{prefix}.{name}" if name else prefix
             self.attributes[full] = LazyTensor(full, info)
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if the file was written to since it was opened."""
+        if isinstance(self.source, FileSource):
+            self.source.check_unchanged()
 
     def close(self) -> None:
         """Close the file. Tensors that were not read yet cannot be read any more."""

@@ -31,16 +31,23 @@ GroupKind: TypeAlias = Literal["mapping", "module", "optimizer", "loose"]
 class Group:
     """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
 
-    __slots__ = ("class_name", "key", "kind", "names")
+    __slots__ = ("class_name", "key", "kind", "names", "node")
 
     def __init__(
-        self, key: str, kind: GroupKind, names: list[str] | None = None, class_name: str | None = None
+        self,
+        key: str,
+        kind: GroupKind,
+        names: list[str] | None = None,
+        class_name: str | None = None,
+        node: Inert = None,
     ) -> None:
         self.key = key
         """Full dotted path of the mapping or object; empty for the root."""
         self.kind: GroupKind = kind
         self.names = names if names is not None else []
         self.class_name = class_name
+        self.node = node
+        """The mapping or model in the tree; None where the format has no tree."""
 
 
 class Contents:
@@ -148,7 +155,7 @@ class _Collector:
     def _group(self, node: Inert, path: str, below: list[tuple[Inert, Inert]]) -> Group | None:
         keys = {key for key, _ in below if isinstance(key, str)}
         if {"state", "param_groups"} <= keys:
-            return self._new_group(Group(path, "optimizer"))
+            return self._new_group(Group(path, "optimizer", node=node))
         direct = sum(1 for _, child in below if self._rebuilder.tensor(child) is not None)
         if not direct or inert.mapping_pairs(node) is None:
             return None
@@ -156,7 +163,7 @@ class _Collector:
         nested = any(id(child) in self._holding for _, child in below)
         named = all(isinstance(key, str) for key, _ in below)
         kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
-        return self._new_group(Group(path, kind))
+        return self._new_group(Group(path, kind, node=node))
 
     def _new_group(self, group: Group) -> Group:
         self._contents.groups.append(group)
@@ -178,7 +185,7 @@ class _Collector:
         if walk is None:
             walk = self._walks[id(node)] = self._graph.walk(node, self._limits)
         self._contents.walks.append((path, walk))
-        group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node)))
+        group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node), node=node))
         for entry in walk.entries:
             name = self._join(path, entry.name)
             info = self._rebuilder.tensor(entry.node)

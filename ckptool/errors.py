@@ -13,6 +13,9 @@ Every exception that ckptool raises.
   + UnsafePickle            reading it would mean running it, or consulting this process
   + UnsupportedFeature      well formed, but not handled
   + LimitExceeded           reading it would cost more than the limits allow
+  + MigrationRefused        what was asked for would lose or confuse something
+  + OutputFailed            the result could not be written
+    - OutputExists          and nothing may be overwritten
 
 A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
 sentence, the hint, behind it; both are attributes of their own. Inner code does not know the path:
@@ -130,3 +133,21 @@ class LimitExceeded(CkptoolError):
     """Reading on would cost more than the ``Limits`` allow: ``needed`` against ``actual``."""
 
     default_kind = "limit-exceeded"
+
+
+class MigrationRefused(CkptoolError):
+    """What was asked for would lose or confuse something; nothing was written."""
+
+    default_kind = "refused"
+
+
+class OutputFailed(CkptoolError):
+    """The result could not be written. What stood under its name still stands there."""
+
+    default_kind = "output-failed"
+
+
+class OutputExists(OutputFailed):
+    """Something has the output's name already, and nothing was to be overwritten."""
+
+    default_kind = "output-exists"

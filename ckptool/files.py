@@ -50,12 +50,16 @@ class FileSource:
     def read(self, offset: int, nbytes: int) -> bytes:
         if self._fd < 0:
             raise ValueError("the checkpoint is closed")
-        data = os.pread(self._fd, nbytes, offset)
-        while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
-            more = os.pread(self._fd, nbytes - len(data), offset + len(data))
-            if not more:
-                raise _changed(offset, nbytes, len(data))
-            data += more
+        try:
+            data = os.pread(self._fd, nbytes, offset)
+            while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
+                more = os.pread(self._fd, nbytes - len(data), offset + len(data))
+                if not more:
+                    raise _changed(offset, nbytes, len(data))
+                data += more
+        except OSError as error:  # a bad disk, a network that is gone
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise FileUnavailable(f"cannot be read at byte {offset:,}: {reason}", kind="io", offset=offset) from error
         return data
 
     def file_offset(self, offset: int) -> int | None:

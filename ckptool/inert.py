@@ -14,7 +14,7 @@ Nodes compare by identity, as objects in a pickle do: two names for one node are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 # mypy cannot see through a recursive alias of this size in reasonable time; Any is what each consumer narrows.
 Inert: TypeAlias = Any
@@ -161,17 +161,20 @@ def mapping_pairs(node: Inert) -> Pairs | None:
         return node.pairs
     if not isinstance(node, Call):
         return None
-    if node.pairs is not None:
-        return node.pairs
     found = class_of(node)
     if found is None or (found.module, found.name) not in _MAPPING_CLASSES:
-        return None
-    if isinstance(node.args, tuple) and node.args:
-        first = node.args[-1]
-        if isinstance(first, Dict):
-            return first.pairs
-        if isinstance(first, list) and all(isinstance(p, list | tuple) and len(p) == 2 for p in first):
-            return [(p[0], p[1]) for p in first]
+        return node.pairs
+    given = _given_pairs(node.args)
+    return [*given, *node.pairs] if given and node.pairs else node.pairs or given
+
+
+def _given_pairs(args: Inert) -> Pairs:
+    """Return the pairs that a mapping was made from."""
+    first = args[-1] if isinstance(args, tuple) and args else None
+    if isinstance(first, Dict):
+        return first.pairs
+    if isinstance(first, list) and all(isinstance(p, list | tuple) and len(p) == 2 for p in first):
+        return [(p[0], p[1]) for p in first]
     return []
 
 
@@ -237,7 +240,7 @@ def held(node: Inert) -> Iterator[Inert]:
     What ``children`` takes apart under the names of the container (arguments, a state) comes whole, so a walk costs
     no more than the tree is large, though many objects may share one state.
     """
-    if isinstance(node, list | tuple):
+    if isinstance(node, (list, tuple)):
         yield from node
     elif isinstance(node, Set):
         yield from node.items
@@ -257,4 +260,8 @@ def held(node: Inert) -> Iterator[Inert]:
 
 def is_container(node: Inert) -> bool:
     """Say whether a node can hold others."""
-    return isinstance(node, list | tuple | Dict | Set | Call | PersistentId)
+    return isinstance(node, _CONTAINERS)
+
+
+# A union in place of the tuple would be made anew on each call, which takes longer than the rest of a walk.
+_CONTAINERS: Final = (list, tuple, Dict, Set, Call, PersistentId)

@@ -23,14 +23,15 @@ from ckptool.limits import Limits
 from ckptool.tensors import Kind
 
 WRAPPERS = {
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "AveragedModel": "module",
-    "OptimizedModule": "_orig_mod",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
 }
-"""Classes that put a component of their own in front of every name of the model that they wrap."""
+"""Classes that put a component of their own in front of every name of the model that they wrap: that component."""
+
+DATA_PARALLEL = frozenset(cls for cls, component in WRAPPERS.items() if component == "module")
 
 BOUND_TO = "__self__"
 """What Python calls the object of a bound method."""
@@ -59,10 +60,12 @@ class ModuleTensor(NamedTuple):
 class StateDictWalk:
     """What a module's state_dict() would hold, and what cannot be known about it."""
 
-    __slots__ = ("entries", "foreign_classes", "hooks", "own_savers")
+    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "own_savers")
 
     def __init__(self) -> None:
         self.entries: list[ModuleTensor] = []
+        self.modules: list[tuple[str, str]] = []
+        """Each module's path, and its class."""
         self.hooks: list[tuple[str, str]] = []
         """State-dict hooks: the class that carries one, and the hook's name."""
         self.own_savers: list[str] = []
@@ -135,6 +138,7 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
             raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
         inside.add(id(current))
         todo.append((current, prefix, True))
+        walk.modules.append((prefix[:-1], body.class_name))
         _note_doubts(walk, body, seen_classes)
         walk.entries.extend(_own_entries(body, prefix))
         for name, child in reversed(body.children):
@@ -234,3 +238,34 @@ def _names(node: Inert) -> frozenset[str]:
     elif isinstance(node, Call) and isinstance(node.args, tuple) and node.args and isinstance(node.args[0], list):
         items = node.args[0]
     return frozenset(item for item in items if isinstance(item, str))
+
+
+def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
+    """Return the model inside a training wrapper of one of ``classes``, or None if ``node`` is no such wrapper."""
+    if not isinstance(node, Call):
+        return None
+    name = inert.class_name(node)
+    body = _body(node) if name in classes else None
+    return inert.lookup(body.children, WRAPPERS[name]) if body is not None else None
+
+
+def version_of(class_name: str) -> int:
+    """
+    Return the ``_version`` that a module of this class writes into ``state_dict()._metadata``.
+
+    It is an attribute of the class, so not in any file: torch's own are known, every other is 1.
+    """
+    return _VERSIONS.get(class_name.rpartition(".")[2], 1) if class_name.startswith("torch.") else 1
+
+
+_VERSIONS = dict.fromkeys(
+    (
+        *(
+            f"{norm}{dims}d"
+            for norm in ("BatchNorm", "InstanceNorm", "LazyBatchNorm", "LazyInstanceNorm")
+            for dims in "123"
+        ),
+        "SyncBatchNorm",
+    ),
+    2,
+)

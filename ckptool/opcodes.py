@@ -44,8 +44,7 @@ class Opcodes(Machine):
         for _ in range(count):
             end = self.data.find(b"\n", begin)
             if end < 0:
-                # No length says how much to fetch: twice as much each time, so that a long line is not searched
-                # over and over.
+                # Twice as much each time: a long line would be searched over and over.
                 whole = self.source.nbytes - self.base
                 raise NeedMore(max(len(self.data) + 1, min(whole, 2 * len(self.data))))
             lines.append(self.data[begin:end])

@@ -15,11 +15,12 @@ from typing import Final, Protocol, TypeAlias
 
 from ckptool import dtypes, inert
 from ckptool.dtypes import DType
-from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.errors import LimitExceeded
 from ckptool.files import BytesSource
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
 from ckptool.numpy_arrays import encoded_bytes, numpy_array, raw_bytes
 from ckptool.storage_ids import TypedStorage
+from ckptool.tensor_args import as_device, as_dtype, as_flag, as_layout, as_sequence, as_sizes, malformed_tensor
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
 Args: TypeAlias = tuple[Inert, ...]
@@ -27,7 +28,6 @@ Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
 _MAX_PARTS: Final = 1_000_000
-_MAX_RANK: Final = 64
 
 
 class Storages(Protocol):
@@ -62,7 +62,7 @@ class Rebuilder:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
             LimitExceeded: The tensors so far have more parts than anyone could walk through.
         """
-        if not isinstance(node, Call | PersistentId):
+        if not isinstance(node, (Call, PersistentId)):
             return None
         key = id(node)
         if key not in self._known:
@@ -103,7 +103,7 @@ class Rebuilder:
 
     def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
         if self._depth == _MAX_DEPTH:
-            raise _malformed(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
+            raise malformed_tensor(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
         self._depth += 1
         try:
             return self._follow_rule(node)
@@ -120,7 +120,7 @@ class Rebuilder:
         rule = _RULES.get((func.module, func.name))
         if rule is not None:
             if not isinstance(node.args, tuple):
-                raise _malformed(f"{func} without arguments")
+                raise malformed_tensor(f"{func} without arguments")
             return rule(self, node, node.args[:_MOST_ARGS] + (None,) * (_MOST_ARGS - len(node.args)))
         if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
             return self._old_tensor(node)
@@ -138,7 +138,7 @@ class Rebuilder:
 
     def _v3(self, _: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, requires_grad, _hooks, dtype, metadata = args
-        return self._strided(storage, offset, size, stride, requires_grad, dtype=_dtype(dtype), metadata=metadata)
+        return self._strided(storage, offset, size, stride, requires_grad, dtype=as_dtype(dtype), metadata=metadata)
 
     def _strided(
         self,
@@ -153,16 +153,16 @@ class Rebuilder:
     ) -> TensorInfo:
         found = self.storage(storage)
         if found is None:
-            raise _malformed("a tensor without a storage")
+            raise malformed_tensor("a tensor without a storage")
         flags = metadata.pairs[:_MOST_ARGS] if isinstance(metadata, Dict) else []
         info = TensorInfo(
             dtype or found.dtype,
-            _sequence(size),
-            _sequence(stride),
+            as_sequence(size),
+            as_sequence(stride),
             offset,
             found.ref,
             found.ref.location,
-            _flag(requires_grad),
+            as_flag(requires_grad),
             conj=inert.lookup(flags, "conj") is True if flags else False,
             neg=inert.lookup(flags, "neg") is True if flags else False,
         )
@@ -183,7 +183,7 @@ class Rebuilder:
         if info is None:
             return None
         parts = info.parts + self._tensors([("grad", gradient)])
-        return info._replace(requires_grad=_flag(requires_grad), kind="parameter", parts=parts)
+        return info._replace(requires_grad=as_flag(requires_grad), kind="parameter", parts=parts)
 
     def _parameter_with_state(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)
@@ -207,7 +207,7 @@ class Rebuilder:
         storage, offset, size, stride, quantizer, requires_grad, *_rest = args
         info = self._strided(storage, offset, size, stride, requires_grad)
         if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
-            raise _malformed("a quantised tensor without a quantiser")
+            raise malformed_tensor("a quantised tensor without a quantiser")
         scheme = quantizer[0].name
         names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
         values = list(zip(names, quantizer[1:], strict=False))
@@ -215,26 +215,26 @@ class Rebuilder:
         return info._replace(layout=scheme, parts=self._tensors(values), details=details)
 
     def _sparse(self, _: Call, args: Args) -> TensorInfo:
-        layout, data = _layout(args[0]), args[1]
+        layout, data = as_layout(args[0]), args[1]
         fields = _SPARSE_PARTS.get(layout)
         if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
-            raise _malformed(f"a sparse tensor of layout {layout!r} without its parts")
+            raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
         parts = self._tensors(zip(fields, data, strict=False))
         if len(parts) != len(fields):
-            raise _malformed(f"a {layout} tensor with parts that are no tensors")
-        return self._composite(layout, parts, parts[-1][1], _sizes(data[len(fields)]))
+            raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
+        return self._composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
 
     def _nested(self, _: Call, args: Args) -> TensorInfo:
         parts = self._tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
         if not parts or parts[0][0] != "buffer":
-            raise _malformed("a nested tensor without a buffer")
+            raise malformed_tensor("a nested tensor without a buffer")
         return self._composite("nested", parts, parts[0][1], parts[0][1].shape)
 
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
         pairs = self._attributes(args[0])
         parts = self._tensors((field, inert.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
         if not parts or parts[0][0] != "values":
-            raise _malformed("a jagged tensor without values")
+            raise malformed_tensor("a jagged tensor without values")
         return self._composite("jagged", parts, parts[0][1], parts[0][1].shape)
 
     def _composite(self, layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
@@ -243,21 +243,23 @@ class Rebuilder:
 
     def _meta(self, _: Call, args: Args) -> TensorInfo:
         dtype, size, stride, requires_grad, *_rest = args
-        info = TensorInfo(_dtype(dtype), _sequence(size), _sequence(stride), 0, None, "meta", requires_grad is True)
+        info = TensorInfo(
+            as_dtype(dtype), as_sequence(size), as_sequence(stride), 0, None, "meta", requires_grad is True
+        )
         check_extent(info)
         return info
 
     def _wrapper(self, _: Call, args: Args) -> TensorInfo:
         cls, dtype, size, stride, offset, layout, device, requires_grad = args
         info = TensorInfo(
-            _dtype(dtype),
-            _sequence(size),
-            _sequence(stride),
+            as_dtype(dtype),
+            as_sequence(size),
+            as_sequence(stride),
             offset,
             None,
-            _device(device),
+            as_device(device),
             requires_grad is True,
-            layout=_layout(layout),
+            layout=as_layout(layout),
             subclass=inert.class_name(cls),
         )
         check_extent(info)
@@ -284,7 +286,7 @@ class Rebuilder:
         info = self.tensor(data) or self._from_numpy(data)
         if info is None:
             return None
-        return info._replace(location=_device(device), requires_grad=requires_grad is True)
+        return info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
     def _attributes(self, state: Inert) -> inert.Pairs:
         """Return what the state of a subclass holds: a dict, or a dict and slots."""
@@ -327,52 +329,6 @@ class Rebuilder:
         info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
         check_extent(info)
         return info
-
-
-def _sequence(node: Inert) -> tuple[Inert, ...]:
-    """Return a shape or strides as a tuple; ``check_extent`` looks at what is in it."""
-    if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
-        node = node.args[0]
-    if isinstance(node, list):
-        node = tuple(node)
-    if not isinstance(node, tuple):
-        raise _malformed("a tensor whose shape or strides are no sequence")
-    return node
-
-
-def _sizes(node: Inert) -> tuple[int, ...]:
-    sizes = _sequence(node)
-    if len(sizes) > _MAX_RANK or not all(type(size) is int and size >= 0 for size in sizes):
-        raise _malformed("a tensor whose shape is no sequence of sizes")
-    return sizes
-
-
-def _flag(node: Inert) -> bool | None:
-    return node if isinstance(node, bool) else None
-
-
-def _dtype(node: Inert) -> DType:
-    if isinstance(node, Global) and node.module == "torch" and node.name in dtypes.BY_NAME:
-        return dtypes.BY_NAME[node.name]
-    raise _malformed(f"{inert.class_name(node)} is no element type")
-
-
-def _layout(node: Inert) -> str:
-    if isinstance(node, Call) and isinstance(node.args, tuple) and node.args:  # torch.serialization._get_layout
-        node = node.args[0]
-    name = node.name if isinstance(node, Global) else node
-    return name.removeprefix("torch.") if isinstance(name, str) else "unknown"
-
-
-def _device(node: Inert) -> str:
-    args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
-    return (
-        ":".join(str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)) or "unknown"
-    )
-
-
-def _malformed(what: str) -> MalformedFile:
-    return MalformedFile(what, kind="malformed-tensor")
 
 
 _MOST_ARGS = 8

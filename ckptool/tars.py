@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from ckptool.archive import Archive, Record
-from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile
+from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.files import ReadAhead, Source
 from ckptool.limits import DEFAULT_LIMITS, Limits
 
@@ -33,6 +33,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     Raises:
         TruncatedFile: A member reaches over the end of the file.
         MalformedFile: A header is damaged.
+        UnsupportedFeature: A member is sparse: its bytes are not its content.
         AmbiguousFile: Two members have one name.
     """
     records: dict[str, Record] = {}
@@ -46,7 +47,11 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
         kind = header[156:157]
-        nbytes = int(override["size"]) if override.get("size", "").isdigit() else _number(header[124:136], position)
+        is_extension = kind in (b"x", b"L")
+        if "size" in override and not is_extension:
+            nbytes = _decimal(override["size"], position)
+        else:
+            nbytes = _number(header[124:136], position)
         payload = position + _BLOCK
         end = payload + nbytes
         if end > source.nbytes:
@@ -59,11 +64,11 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
                 actual=source.nbytes,
             )
         position = payload + -(-nbytes // _BLOCK) * _BLOCK
-        if kind in (b"x", b"L"):
+        if is_extension:
             if nbytes > _LONGEST_NAME:
                 raise MalformedFile(f"a tar name of {nbytes:,} bytes", kind="malformed-tar", offset=payload)
             text = source.read(payload, nbytes)
-            override |= _pax(text) if kind == b"x" else {"path": _text(text)}
+            override |= _pax(text, payload) if kind == b"x" else {"path": _text(text)}
             continue
         name = override.get("path") or _name(header)
         override = {}
@@ -100,16 +105,25 @@ def _name(header: bytes) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-def _pax(records: bytes) -> dict[str, str]:
+def _decimal(text: str, position: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise MalformedFile(f"malformed tar size at byte {position:,}", kind="malformed-tar", offset=position)
+    return int(text)
+
+
+def _pax(records: bytes, offset: int) -> dict[str, str]:
     """Return the path and size of a pax header: lines of ``length key=value``, the length counting itself."""
     found: dict[str, str] = {}
     position = 0
     while position < len(records):
         length, _, _ = records[position : position + 20].partition(b" ")
         if not length.isdigit() or int(length) <= len(length):
-            break
+            at = offset + position
+            raise MalformedFile(f"malformed tar header at byte {at:,}", kind="malformed-tar", offset=at)
         line = records[position + len(length) + 1 : position + int(length) - 1]
         key, _, value = line.partition(b"=")
+        if key.startswith(b"GNU.sparse"):
+            raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=offset)
         if key in (b"path", b"size"):
             found[key.decode()] = _text(value)
         position += int(length)

@@ -7,7 +7,7 @@ Strides and offsets count elements, as torch counts them; sizes in bytes are cal
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -23,6 +23,8 @@ Dims: TypeAlias = list[tuple[int, int]]
 MAX_RANK: Final = 64  # torch's own limit
 _MAX_SIZE: Final = 1 << 63
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
+"""What ``array`` calls unsigned integers of so many bytes."""
 _SPAN_NBYTES: Final = 1 << 24
 
 
@@ -37,6 +39,10 @@ class StorageRef(NamedTuple):
     offset: int
     """Of the first byte, in ``source``."""
     big_endian: bool = False
+    crc32: int = 0
+    """Of all its bytes, as the file has it; 0 where it has none."""
+    whole: StorageRef | None = None
+    """The storage that this one is a slice of, where the file says so (legacy streams)."""
 
     def __repr__(self) -> str:
         return f"<StorageRef {self.key!r} {self.location} of {self.nbytes} bytes>"
@@ -80,7 +86,12 @@ class TensorInfo(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of its own elements packed together; 0 where it has no bytes but its parts'."""
-        return -(-self.numel * self.dtype.itemsize // self.dtype.packed) if self.storage else 0
+        if not self.storage:
+            return 0
+        packed = self.dtype.packed
+        if packed > 1 and self.shape:  # each row begins with a byte of its own
+            return prod(self.shape[:-1]) * -(-self.shape[-1] // packed)
+        return self.numel * self.dtype.itemsize
 
     @property
     def total_nbytes(self) -> int:
@@ -115,7 +126,7 @@ def check_extent(info: TensorInfo) -> None:
     for size, step in zip(shape, stride, strict=True):
         last += (size - 1) * step
     held = storage.nbytes // info.dtype.itemsize * info.dtype.packed
-    if last >= held:
+    if last >= held or (info.dtype.packed > 1 and info.nbytes > storage.nbytes):
         raise MalformedFile(
             f"a tensor needs {last + 1:,} elements of storage {storage.key!r}, which has {held:,}",
             kind="malformed-tensor",
@@ -152,6 +163,15 @@ class LazyTensor:
             UnsupportedFeature: The file has no plain bytes for the tensor: a sparse layout, a wrapper subclass.
             LimitExceeded: Strides of 0 make it far larger than its storage.
         """
+        self._check_readable(limits)
+        return _read_resolved(self.info)
+
+    def chunks(self, nbytes: int, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
+        """Yield what ``read`` returns in pieces of at most ``nbytes``, or of one element where that is more."""
+        self._check_readable(limits)
+        return _read_in_pieces(self.info, nbytes)
+
+    def _check_readable(self, limits: Limits) -> None:
         info = self.info
         if info.storage is None:
             raise UnsupportedFeature(
@@ -166,11 +186,28 @@ class LazyTensor:
                 needed=info.nbytes,
                 actual=allowed,
             )
-        return _resolve(info, _read_elements(info, info.storage))
 
     def __repr__(self) -> str:
         info = self.info
         return f"<LazyTensor {self.name!r} {info.dtype} {list(info.shape)} {info.location}>"
+
+
+def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:
+    if info.nbytes <= nbytes or not info.shape or info.dtype.packed > 1:
+        yield _read_resolved(info)
+        return
+    rows = max(1, nbytes // (info.nbytes // info.shape[0]))
+    for start in range(0, info.shape[0], rows):
+        count = min(rows, info.shape[0] - start)
+        # A single row is split along the next dimension.
+        shape, stride = (info.shape[1:], info.stride[1:]) if rows == 1 else ((count, *info.shape[1:]), info.stride)
+        offset = info.storage_offset + start * info.stride[0]
+        yield from _read_in_pieces(info._replace(shape=shape, stride=stride, storage_offset=offset), nbytes)
+
+
+def _read_resolved(info: TensorInfo) -> bytes:
+    assert info.storage is not None  # noqa: S101 - _check_readable saw it
+    return _resolve(info, _read_elements(info, info.storage))
 
 
 def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
@@ -180,9 +217,8 @@ def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
     if info.is_contiguous:
         start = info.storage_offset * itemsize
         if info.dtype.packed > 1:
-            if info.storage_offset % info.dtype.packed:
-                raise UnsupportedFeature(f"a view of {info.dtype} that begins inside a byte", kind="no-plain-bytes")
-            start //= info.dtype.packed
+            if start:  # how rows were packed is not known any more
+                raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
         return storage.source.read(storage.offset + start, info.nbytes)
     if info.dtype.packed > 1:
         raise UnsupportedFeature(f"a strided view of {info.dtype}", kind="no-plain-bytes")
@@ -259,7 +295,7 @@ def _resolve(info: TensorInfo, data: bytes) -> bytes:
     """Return the stored bytes as the values they stand for: byte order, conjugate and negative bits applied."""
     unit = info.dtype.swap_nbytes
     if info.storage is not None and info.storage.big_endian and unit > 1:
-        swapped = array({2: "H", 4: "I", 8: "Q"}[unit], data)
+        swapped = array(SWAP_CODES[unit], data)
         swapped.byteswap()
         data = swapped.tobytes()
     if info.conj:

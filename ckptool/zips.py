@@ -44,6 +44,7 @@ _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _PATCHED = 0x0020
 _DESCRIPTOR = 0x0008
 _BAD_NAME = re.compile(r"[\x00-\x1f\\]|(?:^|/)\.\.(?:/|$)|^/|^$")
+_UNICODE_PATH = 0x7075
 _METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
@@ -93,14 +94,28 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     for entry in sorted(entries, key=lambda entry: entry.header):
         if entry.header < position:
             raise _ambiguous(f"member {_show(entry.name)} begins inside another", entry.header)
-        if entry.header > position:
-            notes.append(f"{entry.header - position:,} bytes at {position:,} belong to no member")
+        notes.extend(_note_gap(source, position, entry.header))
         record, position = _read_member(ahead, entry, directory.offset)
+        if record.name in records:
+            raise _ambiguous(f"two members are called {record.name!r} once decoded", entry.header)
         if not record.name.endswith("/"):
             records[record.name] = record
     if position > directory.offset:
         raise _ambiguous("the last member reaches into the central directory", directory.offset)
+    notes.extend(_note_gap(source, position, directory.offset))
     return Archive(source, records, limits, tuple(notes))
+
+
+def _note_gap(source: Source, start: int, stop: int) -> list[str]:
+    """Note bytes that belong to no member, unless they could be members to somebody."""
+    if start == stop:
+        return []
+    nbytes = stop - start
+    head = source.read(start, min(len(MAGIC), nbytes))
+    tail = source.read(max(start, stop - _END_SEARCH), min(_END_SEARCH, nbytes))
+    if head == MAGIC or _END_MAGIC in tail:
+        raise _ambiguous(f"{nbytes:,} bytes that belong to no member look like members", start)
+    return [f"{nbytes:,} bytes at {start:,} belong to no member"]
 
 
 def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
@@ -198,7 +213,8 @@ def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
             raise _ambiguous("an entry reaches over the end of the central directory", at)
         name = data[name_at:extra_at]
         if extra_n or _FULL32 in (nbytes, stored, header):
-            nbytes, stored, header = _widen(data[extra_at : extra_at + extra_n], (nbytes, stored, header), at)
+            extra = data[extra_at : extra_at + extra_n]
+            nbytes, stored, header = _widen(extra, name, (nbytes, stored, header), at)
         entry = _Entry(name, flags, method, crc, stored, nbytes, header)
         _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)
@@ -207,10 +223,10 @@ def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
     return entries
 
 
-def _widen(extra: bytes, values: tuple[int, int, int], at: int) -> tuple[int, int, int]:
+def _widen(extra: bytes, name: bytes, values: tuple[int, int, int], at: int) -> tuple[int, int, int]:
     """Return the values with those that say "see zip64" taken from the extra field, which must hold just these."""
     wanted = [value == _FULL32 for value in values]
-    field = _zip64_field(extra, at)
+    field = _zip64_field(extra, name, at)
     if field is None:
         if any(wanted):
             raise MalformedFile("a member without its zip64 sizes", kind="malformed-zip", offset=at)
@@ -225,7 +241,8 @@ def _widen(extra: bytes, values: tuple[int, int, int], at: int) -> tuple[int, in
     return nbytes, stored, header
 
 
-def _zip64_field(extra: bytes, at: int) -> bytes | None:
+def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
+    """Return the zip64 field among a member's extra fields, all of which must be sound."""
     found: bytes | None = None
     position = 0
     while position + 4 <= len(extra):
@@ -239,6 +256,8 @@ def _zip64_field(extra: bytes, at: int) -> bytes | None:
             if found is not None:
                 raise _ambiguous("two zip64 fields in one member", at)
             found = extra[begin:position]
+        elif tag == _UNICODE_PATH and extra[begin + 5 : position] != name:  # behind a version and a checksum
+            raise _ambiguous(f"member {_show(name)} has another name among its extra fields", at)
     if extra[position:].strip(b"\0"):  # aligners pad with zeros
         raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)
     return found
@@ -294,12 +313,12 @@ def _read_member(ahead: ReadAhead, entry: _Entry, limit: int) -> tuple[Record, i
         raise _ambiguous(f"member {_show(entry.name)}: its local header and the directory disagree", entry.header)
     extra = variable[name_n:]
     if _FULL32 in (stored, nbytes):
-        if entry.flags & _DESCRIPTOR and _zip64_field(extra, entry.header) is None:
+        if entry.flags & _DESCRIPTOR and _zip64_field(extra, entry.name, entry.header) is None:
             nbytes, stored = entry.nbytes, entry.stored_nbytes
         else:
-            nbytes, stored, _ = _widen(extra, (nbytes, stored, 0), entry.header)
+            nbytes, stored, _ = _widen(extra, entry.name, (nbytes, stored, 0), entry.header)
     elif extra:
-        _zip64_field(extra, entry.header)
+        _zip64_field(extra, entry.name, entry.header)
     sizes = (entry.crc32, entry.stored_nbytes, entry.nbytes)
     if entry.flags & _DESCRIPTOR:
         # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ckptool.archive import Archive, gunzip
 from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
-from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
+from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile, NotACheckpoint, UnsupportedFeature
 from ckptool.files import BytesSource
 from ckptool.probe import Probe
 
@@ -85,10 +85,12 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
             ((name, chosen),) = candidates.items()
             chosen.member = name if chosen.member is None else f"{name}::{chosen.member}"
             chosen.members = tuple(_member(other, found, archive) for other, found in opened.items())
+            chosen.notes += _unreadable(failures)
             return chosen
     if opened:
         members = tuple(_member(name, found, archive) for name, found in (holding or opened).items())
-        return Checkpoint(archive.source, NAME, Contents(), form="archive", members=members, notes=archive.notes)
+        notes = archive.notes + _unreadable(failures)
+        return Checkpoint(archive.source, NAME, Contents(), form="archive", members=members, notes=notes)
     for name, error in failures.items():
         if name.endswith(_SUFFIXES):
             error.message = f"member {name!r}: {error.message}"
@@ -100,14 +102,35 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
 
 
 def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint], dict[str, CkptoolError]]:
+    """Open the members that are checkpoints. What is inflated for it counts together, likely members first."""
     opened: dict[str, Checkpoint] = {}
     failures: dict[str, CkptoolError] = {}
-    for name in archive:
+    allowed = probe.limits.inflated(probe.source.nbytes)
+    for name in sorted(archive, key=lambda name: not name.endswith(_SUFFIXES)):
+        record = archive[name]
+        if record.compression != "stored":
+            if record.nbytes > allowed:
+                failures[name] = LimitExceeded(
+                    f"inflating it takes {record.nbytes:,} bytes; {allowed:,} are left for an archive of this size",
+                    needed=record.nbytes,
+                    actual=allowed,
+                )
+                continue
+            allowed -= record.nbytes
         try:
             opened[name] = probe.read_inner(archive.open(name))
         except CkptoolError as error:
             failures[name] = error
-    return opened, failures
+    return {name: opened[name] for name in archive if name in opened}, failures
+
+
+def _unreadable(failures: dict[str, CkptoolError]) -> tuple[str, ...]:
+    """Say which members should have been checkpoints, going by their names, and why they are not there."""
+    return tuple(
+        f"member {name!r} cannot be read: {error.message}"
+        for name, error in failures.items()
+        if name.endswith(_SUFFIXES)
+    )
 
 
 def _member(name: str, checkpoint: Checkpoint, archive: Archive) -> Member:

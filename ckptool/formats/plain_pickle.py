@@ -41,7 +41,8 @@ def sniff(probe: Probe) -> bool:
 def read(probe: Probe) -> Checkpoint:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
     pickled = read_pickle(probe.source)
-    contents = collect(pickled.root, Rebuilder(InlineStorages(probe.limits)), probe.limits)
+    rebuilder = Rebuilder(InlineStorages(probe.limits))
+    contents = collect(pickled.root, rebuilder, probe.limits)
     notes = []
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes behind the pickle")
@@ -50,6 +51,7 @@ def read(probe: Probe) -> Checkpoint:
         NAME,
         contents,
         root=pickled.root,
+        rebuilder=rebuilder,
         globals=pickled.globals,
         notes=tuple(notes),
     )

@@ -10,7 +10,10 @@ https://github.com/huggingface/safetensors, "Format"
 
 from __future__ import annotations
 
-from math import prod
+import re
+from collections import Counter
+from collections.abc import Iterator
+from math import isinf, prod
 
 from ckptool import dtypes
 from ckptool.checkpoint import Checkpoint
@@ -22,6 +25,9 @@ from ckptool.tensors import StorageRef, TensorInfo
 NAME = "safetensors"
 
 _MAX_SIZE = 1 << 63
+_MAX_DEPTH = 64
+_ODD_INTEGER = re.compile(rb"-0|[0-9]{20}")
+"""What Python takes for an integer and others for a float: without it, the fast parser does."""
 
 
 def sniff(probe: Probe) -> bool:
@@ -46,7 +52,7 @@ def read(probe: Probe) -> Checkpoint:
     if 8 + length > source.nbytes:
         raise _truncated("its header ends", 8 + length, source.nbytes)
     header = _parse(source.read(8, length))
-    metadata = _metadata(header.pop("__metadata__", {}))
+    metadata = _metadata(header.pop("__metadata__", None))
     contents = Contents()
     group = Group("", "mapping")
     if header:
@@ -57,6 +63,13 @@ def read(probe: Probe) -> Checkpoint:
     if len(ordered) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(ordered), actual=limits.tensors)
     for name, entry in ordered:
+        if len(name) > limits.name_nbytes:
+            raise LimitExceeded(
+                f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed",
+                kind="name-too-long",
+                needed=len(name),
+                actual=limits.name_nbytes,
+            )
         dtype, shape, begin, end = _entry(name, entry)
         if begin != position:
             what = "overlaps the one before it" if begin < position else f"leaves {begin - position:,} bytes unused"
@@ -81,18 +94,19 @@ def read(probe: Probe) -> Checkpoint:
 
 
 def _parse(data: bytes) -> dict[str, object]:
+    """Return the header. Python's parser takes more than JSON allows, and than the reference library does."""
     import json
 
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise AmbiguousFile(f"the header holds {twice!r} twice", kind="ambiguous-safetensors")
-        return found
-
     try:
-        header = json.loads(str(data, "utf-8"), object_pairs_hook=unique)
+        header = json.loads(
+            str(data, "utf-8"),
+            object_pairs_hook=_unique,
+            parse_int=_number if _ODD_INTEGER.search(data) else None,
+            parse_float=_number,
+            parse_constant=_no_constant,
+        )
+        if b"\\ud" in data or b"\\uD" in data:
+            json.dumps(header, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
     except (ValueError, RecursionError) as error:
         raise MalformedFile(
             f"the safetensors header is no JSON: {_reason(error)}", kind="malformed-safetensors"
@@ -100,6 +114,26 @@ def _parse(data: bytes) -> dict[str, object]:
     if not isinstance(header, dict):
         raise MalformedFile("the safetensors header is no JSON object", kind="malformed-safetensors")
     return header
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise AmbiguousFile(f"the header holds {twice!r} twice", kind="ambiguous-safetensors")
+    return found
+
+
+def _number(text: str) -> int | float:
+    number = int(text) if text.lstrip("-").isdigit() and text != "-0" else float(text)
+    if isinf(number if isinstance(number, float) else float(text)):
+        raise ValueError("a number out of range")
+    return number
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _reason(error: Exception) -> str:
@@ -110,6 +144,8 @@ def _reason(error: Exception) -> str:
 
 
 def _metadata(found: object) -> dict[str, str]:
+    if found is None:
+        return {}
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise MalformedFile("__metadata__ is no mapping of text to text", kind="malformed-safetensors")
     return found
@@ -128,6 +164,8 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
     code, sizes = entry.get("dtype"), entry.get("shape")
     if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= 64 and all(map(_is_size, sizes))):
         raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")
+    if max(_partial_products(sizes), default=0) >= _MAX_SIZE or _is_deep(entry):
+        raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     dtype = dtypes.BY_SAFETENSORS.get(code)
     if dtype is None:
         raise UnsupportedFeature(f"tensor {name!r} has dtype {code!r}, which torch has no type for", kind="dtype")
@@ -144,6 +182,27 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
             actual=end - begin,
         )
     return dtype, shape, begin, end
+
+
+def _partial_products(sizes: list[int]) -> Iterator[int]:
+    # An empty tensor may not have dimensions that overflow on the way to its last one.
+    product = 1
+    for size in sizes:
+        product *= size
+        yield product
+
+
+def _is_deep(entry: dict[str, object]) -> bool:
+    """Say whether fields that nobody knows are nested deeper than other parsers follow."""
+    level: list[object] = [value for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")]
+    for _ in range(_MAX_DEPTH):
+        below: list[object] = []
+        for value in level:
+            below.extend(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+        if not below:
+            return False
+        level = below
+    return True
 
 
 def _is_size(value: object) -> bool:

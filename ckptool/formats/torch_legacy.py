@@ -48,7 +48,8 @@ def _is_legacy(head: bytes) -> bool:
 def read(probe: Probe) -> Checkpoint:
     """Read the index of a legacy stream: its five pickles and the eight bytes in front of each storage."""
     stream = LegacyStream(probe.source, probe.limits)
-    contents = collect(stream.tree.root, Rebuilder(stream), probe.limits)
+    rebuilder = Rebuilder(stream)
+    contents = collect(stream.tree.root, rebuilder, probe.limits)
     notes = []
     if stream.big_endian:
         notes.append("written on a big-endian machine; its elements are little-endian all the same")
@@ -61,6 +62,7 @@ def read(probe: Probe) -> Checkpoint:
         NAME,
         contents,
         root=stream.tree.root,
+        rebuilder=rebuilder,
         globals=stream.tree.globals,
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
@@ -122,6 +124,7 @@ class LegacyStream:
             view.nbytes,
             self._source,
             root.ref.offset + view.offset,
+            whole=root.ref,
         )
         return TypedStorage(ref, root.dtype)
 

@@ -47,12 +47,14 @@ def read(probe: Probe) -> Checkpoint:
     assert archive is not None  # noqa: S101 - sniff saw it
     tables = TarStorages(archive)
     tree = read_pickle(archive.open("pickle"))
-    contents = collect(tree.root, Rebuilder(tables), probe.limits)
+    rebuilder = Rebuilder(tables)
+    contents = collect(tree.root, rebuilder, probe.limits)
     return Checkpoint(
         probe.source,
         NAME,
         contents,
         root=tree.root,
+        rebuilder=rebuilder,
         globals=tree.globals,
         class_sources=torch_legacy.class_sources(tree),
     )
@@ -111,6 +113,7 @@ class TarStorages:
             numel * itemsize,
             root.ref.source,
             root.ref.offset + offset * itemsize,
+            whole=root.ref.whole or root.ref,
         )
         self._storages[str(key)] = TypedStorage(ref, root.dtype)
 

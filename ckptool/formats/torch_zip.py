@@ -53,7 +53,8 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
     check_version(archive, f"{root}version")
     storages = ZipStorages(archive, f"{root}data/", big_endian=is_big_endian(archive, f"{root}byteorder"))
     pickled = read_pickle(archive.open(f"{root}data.pkl"))
-    contents = collect(pickled.root, Rebuilder(storages), archive.limits, graph)
+    rebuilder = Rebuilder(storages)
+    contents = collect(pickled.root, rebuilder, archive.limits, graph)
     notes = list(archive.notes)
     if root.count("/") != 1:
         notes.append(f"data.pkl stands in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
@@ -65,6 +66,7 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
         format_name,
         contents,
         root=pickled.root,
+        rebuilder=rebuilder,
         globals=pickled.globals,
         notes=tuple(notes),
     )
@@ -144,8 +146,10 @@ class ZipStorages:
                 actual=record.nbytes,
             )
         if record.compression == "stored":
-            return StorageRef(key, location, nbytes, self._archive.source, record.offset, self._big_endian)
-        return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian)
+            return StorageRef(
+                key, location, nbytes, self._archive.source, record.offset, self._big_endian, record.crc32 or 0
+            )
+        return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, record.crc32 or 0)
 
 
 def truncated(source: Source, error: TruncatedFile) -> TruncatedFile:

@@ -1,0 +1,103 @@
+"""
+Bytes on their way from a source to an output: how many, and the chunks that they come in.
+
+A payload is read in bounded pieces and never as a whole, so that memory does not grow with what is copied.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from ckptool.errors import MalformedFile
+from ckptool.tensors import SWAP_CODES, LazyTensor, StorageRef
+
+CHUNK_NBYTES: Final = 1 << 22
+
+
+class Payload(Protocol):
+    """``nbytes`` bytes that can be produced in order, once."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, known before the first chunk."""
+        ...
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes in order."""
+        ...
+
+
+class BytesPayload:
+    """Bytes in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.nbytes = len(data)
+
+    def chunks(self) -> Iterator[bytes]:
+        yield self._data
+
+
+class StoragePayload:
+    """
+    A whole storage, in little-endian order, its checksum held against the file's where that has one.
+
+    ``unit`` is the size in bytes of what swaps if the source is big-endian.
+    """
+
+    def __init__(self, storage: StorageRef, unit: int) -> None:
+        self._storage = storage
+        self._unit = unit if storage.big_endian else 1
+        self.nbytes = storage.nbytes
+
+    def chunks(self) -> Iterator[bytes]:
+        """
+        Yield the bytes.
+
+        Raises:
+            MalformedFile: After the last chunk, if they are not those that were saved.
+        """
+        from zlib import crc32
+
+        storage = self._storage
+        checksum = 0
+        for start in range(0, storage.nbytes, CHUNK_NBYTES):
+            data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))
+            if storage.crc32:
+                checksum = crc32(data, checksum)
+            yield _swapped(data, self._unit) if self._unit > 1 else data
+        if storage.crc32 and checksum != storage.crc32:
+            raise MalformedFile(
+                f"storage {storage.key!r} is damaged: its CRC-32 is {checksum:08x}, not {storage.crc32:08x}",
+                kind="damaged-record",
+                hint="Download the file again.",
+            )
+
+
+class TensorPayload:
+    """One tensor's elements, packed in row-major order."""
+
+    def __init__(self, tensor: LazyTensor) -> None:
+        self._tensor = tensor
+        self.nbytes = tensor.info.nbytes
+
+    def chunks(self) -> Iterator[bytes]:
+        return self._tensor.chunks(CHUNK_NBYTES)
+
+
+def payload_of(tensor: LazyTensor) -> Payload:
+    """Return the payload for a tensor: its storage's where it is that storage from end to end, else its elements."""
+    info = tensor.info
+    storage = info.storage
+    covers = storage is not None and info.is_contiguous and info.storage_offset == 0 and info.nbytes == storage.nbytes
+    if covers and storage is not None and not (info.conj or info.neg):
+        return StoragePayload(storage, info.dtype.swap_nbytes)
+    return TensorPayload(tensor)
+
+
+def _swapped(data: bytes, unit: int) -> bytes:
+    values = array(SWAP_CODES[unit], data)
+    values.byteswap()
+    return values.tobytes()

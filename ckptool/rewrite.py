@@ -1,0 +1,193 @@
+"""
+A tree as it goes into a new file: storages numbered anew, device tags set, some nodes replaced by others.
+
+``TreeRewriter`` is the ``substitute`` of ``pickle_writer``: it is asked about every node, and collects on the way the
+storages that the new pickle refers to. What it does not know, it leaves as it is.
+"""
+
+from __future__ import annotations
+
+from ckptool import inert
+from ckptool.errors import MigrationRefused
+from ckptool.inert import Call, Dict, Global, Inert, PersistentId
+from ckptool.payloads import Payload, StoragePayload
+from ckptool.rebuild import Rebuilder
+from ckptool.tensors import StorageRef, TensorInfo
+
+_UNTYPED = Global("torch.storage", "UntypedStorage")
+_ORDERED_DICT = Global("collections", "OrderedDict")
+_LAYOUT = Global("torch.serialization", "_get_layout")
+
+_DEVICE_ARGUMENT = {
+    "_rebuild_device_tensor_from_cpu_tensor",
+    "_rebuild_device_tensor_from_numpy",
+    "_rebuild_xla_tensor",
+}
+"""Calls whose third argument names the device that a tensor goes to."""
+
+
+class TreeRewriter:
+    """Answers with the node to write in place of each node, and knows the storages that were written."""
+
+    def __init__(self, rebuilder: Rebuilder, location: str | None) -> None:
+        self._rebuilder = rebuilder
+        self._location = location
+        self._replacements: dict[int, Inert] = {}
+        self._answers: dict[int, Inert] = {}
+        self._final: set[int] = set()
+        self._kept: list[Inert] = []  # an id is a node's only while it lives
+        self._keys: dict[tuple[int, int, int], str] = {}
+        self.storages: list[Payload] = []
+        """The storages of the new file, in the order of their keys."""
+        self.retagged: dict[str, int] = {}
+        """Storages and devices by the tag that they had before, where it changed."""
+
+    def replace(self, node: Inert, other: Inert) -> None:
+        """Write ``other`` wherever ``node`` stands."""
+        self._kept += [node, other]
+        self._replacements[id(node)] = other
+
+    def __call__(self, node: Inert) -> Inert:
+        """Return the node to write in place of ``node``; the same one each time, so that ties stay ties."""
+        while id(node) in self._replacements:
+            node = self._replacements[id(node)]
+        if id(node) in self._final or not isinstance(node, Call | PersistentId):
+            return node
+        answer = self._answers.get(id(node))
+        if answer is None:
+            answer = self._persistent_id(node) if isinstance(node, PersistentId) else self._call(node)
+            self._kept.append(node)
+            self._answers[id(node)] = answer
+        return answer
+
+    def tensor(self, info: TensorInfo, *, detached: bool = False) -> Inert:
+        """
+        Return the calls that make a tensor, as ``torch.save`` would write them; not a parameter if ``detached``.
+
+        Raises:
+            MigrationRefused: It is of a layout that only its own class can write.
+        """
+        requires_grad = info.requires_grad is True and not detached
+        made = self._made(info, requires_grad=requires_grad and info.kind != "parameter")
+        if info.kind == "parameter" and not detached:
+            made = self._finish(
+                Call(Global("torch._utils", "_rebuild_parameter"), (made, requires_grad, Call(_ORDERED_DICT, ())))
+            )
+        return made
+
+    def _made(self, info: TensorInfo, *, requires_grad: bool) -> Inert:
+        hooks = Call(_ORDERED_DICT, ())
+        parts = dict(info.parts)
+        if info.layout == "strided" and info.storage is not None:
+            return self._strided(info, info.storage, requires_grad=requires_grad)
+        if info.storage is None and info.location == "meta" and info.layout == "strided":
+            facts = (Global("torch", info.dtype.name), info.shape, info.stride, requires_grad)
+            return self._finish(Call(Global("torch._utils", "_rebuild_meta_tensor_no_storage"), facts))
+        if info.layout.startswith("sparse_"):
+            made = tuple(self._made(part, requires_grad=False) for part in parts.values())
+            layout = Call(_LAYOUT, (f"torch.{info.layout}",))
+            return self._finish(Call(Global("torch._utils", "_rebuild_sparse_tensor"), (layout, (*made, info.shape))))
+        if info.storage is not None and info.layout.startswith("per_"):
+            numbers = dict(info.details)
+            scales = (parts.get("scales"), parts.get("zero_points"))
+            values: tuple[Inert, ...] = (numbers.get("scale"), numbers.get("zero_point"))
+            if scales[0] is not None and scales[1] is not None:
+                values = (*(self._made(part, requires_grad=False) for part in scales if part), numbers.get("axis"))
+            quantizer = (Global("torch", info.layout), *values)
+            place, offset = self._place(info.storage, info)
+            args = (place, offset, info.shape, info.stride, quantizer, requires_grad, hooks)
+            return self._finish(Call(Global("torch._utils", "_rebuild_qtensor"), args))
+        raise MigrationRefused(
+            f"a tensor that only its own class can write: {info.subclass or info.layout}", kind="unsupported-tensor"
+        )
+
+    def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool) -> Inert:
+        place, offset = self._place(storage, info)
+        args: tuple[Inert, ...] = (place, offset, info.shape, info.stride, requires_grad, Call(_ORDERED_DICT, ()))
+        flags: inert.Pairs = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
+        if info.dtype.storage_class is None:
+            args = (*args, Global("torch", info.dtype.name))
+        if flags:
+            args = (*args, Dict(flags))
+        name = "_rebuild_tensor_v2" if info.dtype.storage_class else "_rebuild_tensor_v3"
+        return self._finish(Call(Global("torch._utils", name), args))
+
+    def _place(self, storage: StorageRef, info: TensorInfo) -> tuple[PersistentId, int]:
+        """Return the reference to a tensor's storage, and its offset in elements: views refer to what they view."""
+        whole = storage.whole or storage
+        shift = (storage.offset - whole.offset) * info.dtype.packed // info.dtype.itemsize
+        name = info.dtype.storage_class
+        cls = Global("torch", name) if name else _UNTYPED
+        return self._storage(whole, cls, info.dtype.itemsize if name else 1, info.dtype.swap_nbytes), (
+            info.storage_offset + shift
+        )
+
+    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> PersistentId:
+        place = (id(storage.source), storage.offset, storage.nbytes)
+        key = self._keys.get(place)
+        if key is None:
+            key = self._keys[place] = str(len(self.storages))
+            self.storages.append(StoragePayload(storage, unit))
+            self._count(storage.location)
+        location = self._location or storage.location
+        node = PersistentId(("storage", cls, key, location, storage.nbytes // itemsize))
+        self._finish(node)
+        return node
+
+    def _persistent_id(self, node: PersistentId) -> Inert:
+        sourced = inert.sourced_class(node.pid)
+        if sourced:
+            return sourced[0]  # the class alone: its source has no place in a zip
+        info = self._rebuilder.tensor(node)
+        if info is not None:  # 0.1.x refers to whole tensors
+            return self.tensor(info)
+        found = self._rebuilder.storage(node)
+        if found is None:
+            return node
+        named = inert.global_of(node.pid[1]) if isinstance(node.pid, tuple) and len(node.pid) > 1 else None
+        untyped = named is not None and "Untyped" in named.name
+        cls = _UNTYPED if untyped else Global("torch", found.dtype.storage_class or "ByteStorage")
+        unit = found.dtype.swap_nbytes
+        if untyped and found.ref.big_endian:
+            raise MigrationRefused(
+                f"storage {found.ref.key!r} is big-endian and does not say of what", kind="unsupported-tensor"
+            )
+        return self._storage(found.ref.whole or found.ref, cls, 1 if untyped else found.dtype.itemsize, unit)
+
+    def _call(self, node: Call) -> Inert:
+        func = inert.global_of(node.func)
+        if func is None:
+            return node
+        named = (func.module, func.name)
+        if named == ("torch.storage", "_load_from_bytes"):
+            found = self._rebuilder.storage(node)
+            if found is not None:
+                cls = Global("torch", found.dtype.storage_class or "ByteStorage")
+                return self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
+        if self._location is not None and named == ("torch", "device") and isinstance(node.args, tuple):
+            return self._device(node)
+        if self._location is not None and func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
+            self._count(str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown")
+            return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
+        info = self._rebuilder.tensor(node)
+        if info is not None and info.storage is not None and info.storage.whole is not None:
+            return self.tensor(info)
+        return node
+
+    def _device(self, node: Call) -> Inert:
+        assert self._location is not None  # noqa: S101 - the caller looked
+        old = ":".join(str(part) for part in node.args if isinstance(part, str | int))
+        kind, _, index = self._location.partition(":")
+        args: tuple[Inert, ...] = (kind, int(index)) if index else (kind,)
+        if old != self._location:
+            self._count(old)
+        return self._finish(Call(node.func, args))
+
+    def _count(self, old: str) -> None:
+        if self._location is not None and old != self._location:
+            self.retagged[old] = self.retagged.get(old, 0) + 1
+
+    def _finish(self, node: Inert) -> Inert:
+        self._kept.append(node)
+        self._final.add(id(node))
+        return node

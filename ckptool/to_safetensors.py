@@ -1,0 +1,162 @@
+"""
+Weights → a safetensors file, by the reference library's conventions.
+
+Tensors stand packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
+``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. What it has no words for, the
+order of names and the modules' versions, stands under keys of our own.
+
+https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/torch.py
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.outputs import Output
+from ckptool.payloads import CHUNK_NBYTES, Payload, payload_of
+from ckptool.tensors import LazyTensor, identity
+from ckptool.weights import MODULES_KEY, ORDER_KEY, Weights, refuse_others
+
+# fmt: off
+_DTYPE_ORDER: Final = (
+    "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+    "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
+)
+# fmt: on
+
+
+class SafetensorsPlan(NamedTuple):
+    """A file that is ready to be written: its header, and the tensors in their order."""
+
+    header: bytes
+    tensors: tuple[tuple[str, Payload], ...]
+    tied: dict[str, str]
+    """Names that were left out, and the name that stands for each."""
+    renamed: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file in bytes."""
+        return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
+
+    def write(self, output: Output) -> list[int]:
+        """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
+        output.write(len(self.header).to_bytes(8, "little") + self.header)
+        checksums = []
+        for _, payload in self.tensors:
+            checksum = 0
+            for chunk in payload.chunks():
+                checksum = crc32(chunk, checksum)
+                output.write(chunk)
+            checksums.append(checksum)
+        return checksums
+
+    def verify(self, path: str, checksums: list[int]) -> None:
+        """
+        Read the file back, with our reader and with the reference library's, and compare every tensor.
+
+        Raises:
+            OutputFailed: What stands in the file is not what was to be written.
+        """
+        from ckptool.formats import open_checkpoint
+
+        with open_checkpoint(path) as written:
+            for (name, _), expected in zip(self.tensors, checksums, strict=True):
+                tensor = written.tensors.get(name)
+                if tensor is None or _checksum(tensor) != expected:
+                    raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
+        _open_with_reference(path, [name for name, _ in self.tensors])
+
+
+def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool = False) -> SafetensorsPlan:
+    """
+    Return how the weights become a safetensors file.
+
+    Raises:
+        MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
+    """
+    unsupported = [name for name, tensor in weights.tensors.items() if not _is_plain(tensor)]
+    refuse_others([*unsupported, *weights.others], drop=drop_unsupported)
+    if "__metadata__" in weights.tensors:
+        raise MigrationRefused(
+            "safetensors keeps the name '__metadata__' for itself",
+            kind="reserved-name",
+            hint="Rename it with --rename.",
+        )
+    tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
+    tied = {} if expand_tied else _tied(tensors)
+    kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
+    metadata = {"format": "pt", **tied}
+    if list(tensors) != [*kept, *tied]:
+        metadata[ORDER_KEY] = json.dumps(list(tensors), separators=(",", ":"))
+    if weights.versions:
+        metadata[MODULES_KEY] = json.dumps(weights.versions, separators=(",", ":"))
+    payloads = tuple((name, payload_of(tensors[name])) for name in kept)
+    header = _header(metadata, kept, tensors, payloads)
+    return SafetensorsPlan(header, payloads, tied, weights.renamed, (*weights.dropped, *unsupported, *weights.others))
+
+
+def _header(
+    metadata: dict[str, str],
+    kept: list[str],
+    tensors: dict[str, LazyTensor],
+    payloads: tuple[tuple[str, Payload], ...],
+) -> bytes:
+    entries: dict[str, object] = {"__metadata__": metadata}
+    position = 0
+    for name, (_, payload) in zip(kept, payloads, strict=True):
+        info = tensors[name].info
+        code = info.dtype.safetensors
+        # The header counts values, and torch packs two of these into one.
+        shape = [*info.shape[:-1], info.shape[-1] * 2] if code == "F4" else list(info.shape)
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
+        position += payload.nbytes
+    try:
+        header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise MigrationRefused("a name that is no text cannot stand in a header", kind="unsupported-name") from error
+    return header + b" " * (-len(header) % 8)
+
+
+def _is_plain(tensor: LazyTensor) -> bool:
+    info = tensor.info
+    plain = info.storage is not None and info.layout == "strided" and not info.parts and info.location != "meta"
+    return plain and info.dtype.safetensors is not None and not (info.dtype.safetensors == "F4" and not info.shape)
+
+
+def _rank(tensor: LazyTensor) -> int:
+    return _DTYPE_ORDER.index(str(tensor.info.dtype.safetensors))
+
+
+def _tied(tensors: dict[str, LazyTensor]) -> dict[str, str]:
+    """Return the names whose tensor another name has too, and which name is kept: the first in the alphabet."""
+    same: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in tensors.items():
+        same.setdefault(identity(tensor.info), []).append(name)
+    groups = [sorted(names) for names in same.values() if len(names) > 1]
+    return {name: names[0] for names in groups for name in names[1:]}
+
+
+def _checksum(tensor: LazyTensor) -> int:
+    checksum = 0
+    for chunk in tensor.chunks(CHUNK_NBYTES):
+        checksum = crc32(chunk, checksum)
+    return checksum
+
+
+def _open_with_reference(path: str, names: list[str]) -> None:
+    try:
+        from safetensors import SafetensorError, safe_open
+
+        with safe_open(path, framework="numpy") as reference:
+            found = set(reference.keys())
+    except ImportError:
+        return  # safetensors needs numpy to open anything without torch
+    except (SafetensorError, OSError) as error:
+        raise OutputFailed(f"the safetensors library refuses it: {error}", kind="verification-failed") from error
+    if found != set(names):
+        raise OutputFailed("the safetensors library finds other tensors in it", kind="verification-failed")

@@ -1,0 +1,304 @@
+"""
+A checkpoint → a zip as ``torch.save`` writes it: the weights alone, or everything that the source holds.
+
+The pickled tree is written again with its storages numbered anew; the storages are copied byte for byte. No class is
+needed, and nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptool import inert
+from ckptool.checkpoint import Checkpoint
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.inert import Call, Dict, Global, Inert
+from ckptool.modules import unwrapped
+from ckptool.outputs import Output
+from ckptool.payloads import CHUNK_NBYTES, Payload
+from ckptool.pickle_writer import write_pickle
+from ckptool.rebuild import Rebuilder
+from ckptool.rewrite import TreeRewriter
+from ckptool.tensors import TensorInfo
+from ckptool.weights import NameChanges, Weights, prepare
+from ckptool.zip_writer import Written, write_torch_zip
+
+_ORDERED_DICT = Global("collections", "OrderedDict")
+
+_REWRITABLE = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
+"""Formats that are a pickled tree and nothing else: TorchScript has code beside it, an exported program a graph."""
+
+
+class TorchPlan(NamedTuple):
+    """A file that is ready to be written: its pickle, and the storages that the pickle refers to."""
+
+    root: str
+    pickled: bytes
+    storages: tuple[Payload, ...]
+    expected: tuple[tuple[str | None, TensorInfo], ...]
+    """The tensors that must be found in the file, in order; None where a wrapper's going changes the name."""
+    retagged: dict[str, int]
+    renamed: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file in bytes, less headers of a few hundred bytes a storage."""
+        return len(self.pickled) + sum(payload.nbytes for payload in self.storages)
+
+    def write(self, output: Output) -> list[Written]:
+        """Write the file, and return its members with the CRC-32 of what was read for each."""
+        return write_torch_zip(output, self.root, self.pickled, list(self.storages))
+
+    def verify(self, path: str, written: list[Written]) -> None:
+        """
+        Read the file back: every member's bytes, and every tensor's name, type and shape.
+
+        Raises:
+            OutputFailed: What stands in the file is not what was to be written.
+        """
+        from zlib import crc32
+
+        from ckptool.files import FileSource
+        from ckptool.formats import open_checkpoint
+        from ckptool.zips import read_zip
+
+        with open_checkpoint(path) as found:
+            infos = [(name, tensor.info) for name, tensor in found.tensors.items()]
+        if len(infos) != len(self.expected) or any(map(_differ, infos, self.expected)):
+            raise OutputFailed("the tensors in it are not those that were to be written", kind="verification-failed")
+        source = FileSource(path)
+        archive = read_zip(source)
+        for member in written:
+            record, checksum = archive[member.name], 0
+            for start in range(0, record.nbytes, CHUNK_NBYTES):
+                count = min(CHUNK_NBYTES, record.nbytes - start)
+                checksum = crc32(source.read(record.offset + start, count), checksum)
+            if checksum != member.crc32:
+                raise OutputFailed(f"{member.name!r} was not written as it was read", kind="verification-failed")
+        source.close()
+
+
+def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:
+    """
+    Return how weights become a plain state_dict: an OrderedDict with the modules' versions as its metadata.
+
+    Raises:
+        MigrationRefused: A tensor is one that only its own class can write.
+    """
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
+    detached = weights.state_dict.class_name is not None
+    made: dict[int, Inert] = {}
+    for tensor in weights.tensors.values():
+        if id(tensor.info) not in made:
+            made[id(tensor.info)] = rewriter.tensor(tensor.info, detached=detached)
+    tree = Call(_ORDERED_DICT, ())
+    tree.pairs = [
+        (name, made[id(weights.tensors[name].info)] if name in weights.tensors else weights.others[name])
+        for name in weights.names
+    ]
+    if weights.versions:
+        metadata = Call(_ORDERED_DICT, ())
+        metadata.pairs = [(path, Dict([("version", version)])) for path, version in weights.versions.items()]
+        tree.state = Dict([("_metadata", metadata)])
+    pickled = write_pickle(tree, rewriter)
+    return TorchPlan(
+        root,
+        pickled,
+        tuple(rewriter.storages),
+        tuple(_expected(checkpoint, weights)),
+        rewriter.retagged,
+        weights.renamed,
+        weights.dropped,
+    )
+
+
+def plan_same(
+    checkpoint: Checkpoint,
+    changes: NameChanges,
+    location: str | None,
+    root: str,
+    *,
+    peel: frozenset[str] = frozenset(),
+    drop: tuple[str, ...] = (),
+) -> TorchPlan:
+    """
+    Return how a checkpoint becomes itself: everything it holds, with device tags set and names changed.
+
+    ``peel`` names the classes of training wrappers that give way to the model inside them, ``drop`` the paths and
+    roles of what is left out.
+
+    Raises:
+        MigrationRefused: The format has no pickled tree, or two names would become one.
+    """
+    if checkpoint.format not in _REWRITABLE:
+        raise MigrationRefused(
+            f"a {checkpoint.format} file cannot be written as it is",
+            kind="no-tree",
+            hint="Take its weights: --form state_dict or --form safetensors.",
+        )
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
+    peeled = _peel(checkpoint.root, rewriter, peel) if peel else False
+    edits = _Edits()
+    new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
+    dropped = _drop(checkpoint, drop, edits)
+    for node, other in edits.mappings():
+        rewriter.replace(node, other)
+    pickled = write_pickle(checkpoint.root, rewriter)
+    gone = tuple(f"{path}." for path in dropped)
+    expected = tuple(
+        (None if peeled else new_names.get(name, name), tensor.info)
+        for name, tensor in checkpoint.tensors.items()
+        if name not in left_out and not f"{name}.".startswith(gone or ("\0",))
+    )
+    renamed = tuple((old, new) for old, new in new_names.items() if new != old)
+    return TorchPlan(
+        root, pickled, tuple(rewriter.storages), expected, rewriter.retagged, renamed, (*dropped, *left_out)
+    )
+
+
+class _Edits:
+    """What is to change in mappings of the tree: keys that go, keys that get another name."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Inert] = {}
+        self._keys: dict[int, dict[str, str | None]] = {}
+        self._versions: dict[int, dict[str, int]] = {}
+
+    def rename(self, node: Inert, names: dict[str, str | None], versions: dict[str, int]) -> None:
+        self._nodes[id(node)] = node
+        self._keys.setdefault(id(node), {}).update(names)
+        self._versions[id(node)] = versions
+
+    def drop(self, node: Inert, key: str) -> None:
+        self._nodes[id(node)] = node
+        self._keys.setdefault(id(node), {})[key] = None
+
+    def mappings(self) -> list[tuple[Inert, Inert]]:
+        """Return each mapping, and the mapping that takes its place."""
+        found = []
+        for own, node in self._nodes.items():
+            keys = self._keys[own]
+            pairs = [
+                (keys.get(key, key) if isinstance(key, str) else key, value)
+                for key, value in inert.mapping_pairs(node) or []
+                if not (isinstance(key, str) and keys.get(key, key) is None)
+            ]
+            found.append((node, _mapping_like(node, pairs, self._versions.get(own))))
+        return found
+
+
+def _mapping_like(node: Inert, pairs: inert.Pairs, versions: dict[str, int] | None) -> Inert:
+    if isinstance(node, Dict):
+        return Dict(pairs)
+    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
+    made.items, made.pairs, made.state = node.items, pairs, node.state
+    if versions and isinstance(node.state, Dict):
+        metadata = Call(_ORDERED_DICT, ())
+        metadata.pairs = [(path, Dict([("version", version)])) for path, version in versions.items()]
+        made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in node.state.pairs])
+    return made
+
+
+def _rename_state_dicts(
+    checkpoint: Checkpoint, changes: NameChanges, edits: _Edits
+) -> tuple[dict[str, str], dict[str, None]]:
+    """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
+    new_names: dict[str, str] = {}
+    left_out: dict[str, None] = {}
+    for state_dict in checkpoint.state_dicts:
+        if state_dict.role not in ("model", "ema") or state_dict.class_name is not None:
+            continue
+        weights = prepare(checkpoint, state_dict, changes)
+        renamed = dict(weights.renamed)
+        gone = set(weights.dropped)
+        if not renamed and not gone:
+            continue
+        edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.versions)
+        head = f"{state_dict.key}." if state_dict.key else ""
+        new_names |= {head + name: head + renamed.get(name, name) for name in state_dict if name not in gone}
+        left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
+    return new_names, left_out
+
+
+def _drop(checkpoint: Checkpoint, asked: tuple[str, ...], edits: _Edits) -> tuple[str, ...]:
+    """Note what is to be left out, and return the paths that go: of a role, every state dict that has it."""
+    paths = []
+    for what in asked:
+        found = [one.key for one in checkpoint.state_dicts if one.role == what and one.key] or [what]
+        for path in found:
+            place = _entry_of(checkpoint.root, path)
+            if place is None:
+                raise MigrationRefused(f"there is nothing called {what!r} to drop", kind="nothing-to-drop")
+            mapping, key, full = place
+            edits.drop(mapping, key)
+            paths.append(full)
+    return tuple(dict.fromkeys(paths))
+
+
+def _entry_of(root: Inert, path: str) -> tuple[Inert, str, str] | None:
+    """Return the innermost mapping on the way to a path, its key there, and the path of that entry."""
+    node, walked, rest = root, "", path
+    found = None
+    while rest:
+        pairs = inert.mapping_pairs(node)
+        keys = [key for key, _ in pairs or [] if isinstance(key, str) and (rest == key or rest.startswith(f"{key}."))]
+        if not keys:
+            break
+        key = max(keys, key=len)
+        walked = f"{walked}.{key}" if walked else key
+        found = (node, key, walked)
+        node, rest = inert.lookup(pairs or [], key), rest[len(key) + 1 :]
+    return found
+
+
+def _peel(root: Inert, rewriter: TreeRewriter, classes: frozenset[str]) -> bool:
+    """Put the model in the place of each wrapper of these classes, wherever in the tree."""
+    peeled = False
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if not inert.is_container(node) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        inside = unwrapped(node, classes)
+        if inside is not None:
+            rewriter.replace(node, inside)
+            peeled = True
+        todo.extend(child for _, child in inert.children(node))
+    return peeled
+
+
+def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | None, TensorInfo]]:
+    """Yield the tensors in order, those that lie deeper in an entry where the entry stands."""
+    key = weights.state_dict.key
+    for name, old in weights.old_names.items():
+        if name in weights.tensors:
+            yield name, weights.tensors[name].info
+        else:
+            head = f"{key}.{old}." if key else f"{old}."
+            yield from ((None, tensor.info) for one, tensor in checkpoint.tensors.items() if one.startswith(head))
+
+
+class _NoStorages:
+    """What a format without a pickled tree refers to: nothing."""
+
+    def resolve(self, pid: Inert) -> None:  # noqa: ARG002
+        return
+
+    def nested(self, stream: bytes) -> None:  # noqa: ARG002
+        return
+
+
+def _differ(found: tuple[str | None, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
+    if expected[0] is not None and found[0] != expected[0]:
+        return True
+    return _facts(found[1]) != _facts(expected[1])
+
+
+def _facts(info: TensorInfo) -> tuple[object, ...]:
+    # What hangs on a plain tensor (a gradient, attributes) is not the tensor's value.
+    parts = tuple(_facts(part) for _, part in info.parts) if info.layout != "strided" else ()
+    return info.dtype, info.shape, info.stride, info.layout, info.conj, info.neg, parts

@@ -1,0 +1,154 @@
+"""
+Changes of names: pure functions from the names of a state dict to their new names.
+
+A rule maps a list of names to a list of the same length; ``rename`` runs rules in order and refuses what would lose a
+tensor. Prefixes are whole dotted components, never characters: ``module.`` is not in ``submodule.x``, and a name is
+never sliced by the length of something that it does not begin with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from ckptool.errors import MigrationRefused
+
+Rule = Callable[[Sequence[str]], list[str]]
+
+HEAD_WRAPPERS = ("module",)
+"""Components that DataParallel and DistributedDataParallel put at the head of every name; models use the word too."""
+
+MARKED_WRAPPERS = (
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_fpw_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+)
+"""Components that no model has of its own: they go wherever they stand."""
+
+
+def strip_module(names: Sequence[str]) -> list[str]:
+    """
+    Return the names without the ``module`` components at their head, however many there are.
+
+    Raises:
+        MigrationRefused: Some names have one and some have not.
+    """
+    return _strip_heads(names, HEAD_WRAPPERS)
+
+
+def strip_wrappers(names: Sequence[str]) -> list[str]:
+    """Return the names without what any training wrapper put there, in any nest."""
+    return _strip_heads([_without_marked(name) for name in names], HEAD_WRAPPERS)
+
+
+def strip_prefix(prefix: str) -> Rule:
+    """
+    Return the rule that removes ``prefix``, whole components with or without the last dot, from names that have it.
+
+    Raises:
+        MigrationRefused: No name has it.
+    """
+    head = prefix.rstrip(".") + "."
+
+    def rule(names: Sequence[str]) -> list[str]:
+        if not any(name.startswith(head) for name in names):
+            raise MigrationRefused(
+                f"no name begins with {head!r}; the first is {names[0]!r}" if names else "there are no names",
+                kind="no-such-prefix",
+            )
+        return [name[len(head) :] if name.startswith(head) and name != head else name for name in names]
+
+    return rule
+
+
+def add_prefix(prefix: str) -> Rule:
+    """Return the rule that puts ``prefix`` and a dot in front of every name."""
+    head = prefix.rstrip(".") + "."
+    return lambda names: [head + name for name in names]
+
+
+def substitute(pattern: str, replacement: str) -> Rule:
+    """
+    Return the rule that replaces every match of a regular expression, as ``re.sub`` does.
+
+    Raises:
+        MigrationRefused: The pattern or the replacement is none.
+    """
+    try:
+        compiled = re.compile(pattern)
+        compiled.sub(replacement, "")
+    except (re.error, IndexError) as error:
+        raise MigrationRefused(f"not a regular expression: {pattern!r}: {error}", kind="bad-pattern") from error
+    return lambda names: [compiled.sub(replacement, name) for name in names]
+
+
+def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
+    """
+    Return the new name of each name, in order.
+
+    Raises:
+        MigrationRefused: Two names would become one, or one would be empty.
+    """
+    renamed = list(names)
+    for rule in rules:
+        renamed = rule(renamed) if renamed else renamed
+    seen: dict[str, str] = {}
+    for old, new in zip(names, renamed, strict=True):
+        if not new and old:
+            raise MigrationRefused(f"{old!r} would have no name left", kind="empty-name")
+        twin = seen.setdefault(new, old)
+        if twin is not old:
+            raise MigrationRefused(f"{twin!r} and {old!r} would both be called {new!r}", kind="name-collision")
+    return renamed
+
+
+def rename_metadata(keys: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
+    """
+    Return the new key of each entry of a state dict's ``_metadata``, whose keys are the paths of modules.
+
+    A key follows its module: it is renamed as a name inside it would be. None means that the module is gone, as a
+    stripped wrapper is.
+    """
+    marker = "\0"  # stands for any name inside the module; no name in a checkpoint has it
+    renamed: list[str | None] = []
+    for key in keys:
+        inside = f"{key}.{marker}" if key else marker
+        try:
+            for rule in rules:
+                (inside,) = rule([inside])
+        except MigrationRefused:
+            pass  # the prefix is not in this one
+        renamed.append(_module_of(inside, marker))
+    # The wrapper's own entry and its module's now have one key: the module's is the later one.
+    last = {key: index for index, key in enumerate(renamed)}
+    return [key if last[key] == index else None for index, key in enumerate(renamed)]
+
+
+def _module_of(name: str, marker: str) -> str | None:
+    if name == marker:
+        return ""
+    return name[: -len(marker) - 1] if name.endswith(f".{marker}") else None
+
+
+def _strip_heads(names: Sequence[str], heads: Sequence[str]) -> list[str]:
+    stripped = list(names)
+    while stripped:
+        parts = [name.partition(".") for name in stripped]
+        wrapped = [head in heads and bool(rest) for head, _, rest in parts]
+        if not any(wrapped):
+            break
+        if not all(wrapped):
+            raise MigrationRefused(
+                f"{stripped[wrapped.index(True)]!r} has the prefix and {stripped[wrapped.index(False)]!r} has not",
+                kind="mixed-prefix",
+                hint="Name the prefix with --strip-prefix to remove it from those that have it.",
+            )
+        stripped = [rest for _, _, rest in parts]
+    return stripped
+
+
+def _without_marked(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in MARKED_WRAPPERS]
+    return ".".join(parts)

@@ -1,0 +1,181 @@
+"""
+The weights of a checkpoint on their way out: one flat mapping of names, whatever they came from.
+
+Names are relative to the state dict that was chosen, changed as asked; order is the file's. Beside the tensors stand
+the entries that are none (packed parameters, extra state) and the metadata of the modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple, TypeAlias
+
+from ckptool import inert, transforms
+from ckptool.checkpoint import Checkpoint, StateDict
+from ckptool.errors import MigrationRefused
+from ckptool.inert import Inert
+from ckptool.modules import version_of
+from ckptool.tensors import LazyTensor
+
+Which: TypeAlias = Literal["auto", "raw", "ema"]
+
+ORDER_KEY = "ckptool.order"
+MODULES_KEY = "ckptool.modules"
+"""Keys of a safetensors file's metadata under which the order of names and the versions of modules survive."""
+
+
+class NameChanges(NamedTuple):
+    """What was asked to be done to the names of a state dict, in order."""
+
+    rules: tuple[transforms.Rule, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def takes(self, name: str) -> bool:
+        """Say whether a name, as it was, is among those asked for."""
+        if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
+            return False
+        return not any(fnmatchcase(name, glob) for glob in self.exclude)
+
+
+class Weights(NamedTuple):
+    """Tensors by new name, in order."""
+
+    state_dict: StateDict
+    tensors: dict[str, LazyTensor]
+    others: dict[str, Inert]
+    """Entries that are no tensors."""
+    versions: dict[str, int]
+    """Each module's version by its path: what ``state_dict()._metadata`` holds."""
+    old_names: dict[str, str]
+    """The name that each entry had, by the name that it has now; all entries, in order."""
+    dropped: tuple[str, ...]
+    """Names that were asked to be left out."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all entries, tensors or not, in order."""
+        return list(self.old_names)
+
+    @property
+    def renamed(self) -> tuple[tuple[str, str], ...]:
+        """Old and new name where they differ."""
+        return tuple((old, new) for new, old in self.old_names.items() if old != new)
+
+
+def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
+    """
+    Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
+
+    Raises:
+        MigrationRefused: There is none, or there are several that could be meant; the hint lists them.
+    """
+    found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
+    listed = ", ".join(one.key or "(root)" for one in checkpoint.state_dicts[:12])
+    hint = f"Pick one with --key: {listed}" if checkpoint.state_dicts else None
+    if key is not None:
+        named = [one for one in checkpoint.state_dicts if one.key == key]
+        if len(named) != 1:
+            raise MigrationRefused(f"no state dict under {key!r}", kind="no-state-dict", hint=hint)
+        return named[0]
+    if which == "ema":
+        found = [one for one in found if one.role == "ema"]
+        chosen = found[0] if len(found) == 1 else None
+    else:
+        chosen = checkpoint.weights
+        if which == "raw" and chosen is not None and chosen.role != "model":
+            chosen = None
+    if chosen is None:
+        what = "several state dicts could be the weights" if len(found) > 1 else "no state dict is the weights"
+        raise MigrationRefused(what, kind="which-weights", hint=hint)
+    return chosen
+
+
+def prepare(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) -> Weights:
+    """
+    Return the weights of a state dict under their new names.
+
+    Raises:
+        MigrationRefused: Two names would become one, or a prefix is not what was said.
+    """
+    others = _others(state_dict)
+    # What lies deeper, in a tuple say, goes where its entry goes.
+    direct = {name for name, _ in _entries(state_dict)} if others else set(state_dict)
+    tensors = {name: tensor for name, tensor in state_dict.items() if name in direct}
+    versions = _versions(checkpoint, state_dict)
+    if checkpoint.format == "safetensors":
+        tensors, versions = _restored(checkpoint, tensors)
+    entries = [name for name, _ in _entries(state_dict)] if others else list(tensors)
+    kept = [name for name in entries if changes.takes(name)]
+    dropped = tuple(name for name in entries if not changes.takes(name))
+    new = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
+    modules = transforms.rename_metadata(list(versions), changes.rules)
+    return Weights(
+        state_dict,
+        {new[name]: tensor for name, tensor in tensors.items() if name in new},
+        {new[name]: node for name, node in others.items() if name in new},
+        {path: version for path, version in zip(modules, versions.values(), strict=True) if path is not None},
+        {name: old for old, name in new.items()},
+        dropped,
+    )
+
+
+def _others(state_dict: StateDict) -> dict[str, Inert]:
+    """Return the direct entries of a mapping that are not tensors themselves."""
+    return {key: value for key, value in _entries(state_dict) if key not in state_dict}
+
+
+def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
+    if state_dict.class_name is not None or state_dict.node is None:
+        return []
+    pairs = inert.mapping_pairs(state_dict.node) or []
+    return [(key, value) for key, value in pairs if isinstance(key, str)]
+
+
+def _versions(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, int]:
+    if state_dict.class_name is not None:
+        walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
+        return {path: version_of(cls) for path, cls in walks[0].modules} if walks else {}
+    node = state_dict.node
+    metadata = inert.mapping_pairs(inert.lookup(inert.attribute_pairs(node), "_metadata")) if node is not None else None
+    found = {}
+    for path, entry in metadata or ():
+        version = inert.lookup(inert.mapping_pairs(entry) or [], "version")
+        if isinstance(path, str) and type(version) is int:
+            found[path] = version
+    return found
+
+
+def _restored(checkpoint: Checkpoint, tensors: dict[str, LazyTensor]) -> tuple[dict[str, LazyTensor], dict[str, int]]:
+    """Return what a safetensors file's metadata says beside its tensors: tied names, the order, module versions."""
+    names = list(tensors)
+    whole = dict(tensors)
+    for removed, kept in checkpoint.metadata.items():
+        if removed not in whole and kept in tensors:
+            whole[removed] = tensors[kept]
+            names.append(removed)
+    order, versions = _parsed(checkpoint.metadata.get(ORDER_KEY)), _parsed(checkpoint.metadata.get(MODULES_KEY))
+    if isinstance(order, list) and sorted(name for name in order if isinstance(name, str)) == sorted(names):
+        whole = {name: whole[name] for name in order}
+    if not (isinstance(versions, dict) and all(type(version) is int for version in versions.values())):
+        versions = {}
+    return whole, versions
+
+
+def _parsed(text: str | None) -> object:
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def refuse_others(others: Sequence[str], *, drop: bool) -> None:
+    """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
+    if others and not drop:
+        raise MigrationRefused(
+            f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
+            kind="unsupported-entries",
+            hint="Leave them out with --drop-unsupported.",
+        )

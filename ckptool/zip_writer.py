@@ -1,0 +1,106 @@
+"""
+A zip as ``torch.save`` writes it, on an output that only grows.
+
+    <root>/data.pkl, .format_version, .storage_alignment, byteorder, data/0 …, version
+
+Members are stored, payloads begin at multiples of 64 bytes (padding stands in an extra field "FB"), sizes and CRC-32
+follow each payload in a descriptor, and the zip64 records are always there. See
+caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
+"""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Final, NamedTuple
+
+from ckptool.outputs import Output
+from ckptool.payloads import BytesPayload, Payload
+
+_ALIGNMENT: Final = 64
+_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+_UTF8, _DESCRIPTOR = 0x0800, 0x0008
+_MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
+
+
+class Written(NamedTuple):
+    """A member as it was written."""
+
+    name: str
+    nbytes: int
+    crc32: int
+    header: int
+    """Offset of its local header."""
+
+
+def write_torch_zip(output: Output, root: str, pickled: bytes, storages: list[Payload]) -> list[Written]:
+    """Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return its members."""
+    members: list[tuple[str, Payload]] = [
+        ("data.pkl", BytesPayload(pickled)),
+        (".format_version", BytesPayload(b"1")),
+        (".storage_alignment", BytesPayload(str(_ALIGNMENT).encode())),
+        ("byteorder", BytesPayload(b"little")),
+        *((f"data/{index}", payload) for index, payload in enumerate(storages)),
+        ("version", BytesPayload(b"3\n")),
+    ]
+    written = [_write_member(output, f"{root}/{name}", payload) for name, payload in members]
+    _write_directory(output, written)
+    return written
+
+
+def _write_member(output: Output, name: str, payload: Payload) -> Written:
+    from zlib import crc32
+
+    header = output.position
+    encoded = name.encode()
+    nbytes = payload.nbytes
+    flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
+    wide = _wide_field([nbytes, nbytes] if nbytes >= _FULL32 else [], [header] if header >= _FULL32 else [])
+    start = header + 30 + len(encoded) + len(wide) + 4
+    padding = b"Z" * (-start % _ALIGNMENT)
+    extra = wide + pack("<2sH", b"FB", len(padding)) + padding
+    local = pack("<4s5H3L2H", b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
+    output.write(local + encoded + extra)
+    checksum = 0
+    for chunk in payload.chunks():
+        checksum = crc32(chunk, checksum)
+        output.write(chunk)
+    if nbytes:
+        sizes = "<4sLQQ" if nbytes >= _FULL32 or header >= _FULL32 else "<4sLLL"
+        output.write(pack(sizes, b"PK\x07\x08", checksum, nbytes, nbytes))
+    return Written(name, nbytes, checksum, header)
+
+
+def _write_directory(output: Output, members: list[Written]) -> None:
+    start = output.position
+    entries = bytearray()
+    for name, nbytes, checksum, header in members:
+        encoded = name.encode()
+        flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
+        wide = _wide_field([nbytes, nbytes] if nbytes >= _FULL32 else [], [header] if header >= _FULL32 else [])
+        size, offset = min(nbytes, _FULL32), min(header, _FULL32)
+        fixed = (b"PK\x01\x02", 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide), 0, 0, 0, 0, offset)
+        entries += pack("<4s6H3L5H2L", *fixed) + encoded + wide
+    end = start + len(entries)
+    count = len(members)
+    output.write(entries)
+    output.write(
+        pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, _MADE_BY, _NEEDED, 0, 0, count, count, len(entries), start)
+        + pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
+        + pack(
+            "<4s4H2LH",
+            b"PK\x05\x06",
+            0,
+            0,
+            min(count, _FULL16),
+            min(count, _FULL16),
+            min(len(entries), _FULL32),
+            min(start, _FULL32),
+            0,
+        )
+    )
+
+
+def _wide_field(sizes: list[int], header: list[int]) -> bytes:
+    """Return the zip64 extra field with the values that do not fit into 32 bits; nothing if all do."""
+    values = sizes + header
+    return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
