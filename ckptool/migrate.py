@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool import modules, to_safetensors, to_torch, transforms
-from ckptool.checkpoint import Checkpoint
+from ckptool.casting import Cast, Casting
+from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
 from ckptool.to_safetensors import SafetensorsPlan
 from ckptool.to_torch import TorchPlan
-from ckptool.weights import NameChanges, Which, choose, prepare
+from ckptool.weights import NameChanges, Weights, Which, choose, prepare
 
-TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors"]
+TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d*)\s*")
 _DEVICE_KINDS = ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "npu", "xla", "mtia", "mlu", "ipu", "privateuseone")
@@ -44,13 +45,58 @@ class MigrationReport(NamedTuple):
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
+    casts: tuple[Cast, ...]
+    """Tensors that got another type, and the largest error of each."""
     tied: dict[str, str]
     """Names that a safetensors file leaves out, and the name that stands for each."""
+    loses_training: bool
+    """The source holds an optimizer's state and the target does not: training cannot be resumed from it."""
     weights_key: str | None
     """Where in the source the weights stand that were taken; None if everything was."""
     verified: bool
     written: bool
     """False for a dry run."""
+
+
+class Changes(NamedTuple):
+    """What is to be different in the target. Everything else stays as it is."""
+
+    form: TargetForm | None = None
+    """None goes by the target's suffix."""
+    to: str | None = None
+    """The device tag that every storage gets."""
+    key: str | None = None
+    """Which state dict to take, by its path in the source."""
+    weights: Which = "auto"
+    strip_module: bool = False
+    strip_wrappers: bool = False
+    rules: tuple[transforms.Rule, ...] = ()
+    """Changes of names, applied in order after the wrappers are stripped."""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    """Globs: which names of the weights to take, as they were before."""
+    drop: tuple[str, ...] = ()
+    """Paths or roles (``optimizer``, ``ema``) to leave out of form ``same``."""
+    dtype: str | None = None
+    """Floating type that the weights are cast to."""
+    keep_dtype: tuple[str, ...] = ()
+    saturate: bool = False
+    expand_tied: bool = False
+    drop_unsupported: bool = False
+    model: str | None = None
+    """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
+    model_arguments: Mapping[str, object] = {}
+
+
+class _Job(NamedTuple):
+    """One migration, planned."""
+
+    form: TargetForm
+    target: str
+    plan: TorchPlan | SafetensorsPlan
+    weights: Weights | None
+    """None where everything is taken."""
+    casting: Casting | None
 
 
 def migrate(
@@ -67,19 +113,26 @@ def migrate(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     drop: Sequence[str] = (),
+    dtype: str | None = None,
+    keep_dtype: Sequence[str] = (),
+    saturate: bool = False,
     expand_tied: bool = False,
     drop_unsupported: bool = False,
+    model: str | None = None,
+    model_arguments: Mapping[str, object] | None = None,
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> MigrationReport:
     """
-    Write a checkpoint again, in another form, for another device, under other names. Nothing in it runs.
+    Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
 
-    ``form`` is ``state_dict`` or ``safetensors`` for the weights alone, ``same`` for everything the source holds; by
-    default it goes by the suffix of ``dst``. ``to`` is the device tag that every storage gets. ``dst`` is by default a
-    name beside the source. Memory stays bounded whatever the size, and torch is not imported.
+    ``dst`` is by default a name beside the source. ``form`` is ``state_dict`` or ``safetensors`` for the weights alone,
+    ``model`` for a whole model, ``same`` for everything the source holds; by default it goes by the suffix of ``dst``.
+    What else can be changed is described at ``Changes``. ``progress`` is called with the bytes written and to come.
+    Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
     Guarantees: ``src`` is never changed; ``dst`` is never half written, and appears only after what was written was
     read back and compared (``verify=False`` leaves that out); nothing is overwritten without ``force``.
@@ -90,98 +143,145 @@ def migrate(
         OutputFailed: It could not be written, or is not what was to be written.
         CkptoolError: ``src`` cannot be read, or is damaged.
     """
+    changes = Changes(
+        form=form,
+        to=to,
+        key=key,
+        weights=weights,
+        strip_module=strip_module,
+        strip_wrappers=strip_wrappers,
+        rules=tuple(rules),
+        include=tuple(include),
+        exclude=tuple(exclude),
+        drop=tuple(drop),
+        dtype=dtype,
+        keep_dtype=tuple(keep_dtype),
+        saturate=saturate,
+        expand_tied=expand_tied,
+        drop_unsupported=drop_unsupported,
+        model=model,
+        model_arguments=model_arguments or {},
+    )
     source = os.fspath(src)
-    location = None if to is None else _checked_device(to)
-    wrappers = (transforms.strip_wrappers,) if strip_wrappers else (transforms.strip_module,) if strip_module else ()
-    changes = NameChanges((*wrappers, *rules), tuple(include), tuple(exclude))
-    peel = frozenset(modules.WRAPPERS) if strip_wrappers else modules.DATA_PARALLEL if strip_module else frozenset()
+    if changes.to is not None:
+        _check_device(changes.to)
     with open_checkpoint(source, limits=limits) as checkpoint:
         try:
-            chosen = form or _form_of(None if dst is None else os.fspath(dst), checkpoint)
-            target = os.fspath(dst) if dst is not None else _default_name(source, chosen, location)
-            weights_key = None
-            plan: TorchPlan | SafetensorsPlan
-            if chosen == "same":
-                if checkpoint.format == "safetensors":
-                    chosen = "safetensors"
-                else:
-                    plan = to_torch.plan_same(
-                        checkpoint, changes, location, _archive_root(target), peel=peel, drop=tuple(drop)
-                    )
-            if chosen != "same":
-                taken = prepare(checkpoint, choose(checkpoint, key, weights), changes)
-                weights_key = taken.state_dict.key
-                if chosen == "safetensors":
-                    plan = to_safetensors.plan(taken, expand_tied=expand_tied, drop_unsupported=drop_unsupported)
-                else:
-                    plan = to_torch.plan_weights(checkpoint, taken, location, _archive_root(target))
-            report = _report(checkpoint, plan, chosen, target, location, weights_key)
+            job = _plan(checkpoint, source, None if dst is None else os.fspath(dst), changes)
             if dry_run:
-                return report
-            with Output(target, force=force) as output:
-                _write(checkpoint, plan, output, verify=verify)
-                report = report._replace(verified=verify, written=True, nbytes=output.position)
+                return _report(checkpoint, job, changes)
+            with Output(job.target, force=force, progress=progress) as output:
+                _write(checkpoint, job, changes, output, verify=verify)
+                return _report(checkpoint, job, changes)._replace(verified=verify, written=True, nbytes=output.nbytes)
         except CkptoolError as error:
             error.path = error.path or source
             raise
-    return report
 
 
-def _write(checkpoint: Checkpoint, plan: TorchPlan | SafetensorsPlan, output: Output, *, verify: bool) -> None:
-    output.reserve(plan.nbytes)
+def _plan(checkpoint: Checkpoint, source: str, dst: str | None, changes: Changes) -> _Job:
+    form = changes.form or _form_of(dst, checkpoint, changes)
+    target = dst if dst is not None else _default_name(source, form, changes.to)
+    wrappers: tuple[transforms.Rule, ...] = ()
+    peel: frozenset[str] = frozenset()
+    if changes.strip_wrappers:
+        wrappers, peel = (transforms.strip_wrappers,), frozenset(modules.WRAPPERS)
+    elif changes.strip_module:
+        wrappers, peel = (transforms.strip_module,), modules.DATA_PARALLEL
+    names = NameChanges((*wrappers, *changes.rules), changes.include, changes.exclude)
+    root = _archive_root(target)
+    if form == "same" or (form == "model" and changes.model is None):
+        if changes.dtype is not None:
+            raise MigrationRefused(
+                "values are cast in weights alone",
+                kind="cast-needs-weights",
+                hint="Add --form state_dict or safetensors.",
+            )
+        tree = _model_in(checkpoint, changes) if form == "model" else None
+        plan = to_torch.plan_same(checkpoint, names, changes.to, root, peel=peel, drop=changes.drop, model=tree)
+        return _Job(form, target, plan, None, None)
+    weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), names)
+    casting = Casting(changes.dtype, changes.keep_dtype, saturate=changes.saturate) if changes.dtype else None
+    if casting is not None:
+        weights = casting.apply(weights)
+    if form == "safetensors":
+        options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
+        return _Job(form, target, to_safetensors.plan(weights, **options), weights, casting)
+    return _Job(form, target, to_torch.plan_weights(checkpoint, weights, changes.to, root), weights, casting)
+
+
+def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> None:
+    output.reserve(job.plan.nbytes)
     path = output.reading_path()
-    if isinstance(plan, TorchPlan):
-        members = plan.write(output)
-        checkpoint.check_unchanged()
+    if job.form == "model" and job.weights is not None and changes.model is not None:
+        from ckptool import torch_bridge
+
+        torch_bridge.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
         if verify:
-            plan.verify(path, members)
+            to_torch.verify_model(path, job.weights)
+    elif isinstance(job.plan, TorchPlan):
+        members = job.plan.write(output)
+        if verify:
+            job.plan.verify(path, members)
     else:
-        checksums = plan.write(output)
-        checkpoint.check_unchanged()
+        checksums = job.plan.write(output)
         if verify:
-            plan.verify(path, checksums)
+            job.plan.verify(path, checksums)
+    checkpoint.check_unchanged()
     output.publish()
 
 
-def _report(
-    checkpoint: Checkpoint,
-    plan: TorchPlan | SafetensorsPlan,
-    form: TargetForm,
-    target: str,
-    location: str | None,
-    weights_key: str | None,
-) -> MigrationReport:
-    torch_plan = plan if isinstance(plan, TorchPlan) else None
+def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
+    """Return the whole model that a checkpoint holds."""
+    chosen = choose(checkpoint, changes.key, changes.weights)
+    if chosen.class_name is None:
+        raise MigrationRefused(
+            f"{checkpoint.format} holds weights and no model",
+            kind="no-model",
+            hint="Name the class to build with --model package.module:Class.",
+        )
+    return chosen
+
+
+def _report(checkpoint: Checkpoint, job: _Job, changes: Changes) -> MigrationReport:
+    plan = job.plan
     dropped = list(plan.dropped)
-    if weights_key is not None:  # what stands beside the weights stays behind
-        head = f"{weights_key}." if weights_key else ""
-        inside = {head + name for name in (checkpoint.weights or {})} | {
-            name for name in checkpoint.tensors if weights_key and name.startswith(head)
-        }
-        dropped += [name for name in checkpoint.tensors if weights_key and name not in inside]
-        dropped += [path for path, _ in checkpoint.extras if path and weights_key and not path.startswith(head)]
+    key = None if job.weights is None else job.weights.state_dict.key
+    if key:  # what stands beside the weights stays behind
+        beside = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
+        dropped += [path for path in beside if path and not path.startswith(f"{key}.")]
     return MigrationReport(
-        checkpoint.path,
-        target,
-        form,
-        checkpoint.format,
-        len(plan.expected) if isinstance(plan, TorchPlan) else len(plan.tensors),
-        plan.nbytes,
-        torch_plan.retagged if torch_plan else {},
-        location,
-        plan.renamed,
-        tuple(dropped),
-        {} if isinstance(plan, TorchPlan) else plan.tied,
-        weights_key,
+        source=checkpoint.path,
+        target=job.target,
+        form=job.form,
+        source_format=checkpoint.format,
+        tensors=plan.tensor_count,
+        nbytes=plan.nbytes,
+        retagged=plan.retagged,
+        location=changes.to,
+        renamed=plan.renamed,
+        dropped=tuple(dropped),
+        casts=job.casting.casts if job.casting else (),
+        tied=plan.tied,
+        loses_training=_loses_training(checkpoint, job, dropped),
+        weights_key=key,
         verified=False,
         written=False,
     )
 
 
-def _form_of(dst: str | None, checkpoint: Checkpoint) -> TargetForm:
+def _loses_training(checkpoint: Checkpoint, job: _Job, dropped: list[str]) -> bool:
+    optimizers = [one.key for one in checkpoint.state_dicts if one.role == "optimizer"]
+    return bool(optimizers) and (job.weights is not None or any(key in dropped for key in optimizers))
+
+
+def _form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
     suffix = os.path.splitext(dst)[1].lower() if dst else ""  # noqa: PTH122 - a name, not a path
-    if suffix == ".safetensors":
+    if changes.model is not None:
+        return "model"
+    if suffix == ".safetensors" or (dst is None and checkpoint.format == "safetensors"):
         return "safetensors"
+    if changes.dtype is not None and checkpoint.form == "state_dict":
+        return "state_dict"
     if checkpoint.format in ("safetensors", "torchscript", "pt2") and suffix:
         return "state_dict"
     return "same"
@@ -194,7 +294,7 @@ def _default_name(source: str, form: TargetForm, location: str | None) -> str:
     if form == "safetensors":
         return f"{stem}.safetensors"
     device = f".{location.replace(':', '')}" if location else ""
-    kind = ".state_dict" if form == "state_dict" else "" if device else ".migrated"
+    kind = f".{form}" if form in ("state_dict", "model") else "" if device else ".migrated"
     return f"{stem}{kind}{device}{suffix if suffix in ('.pth', '.pt', '.bin', '.ckpt', '.th', '.pkl') else '.pth'}"
 
 
@@ -204,13 +304,13 @@ def _archive_root(target: str) -> str:
     return stem if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", stem) else "archive"
 
 
-def _checked_device(device: str) -> str:
+def _check_device(device: str) -> None:
     match = _DEVICE.fullmatch(device)
     kind, number = (match[1].lower(), match[2]) if match else ("", "")
     kind = "cuda" if kind == "gpu" else kind
     meant = f"{kind}:{number}" if number and kind not in ("cpu", "meta") else kind
     if kind in _DEVICE_KINDS and meant == device:
-        return device
+        return
     raise MigrationRefused(
         f"not a device: {device!r}",
         kind="not-a-device",

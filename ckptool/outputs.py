@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,10 +29,12 @@ _END = ".part"
 class Output:
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing behind."""
 
-    def __init__(self, path: str, *, force: bool = False) -> None:
+    def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
         # A link stays a link: what it points to is replaced.
         self.path = os.path.realpath(path)
         self._force = force
+        self._progress = progress
+        self._expected = 0
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
         _remove_orphans(self._folder, os.path.basename(self.path))
@@ -56,6 +59,8 @@ class Output:
                 view = view[written:]
         except OSError as error:
             raise self._failed(error) from error
+        if self._progress is not None:
+            self._progress(self.position, self._expected)
 
     def reserve(self, nbytes: int) -> None:
         """
@@ -64,6 +69,7 @@ class Output:
         Raises:
             OutputFailed: The file system has less free space, or allows no file of that size.
         """
+        self._expected = nbytes
         if not hasattr(os, "fstatvfs"):
             return
         status = os.fstatvfs(self._fd)
@@ -77,6 +83,11 @@ class Output:
                 needed=nbytes,
                 actual=free,
             )
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file so far, whoever wrote to it."""
+        return os.fstat(self._fd).st_size
 
     def reading_path(self) -> str:
         """Return a path that leads to what was written, before it has its name."""
@@ -139,18 +150,24 @@ class Output:
     def _open(self) -> None:
         flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            if hasattr(os, "O_TMPFILE") and os.path.exists("/proc/self/fd"):
-                try:
-                    self._fd = os.open(self._folder, flags | os.O_TMPFILE, 0o666)
-                    return
-                except OSError as error:
-                    if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                        raise
-            self._temporary = self._part_name()
-            self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            self._fd = self._open_nameless(flags)
+            if self._fd < 0:
+                part = self._part_name()
+                self._fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                self._temporary = part
         except OSError as error:
-            self._temporary = None
             raise self._failed(error) from error
+
+    def _open_nameless(self, flags: int) -> int:
+        """Return a file without a name, or -1 where the system or the file system has none."""
+        if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
+            return -1
+        try:
+            return os.open(self._folder, flags | os.O_TMPFILE, 0o666)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                return -1
+            raise
 
     def _link(self, *, replaced: bool) -> None:
         if self._temporary is None:

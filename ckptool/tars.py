@@ -40,9 +40,13 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     ahead = ReadAhead(source)
     position = 0
     override: dict[str, str] = {}
-    while position + _BLOCK <= source.nbytes:
+    notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
+    while position < source.nbytes:
+        if position + _BLOCK > source.nbytes:
+            raise _truncated(position, position + _BLOCK, source.nbytes)
         header = ahead.read(position, _BLOCK)
         if not any(header):
+            notes = ()
             break
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
@@ -55,14 +59,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         payload = position + _BLOCK
         end = payload + nbytes
         if end > source.nbytes:
-            raise TruncatedFile(
-                f"truncated: a tar member ends at byte {end:,}, the file has {source.nbytes:,}",
-                kind="truncated-tar",
-                hint="Download the file again.",
-                offset=position,
-                needed=end,
-                actual=source.nbytes,
-            )
+            raise _truncated(position, end, source.nbytes)
         position = payload + -(-nbytes // _BLOCK) * _BLOCK
         if is_extension:
             if nbytes > _LONGEST_NAME:
@@ -79,7 +76,18 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if len(records) >= limits.entries:
             raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
         records[name] = Record(name, payload, nbytes, nbytes)
-    return Archive(source, records, limits)
+    return Archive(source, records, limits, notes)
+
+
+def _truncated(offset: int, needed: int, actual: int) -> TruncatedFile:
+    return TruncatedFile(
+        f"truncated: a tar member ends at byte {needed:,}, the file has {actual:,}",
+        kind="truncated-tar",
+        hint="Download the file again.",
+        offset=offset,
+        needed=needed,
+        actual=actual,
+    )
 
 
 def _checksum_is_right(header: bytes) -> bool:

@@ -171,6 +171,16 @@ class LazyTensor:
         self._check_readable(limits)
         return _read_in_pieces(self.info, nbytes)
 
+    def read_range(self, start: int, count: int) -> bytes:
+        """Return ``count`` elements from the ``start``-th on, in row-major order, as ``read`` gives them."""
+        self._check_readable(DEFAULT_LIMITS)
+        info = self.info
+        if info.is_contiguous and info.dtype.packed == 1:
+            part = info._replace(shape=(count,), stride=(1,), storage_offset=info.storage_offset + start)
+            return _read_resolved(part)
+        size = info.dtype.itemsize
+        return _read_resolved(info)[start * size : (start + count) * size]
+
     def _check_readable(self, limits: Limits) -> None:
         info = self.info
         if info.storage is None:
@@ -216,9 +226,9 @@ def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
     itemsize = info.dtype.itemsize
     if info.is_contiguous:
         start = info.storage_offset * itemsize
-        if info.dtype.packed > 1:
-            if start:  # how rows were packed is not known any more
-                raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
+        if info.dtype.packed > 1 and start:
+            # How rows were packed is not known any more.
+            raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
         return storage.source.read(storage.offset + start, info.nbytes)
     if info.dtype.packed > 1:
         raise UnsupportedFeature(f"a strided view of {info.dtype}", kind="no-plain-bytes")
@@ -265,7 +275,7 @@ def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
     view = memoryview(data).cast(code)
     output = bytearray(unit * prod(size for size, _ in dims))
     target = memoryview(output).cast(code)
-    steps = _row_major(dims)
+    steps = row_major([size for size, _ in dims])
     # The longest dimension runs in C, one slice assignment for each position of the others.
     longest = max(range(len(dims)), key=lambda axis: dims[axis][0])
     size, step = dims[longest]
@@ -282,13 +292,14 @@ def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
     return bytes(output)
 
 
-def _row_major(dims: Dims) -> list[int]:
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of packed rows; an empty dimension counts as one, as torch has it."""
     steps = []
     step = 1
-    for size, _ in reversed(dims):
+    for size in reversed(sizes):
         steps.append(step)
-        step *= size
-    return steps[::-1]
+        step *= max(size, 1)
+    return tuple(reversed(steps))
 
 
 def _resolve(info: TensorInfo, data: bytes) -> bytes:

@@ -39,6 +39,16 @@ class SafetensorsPlan(NamedTuple):
     dropped: tuple[str, ...]
 
     @property
+    def tensor_count(self) -> int:
+        """Tensors in the file."""
+        return len(self.tensors)
+
+    @property
+    def retagged(self) -> dict[str, int]:
+        """Nothing: the format has no device tags."""
+        return {}
+
+    @property
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)

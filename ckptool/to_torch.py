@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptool import inert
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.inert import Call, Dict, Global, Inert
 from ckptool.modules import unwrapped
@@ -41,6 +41,16 @@ class TorchPlan(NamedTuple):
     retagged: dict[str, int]
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
+
+    @property
+    def tensor_count(self) -> int:
+        """Tensors in the file; tied ones count under each name."""
+        return len(self.expected)
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Nothing: tied names keep their ties."""
+        return {}
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +124,21 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     )
 
 
+def verify_model(path: str, weights: Weights) -> None:
+    """
+    Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
+
+    Raises:
+        OutputFailed: They differ.
+    """
+    from ckptool.formats import open_checkpoint
+
+    with open_checkpoint(path) as found:
+        for name, tensor in weights.tensors.items():
+            if name not in found.tensors or found.tensors[name].read() != tensor.read():
+                raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
+
+
 def plan_same(
     checkpoint: Checkpoint,
     changes: NameChanges,
@@ -122,12 +147,13 @@ def plan_same(
     *,
     peel: frozenset[str] = frozenset(),
     drop: tuple[str, ...] = (),
+    model: StateDict | None = None,
 ) -> TorchPlan:
     """
     Return how a checkpoint becomes itself: everything it holds, with device tags set and names changed.
 
     ``peel`` names the classes of training wrappers that give way to the model inside them, ``drop`` the paths and
-    roles of what is left out.
+    roles of what is left out; with ``model``, that whole model is all that is written.
 
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
@@ -139,17 +165,19 @@ def plan_same(
             hint="Take its weights: --form state_dict or --form safetensors.",
         )
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
-    peeled = _peel(checkpoint.root, rewriter, peel) if peel else False
+    tree = checkpoint.root if model is None else model.node
+    tensors = checkpoint.tensors if model is None else dict(model)
+    peeled = _peel(tree, rewriter, peel) if peel else False
     edits = _Edits()
     new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
     dropped = _drop(checkpoint, drop, edits)
     for node, other in edits.mappings():
         rewriter.replace(node, other)
-    pickled = write_pickle(checkpoint.root, rewriter)
+    pickled = write_pickle(tree, rewriter)
     gone = tuple(f"{path}." for path in dropped)
     expected = tuple(
         (None if peeled else new_names.get(name, name), tensor.info)
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in tensors.items()
         if name not in left_out and not f"{name}.".startswith(gone or ("\0",))
     )
     renamed = tuple((old, new) for old, new in new_names.items() if new != old)

@@ -18,6 +18,12 @@ def _inspect() -> click.Command:
     return inspect
 
 
+def _migrate() -> click.Command:
+    from ckptool.cli.migrate import migrate
+
+    return migrate
+
+
 def _devices() -> click.Command:
     from ckptool.cli.devices import devices
 
@@ -32,6 +38,7 @@ def _fixtures() -> click.Command:
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
     "inspect": _inspect,
+    "migrate": _migrate,
     "devices": _devices,
     "fixtures": _fixtures,
 }

@@ -20,7 +20,7 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.probe import Probe
-from ckptool.tensors import StorageRef, TensorInfo
+from ckptool.tensors import StorageRef, TensorInfo, row_major
 
 NAME = "safetensors"
 
@@ -76,7 +76,7 @@ def read(probe: Probe) -> Checkpoint:
             raise AmbiguousFile(f"tensor {name!r} {what}", kind="ambiguous-safetensors", offset=start + begin)
         position = end
         storage = StorageRef(name, "cpu", end - begin, source, start + begin)
-        contents.tensors[name] = TensorInfo(dtype, shape, _row_major(shape), 0, storage, "cpu")
+        contents.tensors[name] = TensorInfo(dtype, shape, row_major(shape), 0, storage, "cpu")
         group.names.append(name)
     if start + position > source.nbytes:
         raise _truncated("its tensors end", start + position, source.nbytes)
@@ -207,14 +207,6 @@ def _is_deep(entry: dict[str, object]) -> bool:
 
 def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < _MAX_SIZE
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)  # torch, too, counts an empty dimension as one here
-    return tuple(reversed(strides))
 
 
 def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:

@@ -66,8 +66,12 @@ def main() -> int:
         files = make_files(Path(folder))
         held = [
             compare("2.3 GB zip", files["zip"], TORCH, options.runs, wall=1 / 10, peak_mib=48, read_share=0.01),
-            compare("2.3 GB legacy stream", files["legacy"], TORCH, options.runs, wall=1 / 25, peak_mib=48, read_share=0.01),
-            compare("2.3 GB safetensors", files["safetensors"], SAFETENSORS, options.runs, peak_mib=48, read_share=0.01),
+            compare(
+                "2.3 GB legacy stream", files["legacy"], TORCH, options.runs, wall=1 / 25, peak_mib=48, read_share=0.01
+            ),
+            compare(
+                "2.3 GB safetensors", files["safetensors"], SAFETENSORS, options.runs, peak_mib=48, read_share=0.01
+            ),
             compare(f"{SMALL_TENSORS:,} small tensors", files["many"], TORCH, options.runs, wall=1 / 3),
             compare("8 MB, as many tensors as the 2.3 GB", files["little"], TORCH, options.runs),
         ]
