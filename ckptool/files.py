@@ -62,6 +62,21 @@ class FileSource:
             raise FileUnavailable(f"cannot be read at byte {offset:,}: {reason}", kind="io", offset=offset) from error
         return data
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from ``offset``: what ``read`` does, without new memory for each piece."""
+        filled = 0
+        while filled < buffer.nbytes:
+            count = os.preadv(self.fileno(), [buffer[filled:]], offset + filled)
+            if not count:
+                raise _changed(offset, buffer.nbytes, filled)
+            filled += count
+
+    def fileno(self) -> int:
+        """Return the open file's descriptor."""
+        if self._fd < 0:
+            raise ValueError("the checkpoint is closed")
+        return self._fd
+
     def file_offset(self, offset: int) -> int | None:
         return offset
 
@@ -134,18 +149,26 @@ class SliceSource:
     """``nbytes`` bytes of another source, from ``start``."""
 
     def __init__(self, whole: Source, start: int, nbytes: int) -> None:
-        self._whole = whole
+        self.whole = whole
         self._start = start
         self.nbytes = nbytes
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        return self._whole.read(self._start + offset, nbytes)
+        return self.whole.read(self._start + offset, nbytes)
 
     def file_offset(self, offset: int) -> int | None:
-        return self._whole.file_offset(self._start + offset)
+        return self.whole.file_offset(self._start + offset)
 
     def close(self) -> None:
-        self._whole.close()
+        self.whole.close()
+
+
+def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
+    """Return the file that ``source`` is a slice of, and where in it ``offset`` lies; None for anything else."""
+    position = source.file_offset(offset)
+    while isinstance(source, SliceSource):
+        source = source.whole
+    return (source, position) if isinstance(source, FileSource) and position is not None else None
 
 
 class ReadAhead:

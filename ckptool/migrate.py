@@ -10,17 +10,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool import modules, to_safetensors, to_torch, transforms
 from ckptool.casting import Cast, Casting
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import CkptoolError, MigrationRefused
+from ckptool.errors import CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
+from ckptool.payloads import Payload
 from ckptool.to_safetensors import SafetensorsPlan
 from ckptool.to_torch import TorchPlan
+from ckptool.transfer import check_others
 from ckptool.weights import NameChanges, Weights, Which, choose, prepare
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
@@ -212,22 +215,41 @@ def _plan(checkpoint: Checkpoint, source: str, dst: str | None, changes: Changes
 def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> None:
     output.reserve(job.plan.nbytes)
     path = output.reading_path()
+    check: Callable[[], None]
+    copied: tuple[Payload, ...] = ()
     if job.form == "model" and job.weights is not None and changes.model is not None:
         from ckptool import torch_bridge
 
         torch_bridge.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
-        if verify:
-            to_torch.verify_model(path, job.weights)
+        check = partial(to_torch.verify_model, path, job.weights)
     elif isinstance(job.plan, TorchPlan):
-        members = job.plan.write(output)
-        if verify:
-            job.plan.verify(path, members)
+        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
+        copied = job.plan.storages
     else:
-        checksums = job.plan.write(output)
-        if verify:
-            job.plan.verify(path, checksums)
+        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
+        copied = tuple(payload for _, payload in job.plan.tensors)
+    if verify and job.weights is not None:
+        taken = job.weights.state_dict
+        check_others([taken[name] for name in job.weights.old_names.values() if name in taken], copied)
     checkpoint.check_unchanged()
+    if verify:
+        _verify(checkpoint, output, check)
     output.publish()
+
+
+def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except CkptoolError as error:
+        checkpoint.check_unchanged()  # a model is held against the source itself
+        what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
+        raise OutputFailed(
+            what,
+            kind="verification-failed",
+            path=output.path,
+            hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
+        ) from error
+    checkpoint.check_unchanged()
 
 
 def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:

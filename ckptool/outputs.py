@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 _MARK = ".ckptool-"
 _END = ".part"
+_NAME_CHARACTERS = 48
+"""How much of a name stands in its part's, which must not be too long where the name is not."""
+_PID = re.compile(r"[0-9]{1,9}")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
+_COPY_NBYTES = 1 << 26
+_PIECE_NBYTES = 1 << 22
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Output:
@@ -34,15 +44,15 @@ class Output:
         self.path = os.path.realpath(path)
         self._force = force
         self._progress = progress
-        self._expected = 0
+        self._expected: int | None = None
+        self.position = 0
+        """Bytes written so far."""
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
         _remove_orphans(self._folder, os.path.basename(self.path))
         self._temporary: str | None = None
         self._fd = -1
         self._open()
-        self.position = 0
-        """Bytes written so far."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """
@@ -60,7 +70,34 @@ class Output:
         except OSError as error:
             raise self._failed(error) from error
         if self._progress is not None:
-            self._progress(self.position, self._expected)
+            self._progress(self.position, self._expected or 0)
+
+    def copy(self, file: FileSource, offset: int, nbytes: int) -> None:
+        """
+        Append bytes of another file, copied by the system where it can, else through memory.
+
+        Raises:
+            OutputFailed: The disk is full, or cannot be written to.
+            SourceChanged: The file ends before the bytes do.
+        """
+        while nbytes:
+            span = min(nbytes, _COPY_NBYTES)
+            try:
+                copied = os.copy_file_range(file.fileno(), self._fd, span, offset)
+            except (AttributeError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _NO_COPY:
+                    raise self._failed(error) from error
+                copied = 0
+            if not copied:  # another file system, or the end of a file that shrank: reading tells them apart
+                data = file.read(offset, min(nbytes, _PIECE_NBYTES))
+                self.write(data)
+                copied = len(data)
+            else:
+                self.position += copied
+                if self._progress is not None:
+                    self._progress(self.position, self._expected or 0)
+            offset += copied
+            nbytes -= copied
 
     def reserve(self, nbytes: int) -> None:
         """
@@ -72,7 +109,10 @@ class Output:
         self._expected = nbytes
         if not hasattr(os, "fstatvfs"):
             return
-        status = os.fstatvfs(self._fd)
+        try:
+            status = os.fstatvfs(self._fd)
+        except OSError:  # writing will tell
+            return
         free = status.f_bavail * status.f_frsize
         if free < nbytes:
             raise OutputFailed(
@@ -106,15 +146,15 @@ class Output:
             OutputFailed: The system did not let us.
         """
         try:
-            replaced = os.path.lexists(self.path)
-            if replaced and self._force:
-                os.fchmod(self._fd, stat.S_IMODE(os.stat(self.path).st_mode))
-                os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
-            self._link(replaced=replaced)
-            if replaced and self._force:
-                _sync_folder(self._folder)
-        except FileExistsError as error:
-            raise self._exists() from error
+            if not (self._force and os.path.lexists(self.path)):
+                try:
+                    self._take_name()
+                except FileExistsError as error:
+                    if not self._force:
+                        raise self._exists() from error
+                else:
+                    return
+            self._replace()
         except OSError as error:
             raise self._failed(error) from error
 
@@ -124,12 +164,17 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._temporary is not None:
-            with suppress(FileNotFoundError):  # it may have its name now
-                os.unlink(self._temporary)
+        fd, self._fd = self._fd, -1
+        try:
+            if fd >= 0:
+                os.close(fd)
+        except OSError as failure:  # some network drives tell only now
+            if error is None:
+                raise self._failed(failure) from failure
+        finally:
+            if self._temporary is not None:
+                with suppress(OSError):  # it may have its name now
+                    os.unlink(self._temporary)
 
     def _refuse_what_is_there(self) -> None:
         try:
@@ -169,47 +214,68 @@ class Output:
                 return -1
             raise
 
-    def _link(self, *, replaced: bool) -> None:
+    def _take_name(self) -> None:
+        if self._temporary is None:
+            self._link_nameless(self.path)
+            return
+        try:
+            os.link(self._temporary, self.path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS or os.path.lexists(self.path):
+                raise
+            os.rename(self._temporary, self.path)  # a stick's file system has one name for a file
+
+    def _replace(self) -> None:
+        with suppress(FileNotFoundError, PermissionError):  # it has gone by now; a file system without modes
+            os.fchmod(self._fd, stat.S_IMODE(os.stat(self.path).st_mode))
+        os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
-            target = self._part_name() if replaced and self._force else self.path
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                # Only with a folder does Python ask the system to follow the link, which leads to the open file.
-                os.link(f"/proc/self/fd/{self._fd}", target, src_dir_fd=folder, follow_symlinks=True)
-            finally:
-                os.close(folder)
-            if target != self.path:
-                self._temporary = target
-                os.replace(target, self.path)
-        elif self._force:
-            os.replace(self._temporary, self.path)
-        else:
-            os.link(self._temporary, self.path)
+            self._temporary = self._part_name()
+            self._link_nameless(self._temporary)
+        os.replace(self._temporary, self.path)
+        _sync_folder(self._folder)
+
+    def _link_nameless(self, target: str) -> None:
+        # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
+        os.link(f"/proc/self/fd/{self._fd}", target, src_dir_fd=self._fd, follow_symlinks=True)
 
     def _part_name(self) -> str:
-        name = os.path.basename(self.path)
-        return os.path.join(self._folder, f".{name}{_MARK}{os.getpid()}-{os.urandom(4).hex()}{_END}")
+        head = _part_head(os.path.basename(self.path))
+        return os.path.join(self._folder, f"{head}{os.getpid()}-{os.urandom(4).hex()}{_END}")
 
     def _exists(self) -> OutputExists:
         return OutputExists("exists already", path=self.path, hint="Choose another name, or overwrite it with --force.")
 
     def _failed(self, error: OSError) -> OutputFailed:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        kind = "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output-failed"
-        return OutputFailed(f"cannot be written: {reason}", kind=kind, path=self.path)
+        if error.errno not in _FULL:
+            return OutputFailed(f"cannot be written: {reason}", kind="output-failed", path=self.path)
+        wanted = f" of {self._expected:,}" if self._expected else ""
+        return OutputFailed(
+            f"cannot be written: {reason} after {self.position:,}{wanted} bytes",
+            kind="disk-full",
+            path=self.path,
+            hint="Free some space, or write to another disk.",
+            needed=self._expected,
+            actual=self.position,
+        )
+
+
+def _part_head(name: str) -> str:
+    return f".{name[:_NAME_CHARACTERS]}{_MARK}"
 
 
 def _remove_orphans(folder: str, name: str) -> None:
     """Remove what killed processes left of this output: parts whose process is gone."""
-    head = f".{name}{_MARK}"
+    head = _part_head(name)
     try:
         found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith(_END)]
     except OSError:
         return
     for entry in found:
         pid = entry[len(head) :].partition("-")[0]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if _PID.fullmatch(pid) and not _is_alive(int(pid)):
             with suppress(OSError):  # not ours to remove
                 os.unlink(os.path.join(folder, entry))
 
@@ -226,8 +292,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Put the new name on the disk, where the file system can: the file has it already, whatever happens here."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from ckptool.errors import MalformedFile
+from ckptool.files import FileSource, file_under
 from ckptool.tensors import SWAP_CODES, LazyTensor, StorageRef
 
 CHUNK_NBYTES: Final = 1 << 22
@@ -24,8 +25,21 @@ class Payload(Protocol):
         """Size in bytes, known before the first chunk."""
         ...
 
+    @property
+    def known_crc32(self) -> int:
+        """The CRC-32 of the bytes according to the source; 0 where it has none."""
+        ...
+
     def chunks(self) -> Iterator[bytes]:
         """Yield the bytes in order."""
+        ...
+
+    def extent(self) -> tuple[FileSource, int] | None:
+        """Return the file in which the bytes stand as they are, and where; None where they have to be made."""
+        ...
+
+    def check(self, crc32: int) -> None:
+        """Raise MalformedFile if the source has a checksum of these bytes, and it is not this one."""
         ...
 
 
@@ -36,8 +50,16 @@ class BytesPayload:
         self._data = data
         self.nbytes = len(data)
 
+    known_crc32 = 0
+
     def chunks(self) -> Iterator[bytes]:
         yield self._data
+
+    def extent(self) -> None:
+        return
+
+    def check(self, crc32: int) -> None:
+        """Nothing to compare with."""
 
 
 class StoragePayload:
@@ -48,29 +70,28 @@ class StoragePayload:
     """
 
     def __init__(self, storage: StorageRef, unit: int) -> None:
-        self._storage = storage
+        self.storage = storage
         self._unit = unit if storage.big_endian else 1
         self.nbytes = storage.nbytes
 
+    @property
+    def known_crc32(self) -> int:
+        return 0 if self._unit > 1 else self.storage.crc32
+
     def chunks(self) -> Iterator[bytes]:
-        """
-        Yield the bytes.
-
-        Raises:
-            MalformedFile: After the last chunk, if they are not those that were saved.
-        """
-        from zlib import crc32
-
-        storage = self._storage
-        checksum = 0
+        storage = self.storage
         for start in range(0, storage.nbytes, CHUNK_NBYTES):
             data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))
-            if storage.crc32:
-                checksum = crc32(data, checksum)
             yield _swapped(data, self._unit) if self._unit > 1 else data
-        if storage.crc32 and checksum != storage.crc32:
+
+    def extent(self) -> tuple[FileSource, int] | None:
+        return file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
+
+    def check(self, crc32: int) -> None:
+        storage = self.storage
+        if self.known_crc32 and crc32 != storage.crc32:
             raise MalformedFile(
-                f"storage {storage.key!r} is damaged: its CRC-32 is {checksum:08x}, not {storage.crc32:08x}",
+                f"storage {storage.key!r} is damaged: its CRC-32 is {crc32:08x}, not {storage.crc32:08x}",
                 kind="damaged-record",
                 hint="Download the file again.",
             )
@@ -85,6 +106,19 @@ class TensorPayload:
 
     def chunks(self) -> Iterator[bytes]:
         return self._tensor.chunks(CHUNK_NBYTES)
+
+    known_crc32 = 0
+
+    def extent(self) -> tuple[FileSource, int] | None:
+        info = self._tensor.info
+        storage = info.storage
+        as_it_is = info.is_contiguous and not (info.conj or info.neg) and info.dtype.packed == 1
+        if storage is None or storage.big_endian or not as_it_is or not info.nbytes:
+            return None
+        return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+
+    def check(self, crc32: int) -> None:
+        """Nothing to compare with: checksums are of whole storages."""
 
 
 def payload_of(tensor: LazyTensor) -> Payload:

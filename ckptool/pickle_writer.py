@@ -135,7 +135,10 @@ class _Writer:
         elif "." in value.name or "\n" in value.module + value.name:
             raise _NeedsProtocol4
         else:
-            self._out += f"c{value.module}\n{value.name}\n".encode()
+            try:
+                self._out += f"c{value.module}\n{value.name}\n".encode()
+            except UnicodeEncodeError:
+                raise _NeedsProtocol4 from None
         self._remember((value.module, value.name))
 
     def _persistent_id(self, value: PersistentId, _key: int) -> None:
@@ -191,11 +194,20 @@ class _Writer:
         items = [(self._node, item) for item in value.items]
         if value.frozen:
             self._out += b"("
-            self._then(*items, (self._raw, b"\x91"), (self._remember, key))
+            self._then(*items, (self._close_frozenset, key))
         else:
             self._out += b"\x8f"
             self._remember(key)
             self._then((self._raw, b"("), *items, (self._raw, b"\x90"))
+
+    def _close_frozenset(self, key: int) -> None:
+        known = self._memo.get(key)
+        if known is not None:  # one of its items led back to it, and wrote it whole
+            self._out += b"1"
+            self._get(known)
+            return
+        self._out += b"\x91"
+        self._remember(key)
 
     def _call(self, value: Call, key: int) -> None:
         steps: list[tuple[Callable[[Inert], None], Inert]] = [(self._node, value.func), (self._node, value.args)]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.outputs import Output
-from ckptool.payloads import CHUNK_NBYTES, Payload, payload_of
+from ckptool.payloads import Payload, payload_of
 from ckptool.tensors import LazyTensor, identity
+from ckptool.transfer import Transfer, checksums_of_ranges
 from ckptool.weights import MODULES_KEY, ORDER_KEY, Weights, refuse_others
 
 # fmt: off
@@ -53,17 +53,11 @@ class SafetensorsPlan(NamedTuple):
         """Size of the file in bytes."""
         return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
 
-    def write(self, output: Output) -> list[int]:
+    def write(self, output: Output, *, checksums: bool = True) -> list[int]:
         """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
-        output.write(len(self.header).to_bytes(8, "little") + self.header)
-        checksums = []
-        for _, payload in self.tensors:
-            checksum = 0
-            for chunk in payload.chunks():
-                checksum = crc32(chunk, checksum)
-                output.write(chunk)
-            checksums.append(checksum)
-        return checksums
+        output.write(self._head())
+        with Transfer(output, checksums=checksums) as transfer:
+            return [transfer.send(payload) for _, payload in self.tensors]
 
     def verify(self, path: str, checksums: list[int]) -> None:
         """
@@ -75,11 +69,21 @@ class SafetensorsPlan(NamedTuple):
         from ckptool.formats import open_checkpoint
 
         with open_checkpoint(path) as written:
-            for (name, _), expected in zip(self.tensors, checksums, strict=True):
-                tensor = written.tensors.get(name)
-                if tensor is None or _checksum(tensor) != expected:
+            if written.source.read(0, len(self._head())) != self._head():
+                raise OutputFailed("its header is not the one that was written", kind="verification-failed")
+            start = len(self._head())
+            ranges = []
+            for _, payload in self.tensors:
+                ranges.append((start, start + payload.nbytes))
+                start += payload.nbytes
+            found = checksums_of_ranges(written.source, ranges)
+            for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
+                if name not in written.tensors or checksum != expected:
                     raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
         _open_with_reference(path, [name for name, _ in self.tensors])
+
+    def _head(self) -> bytes:
+        return len(self.header).to_bytes(8, "little") + self.header
 
 
 def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool = False) -> SafetensorsPlan:
@@ -149,13 +153,6 @@ def _tied(tensors: dict[str, LazyTensor]) -> dict[str, str]:
         same.setdefault(identity(tensor.info), []).append(name)
     groups = [sorted(names) for names in same.values() if len(names) > 1]
     return {name: names[0] for names in groups for name in names[1:]}
-
-
-def _checksum(tensor: LazyTensor) -> int:
-    checksum = 0
-    for chunk in tensor.chunks(CHUNK_NBYTES):
-        checksum = crc32(chunk, checksum)
-    return checksum
 
 
 def _open_with_reference(path: str, names: list[str]) -> None:

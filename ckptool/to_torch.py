@@ -16,13 +16,14 @@ from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.inert import Call, Dict, Global, Inert
 from ckptool.modules import unwrapped
 from ckptool.outputs import Output
-from ckptool.payloads import CHUNK_NBYTES, Payload
+from ckptool.payloads import Payload
 from ckptool.pickle_writer import write_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
 from ckptool.tensors import TensorInfo
+from ckptool.transfer import checksum_of_range, checksums_of_ranges
 from ckptool.weights import NameChanges, Weights, prepare
-from ckptool.zip_writer import Written, write_torch_zip
+from ckptool.zip_writer import WrittenZip, write_torch_zip
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
@@ -57,37 +58,40 @@ class TorchPlan(NamedTuple):
         """Size of the file in bytes, less headers of a few hundred bytes a storage."""
         return len(self.pickled) + sum(payload.nbytes for payload in self.storages)
 
-    def write(self, output: Output) -> list[Written]:
+    def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
-        return write_torch_zip(output, self.root, self.pickled, list(self.storages))
+        return write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
 
-    def verify(self, path: str, written: list[Written]) -> None:
+    def verify(self, path: str, written: WrittenZip) -> None:
         """
-        Read the file back: every member's bytes, and every tensor's name, type and shape.
+        Read the file back: every byte, and every tensor's name, type and shape.
 
         Raises:
             OutputFailed: What stands in the file is not what was to be written.
         """
-        from zlib import crc32
-
-        from ckptool.files import FileSource
         from ckptool.formats import open_checkpoint
         from ckptool.zips import read_zip
 
         with open_checkpoint(path) as found:
             infos = [(name, tensor.info) for name, tensor in found.tensors.items()]
-        if len(infos) != len(self.expected) or any(map(_differ, infos, self.expected)):
-            raise OutputFailed("the tensors in it are not those that were to be written", kind="verification-failed")
-        source = FileSource(path)
-        archive = read_zip(source)
-        for member in written:
-            record, checksum = archive[member.name], 0
-            for start in range(0, record.nbytes, CHUNK_NBYTES):
-                count = min(CHUNK_NBYTES, record.nbytes - start)
-                checksum = crc32(source.read(record.offset + start, count), checksum)
-            if checksum != member.crc32:
-                raise OutputFailed(f"{member.name!r} was not written as it was read", kind="verification-failed")
-        source.close()
+            if len(infos) != len(self.expected) or any(map(_differ, infos, self.expected)):
+                raise OutputFailed(
+                    "the tensors in it are not those that were to be written", kind="verification-failed"
+                )
+            archive = read_zip(found.source)
+            if list(archive) != [member.name for member in written.members]:
+                raise OutputFailed("its members are not those that were written", kind="verification-failed")
+            ranges = [(record.offset, record.offset + record.nbytes) for record in archive.values()]
+            checksums = checksums_of_ranges(found.source, ranges)
+            for member, checksum in zip(written.members, checksums, strict=True):
+                if checksum != member.crc32:
+                    raise OutputFailed(f"{member.name!r} was not written as it was read", kind="verification-failed")
+            frame = position = 0
+            for start, end in [*ranges, (found.source.nbytes, 0)]:  # what stands between the payloads
+                frame = checksum_of_range(found.source, position, start, frame)
+                position = end
+            if frame != written.frame_crc32:
+                raise OutputFailed("its headers are not those that were written", kind="verification-failed")
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:

@@ -39,8 +39,14 @@ def strip_module(names: Sequence[str]) -> list[str]:
 
 
 def strip_wrappers(names: Sequence[str]) -> list[str]:
-    """Return the names without what any training wrapper put there, in any nest."""
-    return _strip_heads([_without_marked(name) for name in names], HEAD_WRAPPERS)
+    """
+    Return the names without what any training wrapper put there, in any nest.
+
+    Raises:
+        MigrationRefused: Some names have a ``module`` at their head and some have not.
+    """
+    wrapped = all(name.partition(".")[0] in MARKED_WRAPPERS for name in names)
+    return _strip_heads([_without_marked(name) for name in names], HEAD_WRAPPERS, wrapped=wrapped)
 
 
 def strip_prefix(prefix: str) -> Rule:
@@ -104,26 +110,33 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
     return renamed
 
 
-def rename_metadata(keys: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
+def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[str]) -> list[str | None]:
     """
     Return the new key of each entry of a state dict's ``_metadata``, whose keys are the paths of modules.
 
-    A key follows its module: it is renamed as a name inside it would be. None means that the module is gone, as a
-    stripped wrapper is.
+    A key follows its module: it is renamed as one of ``names``, those of the state dict, would be if it were inside
+    it. None means that the module is gone, as a stripped wrapper is.
     """
     marker = "\0"  # stands for any name inside the module; no name in a checkpoint has it
-    renamed: list[str | None] = []
-    for key in keys:
-        inside = f"{key}.{marker}" if key else marker
-        try:
-            for rule in rules:
-                (inside,) = rule([inside])
-        except MigrationRefused:
-            pass  # the prefix is not in this one
-        renamed.append(_module_of(inside, marker))
+    inside = [f"{key}.{marker}" if key else marker for key in keys]
+    current = list(names)
+    for rule in rules:
+        # What all names begin with, the first and the last in the alphabet begin with.
+        ends = sorted({min(current), max(current)}) if current else []
+        inside = [_with_others(rule, ends, name) for name in inside]
+        current = rule(current) if current else current
+    renamed = [_module_of(name, marker) for name in inside]
     # The wrapper's own entry and its module's now have one key: the module's is the later one.
     last = {key: index for index, key in enumerate(renamed)}
     return [key if last[key] == index else None for index, key in enumerate(renamed)]
+
+
+def _with_others(rule: Rule, others: Sequence[str], name: str) -> str:
+    """Return what a rule makes of a name among others; the name itself where it is not of their kind."""
+    try:
+        return rule([*others, name])[-1]
+    except MigrationRefused:
+        return name
 
 
 def _module_of(name: str, marker: str) -> str | None:
@@ -132,20 +145,21 @@ def _module_of(name: str, marker: str) -> str | None:
     return name[: -len(marker) - 1] if name.endswith(f".{marker}") else None
 
 
-def _strip_heads(names: Sequence[str], heads: Sequence[str]) -> list[str]:
+def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = False) -> list[str]:
+    """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
     stripped = list(names)
     while stripped:
         parts = [name.partition(".") for name in stripped]
-        wrapped = [head in heads and bool(rest) for head, _, rest in parts]
-        if not any(wrapped):
+        headed = [head in heads and bool(rest) for head, _, rest in parts]
+        if not any(headed) or (wrapped and not all(headed)):
             break
-        if not all(wrapped):
+        if not all(headed):
             raise MigrationRefused(
-                f"{stripped[wrapped.index(True)]!r} has the prefix and {stripped[wrapped.index(False)]!r} has not",
+                f"{stripped[headed.index(True)]!r} has the prefix and {stripped[headed.index(False)]!r} has not",
                 kind="mixed-prefix",
                 hint="Name the prefix with --strip-prefix to remove it from those that have it.",
             )
-        stripped = [rest for _, _, rest in parts]
+        stripped, wrapped = [rest for _, _, rest in parts], True
     return stripped
 
 

@@ -111,7 +111,7 @@ def prepare(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges)
     kept = [name for name in entries if changes.takes(name)]
     dropped = tuple(name for name in entries if not changes.takes(name))
     new = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
-    modules = transforms.rename_metadata(list(versions), changes.rules)
+    modules = transforms.rename_metadata(list(versions), changes.rules, kept)
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},

@@ -10,11 +10,13 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import pack
 from typing import Final, NamedTuple
 
 from ckptool.outputs import Output
 from ckptool.payloads import BytesPayload, Payload
+from ckptool.transfer import Transfer
 
 _ALIGNMENT: Final = 64
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
@@ -32,8 +34,36 @@ class Written(NamedTuple):
     """Offset of its local header."""
 
 
-def write_torch_zip(output: Output, root: str, pickled: bytes, storages: list[Payload]) -> list[Written]:
-    """Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return its members."""
+class WrittenZip(NamedTuple):
+    """A zip as it was written: every byte of it stands under one of these checksums."""
+
+    members: list[Written]
+    frame_crc32: int
+    """Of all that is no payload: headers, padding, descriptors, the directory."""
+
+
+class _Frame:
+    """The way to an output for what is no payload."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.crc32 = 0
+
+    def write(self, data: bytes | bytearray) -> None:
+        from zlib import crc32
+
+        self.crc32 = crc32(data, self.crc32)
+        self._output.write(data)
+
+
+def write_torch_zip(
+    output: Output, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
+) -> WrittenZip:
+    """
+    Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return what was written.
+
+    Without ``checksums``, a source's own are taken over unread.
+    """
     members: list[tuple[str, Payload]] = [
         ("data.pkl", BytesPayload(pickled)),
         (".format_version", BytesPayload(b"1")),
@@ -42,14 +72,14 @@ def write_torch_zip(output: Output, root: str, pickled: bytes, storages: list[Pa
         *((f"data/{index}", payload) for index, payload in enumerate(storages)),
         ("version", BytesPayload(b"3\n")),
     ]
-    written = [_write_member(output, f"{root}/{name}", payload) for name, payload in members]
-    _write_directory(output, written)
-    return written
+    frame = _Frame(output)
+    with Transfer(output, checksums=checksums) as transfer:
+        written = [_write_member(output, frame, transfer, f"{root}/{name}", payload) for name, payload in members]
+    _write_directory(frame, written, output.position)
+    return WrittenZip(written, frame.crc32)
 
 
-def _write_member(output: Output, name: str, payload: Payload) -> Written:
-    from zlib import crc32
-
+def _write_member(output: Output, frame: _Frame, transfer: Transfer, name: str, payload: Payload) -> Written:
     header = output.position
     encoded = name.encode()
     nbytes = payload.nbytes
@@ -59,19 +89,15 @@ def _write_member(output: Output, name: str, payload: Payload) -> Written:
     padding = b"Z" * (-start % _ALIGNMENT)
     extra = wide + pack("<2sH", b"FB", len(padding)) + padding
     local = pack("<4s5H3L2H", b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
-    output.write(local + encoded + extra)
-    checksum = 0
-    for chunk in payload.chunks():
-        checksum = crc32(chunk, checksum)
-        output.write(chunk)
+    frame.write(local + encoded + extra)
+    checksum = transfer.send(payload, checksum=True)
     if nbytes:
         sizes = "<4sLQQ" if nbytes >= _FULL32 or header >= _FULL32 else "<4sLLL"
-        output.write(pack(sizes, b"PK\x07\x08", checksum, nbytes, nbytes))
+        frame.write(pack(sizes, b"PK\x07\x08", checksum, nbytes, nbytes))
     return Written(name, nbytes, checksum, header)
 
 
-def _write_directory(output: Output, members: list[Written]) -> None:
-    start = output.position
+def _write_directory(frame: _Frame, members: list[Written], start: int) -> None:
     entries = bytearray()
     for name, nbytes, checksum, header in members:
         encoded = name.encode()
@@ -82,8 +108,8 @@ def _write_directory(output: Output, members: list[Written]) -> None:
         entries += pack("<4s6H3L5H2L", *fixed) + encoded + wide
     end = start + len(entries)
     count = len(members)
-    output.write(entries)
-    output.write(
+    frame.write(entries)
+    frame.write(
         pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, _MADE_BY, _NEEDED, 0, 0, count, count, len(entries), start)
         + pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
         + pack(

@@ -52,7 +52,7 @@ def read(probe: Probe) -> Checkpoint:
 
 def read_member(probe: Probe, name: str) -> Checkpoint:
     """
-    Open the named member of a packed file.
+    Open the named member of a packed file; ``A::B`` is the member B of the member A.
 
     Raises:
         MalformedFile: There is no such member.
@@ -60,6 +60,11 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
     if probe.head.startswith(_GZIP_MAGIC):
         return read_member(probe.inner(_unpacked(probe)), name)
     archive = probe.zip or probe.tar
+    outer, _, inner = name.partition("::")
+    if archive is not None and inner and name not in archive and outer in archive:
+        checkpoint = read_member(probe.inner(archive.open(outer)), inner)
+        checkpoint.member = f"{outer}::{checkpoint.member}"
+        return checkpoint
     if archive is None or name not in archive:
         near = [member for member in archive or () if not member.endswith("/")]
         raise MalformedFile(

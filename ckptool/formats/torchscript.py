@@ -31,10 +31,9 @@ from ckptool.tensors import Kind
 
 NAME = "torchscript"
 
-_CLASS = re.compile(r"^class (\w+)\((\w+)\):\n((?:  .*\n?)*)", re.MULTILINE)
-_LIST = re.compile(r"^  __(parameters|buffers)__ = \[(.*?)\]", re.MULTILINE)
+_LINE = re.compile(r"^(?:class (\w+)\((\w+)\):|  __(parameters|buffers)__ = \[(.*?)\])", re.MULTILINE)
+"""The head of a class, or one of its two lists."""
 _NAME = re.compile(r'"([^"]*)"')
-_MAX_CODE_NBYTES = 1 << 24
 _PREFIX = "__torch__"
 
 
@@ -126,18 +125,22 @@ def _is_tensor(node: Call) -> bool:
 def _class_tables(archive: Archive, folder: str) -> dict[str, dict[str, Kind]]:
     """Return, for each class in the archive's code, which of its attributes are parameters and which buffers."""
     tables: dict[str, dict[str, Kind]] = {}
+    allowed = archive.limits.inflated(archive.source.nbytes)
     for name, record in archive.items():
-        if not (name.startswith(folder) and name.endswith(".py")) or record.nbytes > _MAX_CODE_NBYTES:
+        if not (name.startswith(folder) and name.endswith(".py")):
             continue
+        allowed -= record.nbytes
+        if allowed < 0:
+            raise LimitExceeded(f"the code takes {-allowed:,} bytes more than are allowed for a file of this size")
         text = str(archive.open(name).read(0, record.nbytes), "utf-8", "replace")
         module = name[len(folder) : -len(".py")].replace("/", ".")
-        for cls, base, body in _CLASS.findall(text):
-            if base != "Module":
+        table: dict[str, Kind] = {}
+        for cls, base, which, names in _LINE.findall(text):
+            if cls:
+                table = tables.setdefault(f"{module}.{cls}", {}) if base == "Module" else {}
                 continue
-            table = tables.setdefault(f"{module}.{cls}", {})
-            for which, names in _LIST.findall(body):
-                kind: Kind = "parameter" if which == "parameters" else "buffer"
-                table.update(dict.fromkeys(_NAME.findall(names), kind))
+            kind: Kind = "parameter" if which == "parameters" else "buffer"
+            table.update(dict.fromkeys(_NAME.findall(names), kind))
     return tables
 
 

@@ -1,0 +1,132 @@
+"""
+Bytes from payloads to an output, at the speed at which the system copies them, and their checksums beside that.
+
+Where the bytes stand in a file as they are, the system copies them from file to file while a second thread reads them
+for their checksum; everything else comes through memory in pieces. Large reads go into one buffer, used again and
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from ckptool.files import FileSource, Source, file_under
+from ckptool.outputs import Output
+from ckptool.payloads import Payload, StoragePayload
+from ckptool.tensors import LazyTensor, StorageRef
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_BUFFER_NBYTES: Final = 1 << 20
+_WORTH_A_THREAD: Final = 1 << 20
+_THREADS: Final = 2
+
+
+class Transfer:
+    """
+    One output being filled. Used in a ``with`` block.
+
+    Without ``checksums``, bytes that the system can copy are not read at all, and what ``send`` returns is the
+    source's own checksum, 0 if it has none.
+    """
+
+    def __init__(self, output: Output, *, checksums: bool = True) -> None:
+        self._output = output
+        self._checksums = checksums
+        self._pool = ThreadPoolExecutor(1)
+
+    def send(self, payload: Payload, *, checksum: bool = False) -> int:
+        """
+        Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one.
+
+        Raises:
+            MalformedFile: The source has a checksum of these bytes, and it is another.
+        """
+        extent = payload.extent() if payload.nbytes >= _WORTH_A_THREAD else None
+        if extent is None:
+            found = 0
+            for chunk in payload.chunks():
+                found = crc32(chunk, found)
+                self._output.write(chunk)
+        else:
+            file, offset = extent
+            if not self._checksums and (payload.known_crc32 or not checksum):
+                self._output.copy(file, offset, payload.nbytes)
+                return payload.known_crc32
+            reading = self._pool.submit(checksum_of_range, file, offset, offset + payload.nbytes)
+            self._output.copy(file, offset, payload.nbytes)
+            found = reading.result()
+        payload.check(found)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+
+def checksum_of(payload: Payload) -> int:
+    """Return the CRC-32 of a payload."""
+    found = 0
+    for chunk in payload.chunks():
+        found = crc32(chunk, found)
+    return found
+
+
+def checksum_of_range(source: Source, start: int, stop: int, before: int = 0) -> int:
+    """Return the CRC-32 of a range of bytes, going on from that of what stood before."""
+    under = file_under(source, start)
+    if under is None or not hasattr(FileSource, "read_into"):
+        for position in range(start, stop, _BUFFER_NBYTES):
+            before = crc32(source.read(position, min(_BUFFER_NBYTES, stop - position)), before)
+        return before
+    file, position = under
+    end = position + stop - start
+    buffer = memoryview(bytearray(min(_BUFFER_NBYTES, max(0, stop - start))))
+    while position < end:
+        piece = buffer[: min(len(buffer), end - position)]
+        file.read_into(position, piece)
+        before = crc32(piece, before)
+        position += len(piece)
+    return before
+
+
+def checksums_of_ranges(source: Source, ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Yield the CRC-32 of each range of bytes in order, computed a few at a time where they are large."""
+    if all(stop - start < _WORTH_A_THREAD for start, stop in ranges):
+        yield from (checksum_of_range(source, start, stop) for start, stop in ranges)
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(lambda bounds: checksum_of_range(source, *bounds), ranges)
+
+
+def check_others(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
+    """
+    Hold against the file's checksums the storages that were read in part or rearranged, each once.
+
+    Raises:
+        MalformedFile: One of them is not what was saved.
+    """
+    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    todo = [tensor.info for tensor in tensors]
+    while todo:
+        info = todo.pop()
+        todo.extend(part for _, part in info.parts)
+        storage = info.storage
+        if storage is None or not storage.crc32 or _place(storage) in done:
+            continue
+        done.add(_place(storage))
+        payload = StoragePayload(storage, 1)
+        payload.check(checksum_of(payload))
+
+
+def _place(storage: StorageRef) -> tuple[int, int]:
+    return id(storage.source), storage.offset
