@@ -37,6 +37,7 @@ class Archive(Mapping[str, Record]):
         self.notes = notes
         """What is odd about the archive though nothing in it can be misread."""
         self._records = records
+        self._inflatable = limits.inflated(source.nbytes)
 
     def __getitem__(self, name: str) -> Record:
         return self._records[name]
@@ -55,10 +56,18 @@ class Archive(Mapping[str, Record]):
         return InflatedSource(self.source, record, self.limits)
 
     def open(self, name: str) -> Source:
-        """Return a member's content for reading from end to end: inflated once, where it is compressed at all."""
+        """
+        Return a member's content for reading from end to end: inflated once, where it is compressed at all.
+
+        Raises:
+            LimitExceeded: All that was opened so far would grow to more than ``limits`` allow for the archive's size.
+        """
         record = self._records[name]
         if record.compression == "stored":
             return SliceSource(self.source, record.offset, record.nbytes)
+        if record.nbytes > self._inflatable:
+            raise _too_large(name, record.nbytes, self._inflatable)
+        self._inflatable -= record.nbytes
         return BytesSource(inflate(self.source, record, self.limits))
 
     def text(self, name: str, most: int = 64) -> str:

@@ -155,6 +155,14 @@ class Checkpoint:
         if isinstance(self.source, FileSource):
             self.source.check_unchanged()
 
+    def release_tree(self) -> None:
+        """Let go of the pickled tree, which nobody needs who only wants tensors. For long-lived checkpoints."""
+        self.root = self.rebuilder = None
+        self.extras = ()
+        self.walks = ()
+        for state_dict in self.state_dicts:
+            state_dict.node = None
+
     def close(self) -> None:
         """Close the file. Tensors that were not read yet cannot be read any more."""
         self.source.close()

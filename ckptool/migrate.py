@@ -171,11 +171,14 @@ def migrate(
     with open_checkpoint(source, limits=limits) as checkpoint:
         try:
             job = _plan(checkpoint, source, None if dst is None else os.fspath(dst), changes)
+            report = _report(checkpoint, job, changes)
             if dry_run:
-                return _report(checkpoint, job, changes)
+                return report
+            checkpoint.release_tree()  # it is in the plan by now, as bytes
             with Output(job.target, force=force, progress=progress) as output:
                 _write(checkpoint, job, changes, output, verify=verify)
-                return _report(checkpoint, job, changes)._replace(verified=verify, written=True, nbytes=output.nbytes)
+                casts = job.casting.casts if job.casting else ()
+                return report._replace(verified=verify, written=True, nbytes=output.nbytes, casts=casts)
         except CkptoolError as error:
             error.path = error.path or source
             raise

@@ -40,8 +40,10 @@ class Output:
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing behind."""
 
     def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
-        # A link stays a link: what it points to is replaced.
-        self.path = os.path.realpath(path)
+        try:
+            self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
+        except ValueError as error:  # a NUL in it
+            raise OutputFailed("not a path", kind="not-a-path") from error
         self._force = force
         self._progress = progress
         self._expected: int | None = None
@@ -104,7 +106,7 @@ class Output:
         Make sure that ``nbytes`` more will fit.
 
         Raises:
-            OutputFailed: The file system has less free space, or allows no file of that size.
+            OutputFailed: The file system has less free space.
         """
         self._expected = nbytes
         if not hasattr(os, "fstatvfs"):

@@ -1,8 +1,9 @@
 """
 Inert nodes → pickle bytes: the way back from ``pickles``, for trees in which something was changed.
 
-``substitute`` is asked about every node before it is written, and answers with the node to write in its place: so a
-change needs no copy of the tree, and what is shared or recursive stays so. Nothing recurses on what a file nests.
+``substitute`` is asked about every call, dict and persistent id before it is written, and answers with the node to
+write in its place: so a change needs no copy of the tree, and what is shared or recursive stays so. Nothing recurses
+on what a file nests.
 
 Protocol 2 is written, as ``torch.save`` does and every torch can read, unless the tree needs what only protocol 4 can
 say (nested class names, sets, keyword arguments).
@@ -23,7 +24,7 @@ _PYTHON_3_NAMES: Final = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def write_pickle(root: Inert, substitute: Substitute = lambda node: node) -> bytes:
-    """Return a pickle that unpickles to what ``root`` stands for, with ``substitute`` applied to every node."""
+    """Return a pickle that unpickles to what ``root`` stands for, with ``substitute`` applied."""
     try:
         return _Writer(substitute, 2).write(root)
     except _NeedsProtocol4:
@@ -60,14 +61,17 @@ class _Writer:
         self._out += data
 
     def _node(self, original: Inert) -> None:
-        node = self._substitute(original)
-        if isinstance(node, _MEMOIZED):
-            known = self._memo.get(id(node))
-            if known is not None:
-                self._get(known)
-                return
-            if node is not original:
-                self._kept.append(node)
+        kind = type(original)
+        if kind in _ATOMS:
+            _WRITERS[kind](self, original, 0)
+            return
+        node = self._substitute(original) if kind in _SUBSTITUTED else original
+        known = self._memo.get(id(node))
+        if known is not None:
+            self._get(known)
+            return
+        if node is not original:
+            self._kept.append(node)
         _WRITERS[type(node)](self, node, id(node))
 
     def _remember(self, key: object) -> None:
@@ -150,8 +154,14 @@ class _Writer:
             return
         if len(value) > 3:
             self._out += b"("
-        steps = [(self._node, item) for item in value]
-        self._then(*steps, (self._close_tuple, (key, len(value))))
+        if all(type(item) in _ATOMS for item in value):  # shapes and strides, mostly
+            for item in value:
+                _WRITERS[type(item)](self, item, 0)
+            self._close_tuple((key, len(value)))
+            return
+        todo = self._todo
+        todo.append((self._close_tuple, (key, len(value))))
+        todo.extend([(self._node, item) for item in reversed(value)])
 
     def _close_tuple(self, closing: tuple[int, int]) -> None:
         key, count = closing
@@ -238,7 +248,10 @@ class _Writer:
         self._then(*steps)
 
 
-_MEMOIZED = (tuple, list, Dict, Set, Call, bytes, bytearray)
+_ATOMS = frozenset({type(None), bool, int, float, str})
+"""Types that hold nothing else; text is remembered by its value, the others are never referred to."""
+_SUBSTITUTED = frozenset({Call, Dict, PersistentId})
+"""Types of nodes that may have another in their place."""
 
 _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     type(None): _Writer._none,

@@ -3,7 +3,7 @@ Weights → a safetensors file, by the reference library's conventions.
 
 Tensors stand packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
 ``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. What it has no words for, the
-order of names and the modules' versions, stands under keys of our own.
+order of names and the modules' facts, stands under keys of our own.
 
 https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/torch.py
 """
@@ -17,8 +17,8 @@ from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, payload_of
 from ckptool.tensors import LazyTensor, identity
-from ckptool.transfer import Transfer, checksums_of_ranges
-from ckptool.weights import MODULES_KEY, ORDER_KEY, Weights, refuse_others
+from ckptool.transfer import Transfer, checksums_of_file
+from ckptool.weights import MODULES_KEY, ORDER_KEY, RESERVED, Weights, refuse_others
 
 # fmt: off
 _DTYPE_ORDER: Final = (
@@ -76,7 +76,7 @@ class SafetensorsPlan(NamedTuple):
             for _, payload in self.tensors:
                 ranges.append((start, start + payload.nbytes))
                 start += payload.nbytes
-            found = checksums_of_ranges(written.source, ranges)
+            found, _ = checksums_of_file(written.source, ranges)
             for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
                 if name not in written.tensors or checksum != expected:
                     raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
@@ -107,8 +107,11 @@ def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool 
     metadata = {"format": "pt", **tied}
     if list(tensors) != [*kept, *tied]:
         metadata[ORDER_KEY] = json.dumps(list(tensors), separators=(",", ":"))
-    if weights.versions:
-        metadata[MODULES_KEY] = json.dumps(weights.versions, separators=(",", ":"))
+    if weights.modules:
+        facts = {
+            path: entry["version"] if entry.keys() == {"version"} else entry for path, entry in weights.modules.items()
+        }
+        metadata[MODULES_KEY] = json.dumps(facts, separators=(",", ":"))
     payloads = tuple((name, payload_of(tensors[name])) for name in kept)
     header = _header(metadata, kept, tensors, payloads)
     return SafetensorsPlan(header, payloads, tied, weights.renamed, (*weights.dropped, *unsupported, *weights.others))
@@ -150,8 +153,9 @@ def _tied(tensors: dict[str, LazyTensor]) -> dict[str, str]:
     """Return the names whose tensor another name has too, and which name is kept: the first in the alphabet."""
     same: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in tensors.items():
-        same.setdefault(identity(tensor.info), []).append(name)
-    groups = [sorted(names) for names in same.values() if len(names) > 1]
+        # A conjugate or negative view has the memory of the other, and other values.
+        same.setdefault((*identity(tensor.info), tensor.info.conj, tensor.info.neg), []).append(name)
+    groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
     return {name: names[0] for names in groups for name in names[1:]}
 
 

@@ -21,8 +21,8 @@ from ckptool.pickle_writer import write_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
 from ckptool.tensors import TensorInfo
-from ckptool.transfer import checksum_of_range, checksums_of_ranges
-from ckptool.weights import NameChanges, Weights, prepare
+from ckptool.transfer import checksums_of_file
+from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
 from ckptool.zip_writer import WrittenZip, write_torch_zip
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -70,7 +70,6 @@ class TorchPlan(NamedTuple):
             OutputFailed: What stands in the file is not what was to be written.
         """
         from ckptool.formats import open_checkpoint
-        from ckptool.zips import read_zip
 
         with open_checkpoint(path) as found:
             infos = [(name, tensor.info) for name, tensor in found.tensors.items()]
@@ -78,25 +77,19 @@ class TorchPlan(NamedTuple):
                 raise OutputFailed(
                     "the tensors in it are not those that were to be written", kind="verification-failed"
                 )
-            archive = read_zip(found.source)
-            if list(archive) != [member.name for member in written.members]:
-                raise OutputFailed("its members are not those that were written", kind="verification-failed")
-            ranges = [(record.offset, record.offset + record.nbytes) for record in archive.values()]
-            checksums = checksums_of_ranges(found.source, ranges)
+            del infos
+            ranges = [(member.offset, member.offset + member.nbytes) for member in written.members]
+            checksums, frame = checksums_of_file(found.source, ranges)
             for member, checksum in zip(written.members, checksums, strict=True):
                 if checksum != member.crc32:
                     raise OutputFailed(f"{member.name!r} was not written as it was read", kind="verification-failed")
-            frame = position = 0
-            for start, end in [*ranges, (found.source.nbytes, 0)]:  # what stands between the payloads
-                frame = checksum_of_range(found.source, position, start, frame)
-                position = end
             if frame != written.frame_crc32:
                 raise OutputFailed("its headers are not those that were written", kind="verification-failed")
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:
     """
-    Return how weights become a plain state_dict: an OrderedDict with the modules' versions as its metadata.
+    Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata.
 
     Raises:
         MigrationRefused: A tensor is one that only its own class can write.
@@ -112,10 +105,8 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
         (name, made[id(weights.tensors[name].info)] if name in weights.tensors else weights.others[name])
         for name in weights.names
     ]
-    if weights.versions:
-        metadata = Call(_ORDERED_DICT, ())
-        metadata.pairs = [(path, Dict([("version", version)])) for path, version in weights.versions.items()]
-        tree.state = Dict([("_metadata", metadata)])
+    if weights.modules:
+        tree.state = Dict([("_metadata", _metadata_node(weights.modules))])
     pickled = write_pickle(tree, rewriter)
     return TorchPlan(
         root,
@@ -171,7 +162,8 @@ def plan_same(
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
     tree = checkpoint.root if model is None else model.node
     tensors = checkpoint.tensors if model is None else dict(model)
-    peeled = _peel(tree, rewriter, peel) if peel else False
+    wrapped = any(cls in peel for _, walk in checkpoint.walks for _, cls in walk.modules)
+    peeled = _peel(tree, rewriter, peel) if wrapped else False
     edits = _Edits()
     new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
     dropped = _drop(checkpoint, drop, edits)
@@ -196,12 +188,12 @@ class _Edits:
     def __init__(self) -> None:
         self._nodes: dict[int, Inert] = {}
         self._keys: dict[int, dict[str, str | None]] = {}
-        self._versions: dict[int, dict[str, int]] = {}
+        self._modules: dict[int, dict[str, ModuleFacts]] = {}
 
-    def rename(self, node: Inert, names: dict[str, str | None], versions: dict[str, int]) -> None:
+    def rename(self, node: Inert, names: dict[str, str | None], modules: dict[str, ModuleFacts]) -> None:
         self._nodes[id(node)] = node
         self._keys.setdefault(id(node), {}).update(names)
-        self._versions[id(node)] = versions
+        self._modules[id(node)] = modules
 
     def drop(self, node: Inert, key: str) -> None:
         self._nodes[id(node)] = node
@@ -217,20 +209,29 @@ class _Edits:
                 for key, value in inert.mapping_pairs(node) or []
                 if not (isinstance(key, str) and keys.get(key, key) is None)
             ]
-            found.append((node, _mapping_like(node, pairs, self._versions.get(own))))
+            found.append((node, _mapping_like(node, pairs, self._modules.get(own))))
         return found
 
 
-def _mapping_like(node: Inert, pairs: inert.Pairs, versions: dict[str, int] | None) -> Inert:
+def _mapping_like(node: Inert, pairs: inert.Pairs, modules: dict[str, ModuleFacts] | None) -> Inert:
     if isinstance(node, Dict):
         return Dict(pairs)
     made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
     made.items, made.pairs, made.state = node.items, pairs, node.state
-    if versions and isinstance(node.state, Dict):
-        metadata = Call(_ORDERED_DICT, ())
-        metadata.pairs = [(path, Dict([("version", version)])) for path, version in versions.items()]
+    if modules and isinstance(node.state, Dict):
+        metadata = _metadata_node(modules)
         made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in node.state.pairs])
     return made
+
+
+def _metadata_node(modules: dict[str, ModuleFacts]) -> Inert:
+    metadata = Call(_ORDERED_DICT, ())
+    metadata.pairs = [(path, _dict_node(facts)) for path, facts in modules.items()]
+    return metadata
+
+
+def _dict_node(facts: ModuleFacts) -> Dict:
+    return Dict([(key, _dict_node(fact) if isinstance(fact, dict) else fact) for key, fact in facts.items()])
 
 
 def _rename_state_dicts(
@@ -247,7 +248,7 @@ def _rename_state_dicts(
         gone = set(weights.dropped)
         if not renamed and not gone:
             continue
-        edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.versions)
+        edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.modules)
         head = f"{state_dict.key}." if state_dict.key else ""
         new_names |= {head + name: head + renamed.get(name, name) for name in state_dict if name not in gone}
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)

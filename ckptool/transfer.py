@@ -8,13 +8,13 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from ckptool.files import FileSource, Source, file_under
+from ckptool.files import FileSource, ReadAhead, Source, file_under
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, StoragePayload
 from ckptool.tensors import LazyTensor, StorageRef
@@ -99,13 +99,31 @@ def checksum_of_range(source: Source, start: int, stop: int, before: int = 0) ->
     return before
 
 
-def checksums_of_ranges(source: Source, ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Yield the CRC-32 of each range of bytes in order, computed a few at a time where they are large."""
-    if all(stop - start < _WORTH_A_THREAD for start, stop in ranges):
-        yield from (checksum_of_range(source, start, stop) for start, stop in ranges)
-        return
+def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """
+    Return the CRC-32 of each range, and that of everything outside them joined together.
+
+    The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by two threads, the
+    rest in one sweep.
+    """
+    large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= _WORTH_A_THREAD]
+    ahead = ReadAhead(source)
+    found: list[int] = []
+    outside = position = 0
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(lambda bounds: checksum_of_range(source, *bounds), ranges)
+        computed = pool.map(lambda bounds: checksum_of_range(source, *bounds), large)
+        for start, stop in ranges:
+            outside = _checksum_ahead(ahead, position, start, outside)
+            is_large = stop - start >= _WORTH_A_THREAD
+            found.append(next(computed) if is_large else _checksum_ahead(ahead, start, stop, 0))
+            position = stop
+    return found, _checksum_ahead(ahead, position, source.nbytes, outside)
+
+
+def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int) -> int:
+    for position in range(start, stop, ReadAhead.BLOCK):
+        before = crc32(ahead.read(position, min(ReadAhead.BLOCK, stop - position)), before)
+    return before
 
 
 def check_others(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:

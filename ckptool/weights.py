@@ -23,7 +23,16 @@ Which: TypeAlias = Literal["auto", "raw", "ema"]
 
 ORDER_KEY = "ckptool.order"
 MODULES_KEY = "ckptool.modules"
-"""Keys of a safetensors file's metadata under which the order of names and the versions of modules survive."""
+"""Keys of a safetensors file's metadata under which the order of names and the facts of modules survive."""
+
+RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
+"""Keys of that metadata that are never names of tensors."""
+
+ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
+"""What a module wrote beside its tensors: its version, mostly."""
+
+_MOST_FACTS = 16
+_LONGEST_FACT = 256
 
 
 class NameChanges(NamedTuple):
@@ -47,8 +56,8 @@ class Weights(NamedTuple):
     tensors: dict[str, LazyTensor]
     others: dict[str, Inert]
     """Entries that are no tensors."""
-    versions: dict[str, int]
-    """Each module's version by its path: what ``state_dict()._metadata`` holds."""
+    modules: dict[str, ModuleFacts]
+    """What ``state_dict()._metadata`` holds of each module, by its path."""
     old_names: dict[str, str]
     """The name that each entry had, by the name that it has now; all entries, in order."""
     dropped: tuple[str, ...]
@@ -104,19 +113,19 @@ def prepare(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges)
     # What lies deeper, in a tuple say, goes where its entry goes.
     direct = {name for name, _ in _entries(state_dict)} if others else set(state_dict)
     tensors = {name: tensor for name, tensor in state_dict.items() if name in direct}
-    versions = _versions(checkpoint, state_dict)
+    modules = _modules(checkpoint, state_dict)
     if checkpoint.format == "safetensors":
-        tensors, versions = _restored(checkpoint, tensors)
+        tensors, modules = _restored(checkpoint, tensors)
     entries = [name for name, _ in _entries(state_dict)] if others else list(tensors)
     kept = [name for name in entries if changes.takes(name)]
     dropped = tuple(name for name in entries if not changes.takes(name))
     new = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
-    modules = transforms.rename_metadata(list(versions), changes.rules, kept)
+    paths = transforms.rename_metadata(list(modules), changes.rules, kept)
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},
         {new[name]: node for name, node in others.items() if name in new},
-        {path: version for path, version in zip(modules, versions.values(), strict=True) if path is not None},
+        {path: facts for path, facts in zip(paths, modules.values(), strict=True) if path is not None},
         {name: old for old, name in new.items()},
         dropped,
     )
@@ -134,34 +143,57 @@ def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
     return [(key, value) for key, value in pairs if isinstance(key, str)]
 
 
-def _versions(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, int]:
+def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
     if state_dict.class_name is not None:
         walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
-        return {path: version_of(cls) for path, cls in walks[0].modules} if walks else {}
+        return {path: {"version": version_of(cls)} for path, cls in walks[0].modules} if walks else {}
     node = state_dict.node
     metadata = inert.mapping_pairs(inert.lookup(inert.attribute_pairs(node), "_metadata")) if node is not None else None
-    found = {}
-    for path, entry in metadata or ():
-        version = inert.lookup(inert.mapping_pairs(entry) or [], "version")
-        if isinstance(path, str) and type(version) is int:
-            found[path] = version
-    return found
+    found = {path: _facts(entry) for path, entry in metadata or () if isinstance(path, str)}
+    return {path: facts for path, facts in found.items() if facts}
 
 
-def _restored(checkpoint: Checkpoint, tensors: dict[str, LazyTensor]) -> tuple[dict[str, LazyTensor], dict[str, int]]:
-    """Return what a safetensors file's metadata says beside its tensors: tied names, the order, module versions."""
+def _facts(entry: Inert) -> ModuleFacts:
+    """Return what a module's entry says, as far as it is short and plain; torch's own nest two deep at most."""
+    facts: ModuleFacts = {}
+    for name, value in _pairs(entry):
+        inside = _pairs(value)
+        if _is_fact(name) and _is_fact(value):
+            facts[name] = value
+        elif _is_fact(name) and inside and all(_is_fact(key) and _is_fact(fact) for key, fact in inside):
+            facts[name] = dict(inside)
+    return facts
+
+
+def _pairs(value: Inert) -> list[tuple[str, Inert]]:
+    """Return the named items of a mapping, a pickle's or JSON's; none of one that is too long to be a module's."""
+    pairs = list(value.items()) if isinstance(value, dict) else inert.mapping_pairs(value) or []
+    return [(key, item) for key, item in pairs if isinstance(key, str)] if len(pairs) <= _MOST_FACTS else []
+
+
+def _is_fact(value: Inert) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_FACT
+    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+def _restored(
+    checkpoint: Checkpoint, tensors: dict[str, LazyTensor]
+) -> tuple[dict[str, LazyTensor], dict[str, ModuleFacts]]:
+    """Return what a safetensors file's metadata says beside its tensors: tied names, the order, facts of modules."""
     names = list(tensors)
     whole = dict(tensors)
     for removed, kept in checkpoint.metadata.items():
-        if removed not in whole and kept in tensors:
+        if removed not in whole and kept in tensors and removed not in RESERVED:
             whole[removed] = tensors[kept]
             names.append(removed)
-    order, versions = _parsed(checkpoint.metadata.get(ORDER_KEY)), _parsed(checkpoint.metadata.get(MODULES_KEY))
+    order, modules = _parsed(checkpoint.metadata.get(ORDER_KEY)), _parsed(checkpoint.metadata.get(MODULES_KEY))
     if isinstance(order, list) and sorted(name for name in order if isinstance(name, str)) == sorted(names):
         whole = {name: whole[name] for name in order}
-    if not (isinstance(versions, dict) and all(type(version) is int for version in versions.values())):
-        versions = {}
-    return whole, versions
+    written = modules.items() if isinstance(modules, dict) else ()
+    # A number alone is a version: nearly every module has that and no more.
+    facts = {path: _facts({"version": entry} if isinstance(entry, int) else entry) for path, entry in written}
+    return whole, {path: entry for path, entry in facts.items() if entry}
 
 
 def _parsed(text: str | None) -> object:

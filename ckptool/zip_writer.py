@@ -32,6 +32,8 @@ class Written(NamedTuple):
     crc32: int
     header: int
     """Offset of its local header."""
+    offset: int
+    """Of its payload."""
 
 
 class WrittenZip(NamedTuple):
@@ -90,16 +92,17 @@ def _write_member(output: Output, frame: _Frame, transfer: Transfer, name: str, 
     extra = wide + pack("<2sH", b"FB", len(padding)) + padding
     local = pack("<4s5H3L2H", b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
     frame.write(local + encoded + extra)
+    offset = output.position
     checksum = transfer.send(payload, checksum=True)
     if nbytes:
         sizes = "<4sLQQ" if nbytes >= _FULL32 or header >= _FULL32 else "<4sLLL"
         frame.write(pack(sizes, b"PK\x07\x08", checksum, nbytes, nbytes))
-    return Written(name, nbytes, checksum, header)
+    return Written(name, nbytes, checksum, header, offset)
 
 
 def _write_directory(frame: _Frame, members: list[Written], start: int) -> None:
     entries = bytearray()
-    for name, nbytes, checksum, header in members:
+    for name, nbytes, checksum, header, _ in members:
         encoded = name.encode()
         flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
         wide = _wide_field([nbytes, nbytes] if nbytes >= _FULL32 else [], [header] if header >= _FULL32 else [])

