@@ -13,9 +13,12 @@ import io
 import os
 import stat
 import threading
+from contextlib import suppress
 from typing import BinaryIO, Protocol
 
 from ckptool.errors import FileUnavailable, SourceChanged
+
+_CLOSED = "the checkpoint is closed"
 
 
 class Source(Protocol):
@@ -44,12 +47,13 @@ class FileSource:
 
     def __init__(self, path: str) -> None:
         self._fd = _open_regular(path)
-        self._identity = _identity(os.fstat(self._fd))
-        self.nbytes = os.fstat(self._fd).st_size
+        status = _status(self._fd)
+        self._identity = _identity(status)
+        self.nbytes = status.st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
         if self._fd < 0:
-            raise ValueError("the checkpoint is closed")
+            raise ValueError(_CLOSED)
         try:
             data = os.pread(self._fd, nbytes, offset)
             while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
@@ -57,16 +61,18 @@ class FileSource:
                 if not more:
                     raise _changed(offset, nbytes, len(data))
                 data += more
-        except OSError as error:  # a bad disk, a network that is gone
-            reason = os.strerror(error.errno).lower() if error.errno else str(error)
-            raise FileUnavailable(f"cannot be read at byte {offset:,}: {reason}", kind="io", offset=offset) from error
+        except OSError as error:
+            raise _unreadable(error, offset) from error
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a buffer from ``offset``: what ``read`` does, without new memory for each piece."""
         filled = 0
         while filled < buffer.nbytes:
-            count = os.preadv(self.fileno(), [buffer[filled:]], offset + filled)
+            try:
+                count = os.preadv(self.fileno(), [buffer[filled:]], offset + filled)
+            except OSError as error:
+                raise _unreadable(error, offset + filled) from error
             if not count:
                 raise _changed(offset, buffer.nbytes, filled)
             filled += count
@@ -82,7 +88,7 @@ class FileSource:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""
-        if _identity(os.fstat(self._fd)) != self._identity:
+        if _identity(_status(self._fd)) != self._identity:
             raise SourceChanged(
                 "the file was changed while it was being read", hint="Read it again once it is complete."
             )
@@ -90,7 +96,8 @@ class FileSource:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            with suppress(OSError):  # nothing was written to it
+                os.close(fd)
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
@@ -103,10 +110,13 @@ class StreamSource:
     def __init__(self, stream: BinaryIO, *, owned: bool = False) -> None:
         self._stream = stream
         self._owned = owned
+        self._closed = False
         self._lock = threading.Lock()
         self.nbytes = stream.seek(0, io.SEEK_END)
 
     def read(self, offset: int, nbytes: int) -> bytes:
+        if self._closed:
+            raise ValueError(_CLOSED)
         with self._lock:
             self._stream.seek(offset)
             chunks: list[bytes] = []
@@ -123,6 +133,7 @@ class StreamSource:
         return offset
 
     def close(self) -> None:
+        self._closed = True
         if self._owned:
             self._stream.close()
 
@@ -133,16 +144,21 @@ class BytesSource:
     def __init__(self, data: bytes | bytearray | memoryview, *, is_file: bool = False) -> None:
         self._data = memoryview(data).cast("B")
         self._is_file = is_file
+        self._closed = False
         self.nbytes = self._data.nbytes
 
     def read(self, offset: int, nbytes: int) -> bytes:
+        if self._closed:
+            raise ValueError(_CLOSED)
         return bytes(self._data[offset : offset + nbytes])
 
     def file_offset(self, offset: int) -> int | None:
         return offset if self._is_file else None
 
     def close(self) -> None:
-        """Nothing to release: the bytes live as long as somebody holds them."""
+        """Let go of the bytes: a bytearray can be resized again."""
+        self._closed = True
+        self._data.release()
 
 
 class SliceSource:
@@ -246,7 +262,11 @@ def _open_regular(path: str) -> int:
         raise _unavailable(path, error) from error
     except ValueError as error:  # a NUL in the path
         raise FileUnavailable("not a path", kind="missing") from error
-    mode = os.fstat(fd).st_mode
+    try:
+        mode = _status(fd).st_mode
+    except BaseException:
+        os.close(fd)
+        raise
     if stat.S_ISREG(mode):
         return fd
     os.close(fd)
@@ -278,6 +298,20 @@ def _directory(path: str) -> FileUnavailable:
     fact = f"a directory with {len(names):,} files" if names else "a directory without files"
     hint = f"Name a file in it: {shown}" if names else None
     return FileUnavailable(fact, kind="directory", hint=hint)
+
+
+def _status(fd: int) -> os.stat_result:
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError, offset: int | None = None) -> FileUnavailable:
+    """Return the error for a bad disk, or a network that is gone."""
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    where = "" if offset is None else f" at byte {offset:,}"
+    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset)
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

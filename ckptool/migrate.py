@@ -28,7 +28,8 @@ from ckptool.weights import NameChanges, Weights, Which, choose, prepare
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
 
-_DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d*)\s*")
+_DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
+_LAST_DEVICE = 127  # torch counts them in eight bits
 _DEVICE_KINDS = ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "npu", "xla", "mtia", "mlu", "ipu", "privateuseone")
 
 
@@ -176,9 +177,9 @@ def migrate(
                 return report
             checkpoint.release_tree()  # it is in the plan by now, as bytes
             with Output(job.target, force=force, progress=progress) as output:
-                _write(checkpoint, job, changes, output, verify=verify)
+                nbytes = _write(checkpoint, job, changes, output, verify=verify)
                 casts = job.casting.casts if job.casting else ()
-                return report._replace(verified=verify, written=True, nbytes=output.nbytes, casts=casts)
+                return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts)
         except CkptoolError as error:
             error.path = error.path or source
             raise
@@ -186,6 +187,8 @@ def migrate(
 
 def _plan(checkpoint: Checkpoint, source: str, dst: str | None, changes: Changes) -> _Job:
     form = changes.form or _form_of(dst, checkpoint, changes)
+    if form == "same" and checkpoint.format == "safetensors":
+        form = "safetensors"
     target = dst if dst is not None else _default_name(source, form, changes.to)
     wrappers: tuple[transforms.Rule, ...] = ()
     peel: frozenset[str] = frozenset()
@@ -215,7 +218,7 @@ def _plan(checkpoint: Checkpoint, source: str, dst: str | None, changes: Changes
     return _Job(form, target, to_torch.plan_weights(checkpoint, weights, changes.to, root), weights, casting)
 
 
-def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> None:
+def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> int:
     output.reserve(job.plan.nbytes)
     path = output.reading_path()
     check: Callable[[], None]
@@ -237,7 +240,9 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
     checkpoint.check_unchanged()
     if verify:
         _verify(checkpoint, output, check)
+    nbytes = output.nbytes
     output.publish()
+    return nbytes
 
 
 def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
@@ -333,11 +338,12 @@ def _check_device(device: str) -> None:
     match = _DEVICE.fullmatch(device)
     kind, number = (match[1].lower(), match[2]) if match else ("", "")
     kind = "cuda" if kind == "gpu" else kind
-    meant = f"{kind}:{number}" if number and kind not in ("cpu", "meta") else kind
-    if kind in _DEVICE_KINDS and meant == device:
+    meant = f"{kind}:{int(number)}" if number and kind not in ("cpu", "meta") else kind
+    known = kind in _DEVICE_KINDS and int(number or 0) <= _LAST_DEVICE
+    if known and meant == device:
         return
     raise MigrationRefused(
         f"not a device: {device!r}",
         kind="not-a-device",
-        hint=f"Did you mean {meant!r}?" if kind in _DEVICE_KINDS else "Devices are written like 'cpu' or 'cuda:0'.",
+        hint=f"Did you mean {meant!r}?" if known else "Devices are written like 'cpu' or 'cuda:0'.",
     )

@@ -33,6 +33,10 @@ WRAPPERS = {
 
 DATA_PARALLEL = frozenset(cls for cls, component in WRAPPERS.items() if component == "module")
 
+_MOST_MODULES = 200_000
+_NAMES_NBYTES = 1 << 26
+"""What a walk may cost: modules visited, one under two names twice, and the length of all names together."""
+
 BOUND_TO = "__self__"
 """What Python calls the object of a bound method."""
 
@@ -125,31 +129,37 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     inside: set[int] = set()
     # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
     todo: list[tuple[Inert, str, bool]] = [(_behind_method(node), "", False)]
-    visits = 0
+    visits = names_nbytes = 0
+    bodies: dict[int, _Body | None] = {}  # a state that modules share is searched once
     while todo:
         current, prefix, leaving = todo.pop()
         if leaving:
             inside.discard(id(current))
             continue
-        body = _body(current)
+        shared = id(current.state) if isinstance(current, Call) and current.state is not None else id(current)
+        if shared not in bodies:
+            bodies[shared] = _body(current)
+        body = bodies[shared]
         if body is None:
             continue
+        body = body._replace(class_name=inert.class_name(current))
         if id(current) in inside:
             raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
         inside.add(id(current))
         todo.append((current, prefix, True))
+        visits += 1
+        names_nbytes += (len(prefix) + 16) * (1 + len(body.parameters) + len(body.buffers))
+        if visits > _MOST_MODULES or names_nbytes > _NAMES_NBYTES or len(prefix) > limits.name_nbytes:
+            raise LimitExceeded(
+                f"a model of more than {_MOST_MODULES:,} modules, or of names that are far longer than the file",
+                actual=_MOST_MODULES,
+            )
         walk.modules.append((prefix[:-1], body.class_name))
         _note_doubts(walk, body, seen_classes)
         walk.entries.extend(_own_entries(body, prefix))
         for name, child in reversed(body.children):
             if child is not None and isinstance(name, str):
                 todo.append((child, f"{prefix}{name}.", False))
-        visits += 1
-        if max(visits, len(walk.entries)) > limits.tensors or len(prefix) > limits.name_nbytes:
-            raise LimitExceeded(
-                f"a model of more than {limits.tensors:,} names, or of names longer than {limits.name_nbytes:,}",
-                actual=limits.tensors,
-            )
     return walk
 
 

@@ -40,6 +40,8 @@ class Output:
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing behind."""
 
     def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
+        self._fd = -1
+        self._temporary: str | None = None
         try:
             self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
         except ValueError as error:  # a NUL in it
@@ -52,8 +54,6 @@ class Output:
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
         _remove_orphans(self._folder, os.path.basename(self.path))
-        self._temporary: str | None = None
-        self._fd = -1
         self._open()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -129,7 +129,10 @@ class Output:
     @property
     def nbytes(self) -> int:
         """Size of the file so far, whoever wrote to it."""
-        return os.fstat(self._fd).st_size
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise self._failed(error) from error
 
     def reading_path(self) -> str:
         """Return a path that leads to what was written, before it has its name."""
@@ -166,17 +169,27 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        fd, self._fd = self._fd, -1
         try:
-            if fd >= 0:
-                os.close(fd)
+            self.close()
         except OSError as failure:  # some network drives tell only now
             if error is None:
                 raise self._failed(failure) from failure
+
+    def close(self) -> None:
+        """Give up what has no name yet."""
+        fd, self._fd = self._fd, -1
+        temporary, self._temporary = self._temporary, None
+        try:
+            if fd >= 0:
+                os.close(fd)
         finally:
-            if self._temporary is not None:
+            if temporary is not None:
                 with suppress(OSError):  # it may have its name now
-                    os.unlink(self._temporary)
+                    os.unlink(temporary)
+
+    def __del__(self) -> None:
+        with suppress(OSError):  # an interrupt may come before the block is entered
+            self.close()
 
     def _refuse_what_is_there(self) -> None:
         try:
@@ -199,10 +212,10 @@ class Output:
         try:
             self._fd = self._open_nameless(flags)
             if self._fd < 0:
-                part = self._part_name()
-                self._fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                self._temporary = part
+                self._temporary = self._part_name()  # known before it is there: an interrupt leaves no litter
+                self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as error:
+            self._temporary = None
             raise self._failed(error) from error
 
     def _open_nameless(self, flags: int) -> int:

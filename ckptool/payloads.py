@@ -9,10 +9,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from typing import Final, Protocol
+from zlib import crc32
 
 from ckptool.errors import MalformedFile
 from ckptool.files import FileSource, file_under
-from ckptool.tensors import SWAP_CODES, LazyTensor, StorageRef
+from ckptool.tensors import SWAP_CODES, LazyTensor, StorageRef, at_hand
 
 CHUNK_NBYTES: Final = 1 << 22
 
@@ -79,19 +80,36 @@ class StoragePayload:
         return 0 if self._unit > 1 else self.storage.crc32
 
     def chunks(self) -> Iterator[bytes]:
-        storage = self.storage
+        """
+        Yield the bytes.
+
+        Raises:
+            MalformedFile: After the last chunk, if they had to be swapped and are not those that were saved.
+        """
+        storage = at_hand(self.storage)
+        checksum = 0
         for start in range(0, storage.nbytes, CHUNK_NBYTES):
             data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))
-            yield _swapped(data, self._unit) if self._unit > 1 else data
+            if self._unit == 1:
+                yield data
+            else:
+                checksum = crc32(data, checksum)
+                yield _swapped(data, self._unit)
+        if self._unit > 1:
+            self._compare(checksum)
 
     def extent(self) -> tuple[FileSource, int] | None:
         return file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
 
     def check(self, crc32: int) -> None:
+        if self._unit == 1:
+            self._compare(crc32)
+
+    def _compare(self, checksum: int) -> None:
         storage = self.storage
-        if self.known_crc32 and crc32 != storage.crc32:
+        if storage.crc32 and checksum != storage.crc32:
             raise MalformedFile(
-                f"storage {storage.key!r} is damaged: its CRC-32 is {crc32:08x}, not {storage.crc32:08x}",
+                f"storage {storage.key!r} is damaged: its CRC-32 is {checksum:08x}, not {storage.crc32:08x}",
                 kind="damaged-record",
                 hint="Download the file again.",
             )

@@ -12,9 +12,10 @@ from itertools import product
 from math import prod
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.archive import InflatedSource
 from ckptool.dtypes import DType
 from ckptool.errors import LimitExceeded, MalformedFile, UnsupportedFeature
-from ckptool.files import Source
+from ckptool.files import BytesSource, Source
 from ckptool.limits import DEFAULT_LIMITS, Limits
 
 Kind: TypeAlias = Literal["parameter", "buffer"]
@@ -25,6 +26,8 @@ _MAX_SIZE: Final = 1 << 63
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
 """What ``array`` calls unsigned integers of so many bytes."""
+_LONG: Final = 16
+_PLACES: Final = 1 << 16
 _SPAN_NBYTES: Final = 1 << 24
 
 
@@ -169,7 +172,8 @@ class LazyTensor:
     def chunks(self, nbytes: int, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
         """Yield what ``read`` returns in pieces of at most ``nbytes``, or of one element where that is more."""
         self._check_readable(limits)
-        return _read_in_pieces(self.info, nbytes)
+        info = self.info
+        return _read_in_pieces(info._replace(storage=at_hand(info.storage)) if info.storage else info, nbytes)
 
     def read_range(self, start: int, count: int) -> bytes:
         """Return ``count`` elements from the ``start``-th on, in row-major order, as ``read`` gives them."""
@@ -200,6 +204,13 @@ class LazyTensor:
     def __repr__(self) -> str:
         info = self.info
         return f"<LazyTensor {self.name!r} {info.dtype} {list(info.shape)} {info.location}>"
+
+
+def at_hand(storage: StorageRef) -> StorageRef:
+    """Return a storage for being read more than once: in memory, if each read would inflate it anew."""
+    if not isinstance(storage.source, InflatedSource):
+        return storage
+    return storage._replace(source=BytesSource(storage.source.read(storage.offset, storage.nbytes)), offset=0)
 
 
 def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:
@@ -238,6 +249,7 @@ def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
     dims = [(size, step * scale) for size, step in zip(info.shape, info.stride, strict=True)]
     if scale > 1:
         dims.append((scale, 1))
+    storage = at_hand(storage)
     return gather(storage.source, storage.offset + info.storage_offset * itemsize, unit, _merge(dims))
 
 
@@ -275,9 +287,17 @@ def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
     view = memoryview(data).cast(code)
     output = bytearray(unit * prod(size for size, _ in dims))
     target = memoryview(output).cast(code)
-    steps = row_major([size for size, _ in dims])
-    # The longest dimension runs in C, one slice assignment for each position of the others.
     longest = max(range(len(dims)), key=lambda axis: dims[axis][0])
+    if dims[longest][0] >= _LONG:
+        _pack_rows(view, target, dims, longest)
+    else:
+        _pack_elements(view, target, dims)
+    return bytes(output)
+
+
+def _pack_rows(view: memoryview, target: memoryview, dims: Dims, longest: int) -> None:
+    """Run the longest dimension in C: one slice assignment for each position of the others."""
+    steps = row_major([size for size, _ in dims])
     size, step = dims[longest]
     out_step = steps[longest]
     others = [axis for axis in range(len(dims)) if axis != longest]
@@ -287,9 +307,24 @@ def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
         if step:
             row = view[begin : begin + (size - 1) * step + 1 : step]
         else:
-            row = memoryview(view[begin : begin + 1].tobytes() * size).cast(code)
+            row = memoryview(view[begin : begin + 1].tobytes() * size).cast(view.format)  # type: ignore[call-overload]
         target[out : out + (size - 1) * out_step + 1 : out_step] = row
-    return bytes(output)
+
+
+def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:
+    """Where every dimension is short, look the elements up one by one, by a list of places that is used again."""
+    inner = len(dims)
+    while inner and prod(size for size, _ in dims[inner - 1 :]) <= _PLACES:
+        inner -= 1
+    places = [0]
+    for size, step in dims[inner:]:
+        places = [place + index * step for place in places for index in range(size)]
+    out = 0
+    for position in product(*(range(size) for size, _ in dims[:inner])):
+        begin = sum(index * step for index, (_, step) in zip(position, dims[:inner], strict=True))
+        part = view[begin:]
+        target[out : out + len(places)] = memoryview(array(view.format, map(part.__getitem__, places)))
+        out += len(places)
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:

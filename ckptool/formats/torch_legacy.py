@@ -32,6 +32,7 @@ NAME = "torch_legacy"
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
+_MOST_STREAMS = 4
 _MAGIC_BINARY = MAGIC_NUMBER.to_bytes(10, "little")
 _MAGIC_TEXT = str(MAGIC_NUMBER).encode()
 
@@ -69,19 +70,22 @@ def read(probe: Probe) -> Checkpoint:
     )
 
 
-def nested_storage(data: bytes, limits: Limits) -> TypedStorage | None:
+def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStorage | None:
     """Return the storage that a complete stream of bytes holds: how plain pickles carry tensors."""
+    if depth >= _MOST_STREAMS:
+        raise UnsupportedFeature(f"streams inside streams, more than {_MOST_STREAMS} deep", kind="nested-stream")
     if not _is_legacy(data[:48]):
         raise UnsupportedFeature("a tensor inside a pickle that is no legacy stream", kind="nested-stream")
-    stream = LegacyStream(BytesSource(data), limits)
+    stream = LegacyStream(BytesSource(data), limits, depth=depth + 1)
     return Rebuilder(stream).storage(stream.tree.root)
 
 
 class LegacyStream:
     """A stream's tree, and where each of its storages lies."""
 
-    def __init__(self, source: Source, limits: Limits) -> None:
+    def __init__(self, source: Source, limits: Limits, *, depth: int = 0) -> None:
         self._source = source
+        self._depth = depth
         self._limits = limits
         magic = read_pickle(source)
         protocol = read_pickle(source, magic.end)
@@ -130,7 +134,7 @@ class LegacyStream:
 
     def nested(self, stream: bytes) -> TypedStorage | None:
         """Return the storage of a stream inside this one."""
-        return nested_storage(stream, self._limits)
+        return nested_storage(stream, self._limits, depth=self._depth)
 
     def _announced(self) -> dict[str, StorageId]:
         """Return what the tree says of each root storage."""
