@@ -1,0 +1,102 @@
+"""What torch says of a tensor, to hold against what ckptool says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ckptool import Checkpoint, LazyTensor, TensorInfo
+
+
+def load(source: Any) -> Any:
+    """Return what torch itself reads, on the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(source, map_location="cpu", weights_only=False)
+
+
+def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of nested dicts and lists under their full dotted names, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from named_tensors(value, f"{path}.{key}" if path else str(key))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's elements in row-major order, without gaps; a quantised tensor's integers."""
+    tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    if tensor.is_quantized:
+        if tensor.dtype in (torch.quint4x2, torch.quint2x4):  # several in one byte: no tensor of integers
+            return bytes(tensor.untyped_storage().tolist())
+        tensor = tensor.int_repr()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # reshape keeps an odd stride where there is one element
+    return bytes(flat.view(torch.uint8).numpy())
+
+
+def assert_same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> None:
+    """Fail unless a checkpoint holds just these tensors, in this order, with torch's strides and bytes."""
+    assert list(found.tensors) == list(expected)
+    for name, tensor in expected.items():
+        assert_same_tensor(found.tensors[name], tensor)
+    assert ties(list(found.tensors.values())) == torch_ties(list(expected.values()))
+
+
+def assert_same_tensor(found: LazyTensor, expected: torch.Tensor) -> None:
+    """Fail unless ckptool and torch agree on everything that can be said of one tensor."""
+    info = found.info
+    assert (f"torch.{info.dtype}", info.shape) == (str(expected.dtype), tuple(expected.shape)), found
+    assert bool(info.requires_grad) == expected.requires_grad, found
+    assert _layout(info) == str(expected.layout).removeprefix("torch."), found
+    parts = _parts(expected)
+    if parts:
+        assert [name for name, _ in info.parts] == list(parts), found
+        for name, part in info.parts:
+            assert_same_tensor(LazyTensor(f"{found.name}.{name}", part), parts[name])
+    elif expected.device.type != "meta":
+        assert (info.stride, info.storage_offset) == (expected.stride(), expected.storage_offset()), found
+        assert (info.conj, info.neg) == (expected.is_conj(), expected.is_neg()), found
+        data = found.read()
+        assert data == tensor_bytes(expected), found
+        assert info.nbytes == len(data), found
+
+
+def ties(tensors: list[LazyTensor]) -> list[int]:
+    """Return for each tensor the number of the first one in its storage, or its own."""
+    refs = [tensor.info.storage for tensor in tensors]
+    return [refs.index(ref) if ref is not None and ref.nbytes else own for own, ref in enumerate(refs)]
+
+
+def torch_ties(tensors: list[torch.Tensor]) -> list[int]:
+    """Return the same of torch's tensors."""
+    addresses = [_address(tensor) for tensor in tensors]
+    return [addresses.index(found) if found else own for own, found in enumerate(addresses)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+def _layout(info: TensorInfo) -> str:
+    quantised_or_plain = ("strided", "per_tensor_affine", "per_channel_affine", "per_channel_affine_float_qparams")
+    return "strided" if info.layout in quantised_or_plain else info.layout
+
+
+def _parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    layout = tensor.layout
+    if layout == torch.sparse_coo:
+        return {"indices": tensor._indices(), "values": tensor._values()}
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return {"crow_indices": tensor.crow_indices(), "col_indices": tensor.col_indices(), "values": tensor.values()}
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return {"ccol_indices": tensor.ccol_indices(), "row_indices": tensor.row_indices(), "values": tensor.values()}
+    return {}

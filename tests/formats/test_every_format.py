@@ -1,0 +1,364 @@
+"""What every format promises, whichever it is; a new row of FORMATS needs a row in ``EXAMPLES``."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_checkpoint
+from ckptool.files import BytesSource
+from ckptool.formats import FORMATS
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.probe import Probe
+from tests import build
+
+SHAPE = (1024, 1024)
+NUMEL = 1024 * 1024  # 4 MiB of float32
+LARGE = random.Random(7).randbytes(4 * NUMEL)
+
+
+class Example(NamedTuple):
+    data: bytes
+    names: list[str]
+    tied: bool = True
+    """Whether the first two tensors share memory, as they do where the format can say so."""
+    index_only: bool = True
+    """Whether tensors lie outside of what must be read to find them."""
+
+
+def tree(storage: Callable[..., bytes]) -> dict[str, object]:
+    large, small = storage("0", NUMEL), storage("1", 4)
+    return {
+        "whole": build.tensor(large, SHAPE, (1024, 1)),
+        "turned": build.tensor(large, SHAPE, (1, 1024)),
+        "small": build.tensor(small, (2, 2), (2, 1)),
+        "epoch": 7,
+    }
+
+
+NAMES = ["whole", "turned", "small"]
+
+
+def legacy_storage(key: str, numel: int) -> bytes:
+    return build.storage(key, numel, rest=(None,))
+
+
+def torch_zip() -> bytes:
+    return build.torch_zip(tree(build.storage), {"0": LARGE, "1": build.floats()})
+
+
+def torch_legacy() -> bytes:
+    return build.legacy(tree(legacy_storage), [("0", NUMEL, LARGE), ("1", 4, build.floats())])
+
+
+def torchscript() -> bytes:
+    parameters = {name: node for name, node in tree(build.storage).items() if name != "epoch"}
+    code = 'class Net(Module):\n  __parameters__ = ["whole", "turned", "small", ]\n  __buffers__ = []\n'
+    root = build.named("__torch__", "Net") + b")\x81" + build.ops({"training": True, **parameters}) + b"b"
+    return build.torch_zip(
+        root, {"0": LARGE, "1": build.floats()}, members={"archive/code/__torch__.py": code.encode()}
+    )
+
+
+def pt2() -> bytes:
+    def entry(path: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> dict[str, object]:
+        meta = {
+            "dtype": 7,
+            "sizes": [{"as_int": size} for size in shape],
+            "strides": [{"as_int": step} for step in stride],
+            "storage_offset": {"as_int": 0},
+            "requires_grad": True,
+            "device": {"type": "cpu", "index": None},
+            "layout": 7,
+        }
+        return {"path_name": path, "is_param": True, "use_pickle": False, "tensor_meta": meta}
+
+    config = {
+        "whole": entry("weight_0", SHAPE, (1024, 1)),
+        "turned": entry("weight_0", SHAPE, (1, 1024)),
+        "small": entry("weight_1", (2, 2), (2, 1)),
+    }
+    return build.zip_file(
+        {
+            "m/archive_format": b"pt2",
+            "m/data/weights/weight_0": LARGE,
+            "m/data/weights/weight_1": build.floats(),
+            "m/data/weights/model_weights_config.json": json.dumps({"config": config}).encode(),
+            "m/data/constants/model_constants_config.json": b'{"config": {}}',
+        }
+    )
+
+
+def safetensors() -> bytes:
+    header = {
+        "whole": {"dtype": "F32", "shape": SHAPE, "data_offsets": [0, len(LARGE)]},
+        "small": {"dtype": "F32", "shape": [2, 2], "data_offsets": [len(LARGE), len(LARGE) + 16]},
+    }
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + LARGE + build.floats()
+
+
+def torch_tar() -> bytes:
+    def storage(key: int, data: bytes) -> bytes:
+        named = build.pickled((key, "cpu", build.named("torch", "FloatStorage")))
+        return named + struct.pack("<q", len(data) // 4) + data
+
+    def tensor(key: int, of: int, *numbers: int) -> bytes:
+        named = build.pickled((key, of, build.named("torch", "FloatTensor")))
+        return named + struct.pack(f"<i4x{len(numbers)}q", len(numbers) // 2, *numbers)
+
+    storages = build.pickled(2) + storage(1, LARGE) + storage(2, build.floats()) + build.pickled([])
+    tensors = build.pickled(3) + tensor(5, 1, *SHAPE, 1024, 1, 0) + tensor(6, 1, *SHAPE, 1, 1024, 0)
+    tensors += tensor(7, 2, 2, 2, 2, 1, 0)
+    root = {name: build.ops(str(key)) + b"Q" for name, key in (("whole", 5), ("turned", 6), ("small", 7))}
+    members = {"storages": storages, "tensors": tensors, "pickle": build.pickled(root), "sys_info": build.pickled({})}
+    return build.tar_file(members)
+
+
+def pickle() -> bytes:
+    large = build.legacy(build.storage("0", NUMEL, rest=(None,)), [("0", NUMEL, LARGE)])
+    small = build.legacy(build.storage("0", 4, rest=(None,)), [("0", 4, build.floats())])
+
+    def stored(stream: bytes) -> bytes:
+        return build.call(build.named("torch.storage", "_load_from_bytes"), build.raw(stream))
+
+    return build.pickled(
+        {
+            "whole": build.tensor(stored(large), SHAPE, (1024, 1)),
+            "small": build.tensor(stored(small), (2, 2), (2, 1)),
+        }
+    )
+
+
+EXAMPLES: dict[str, Example] = {
+    "safetensors": Example(safetensors(), ["whole", "small"], tied=False),
+    "torchscript": Example(torchscript(), NAMES),
+    "torch_zip": Example(torch_zip(), NAMES),
+    "pt2": Example(pt2(), NAMES),
+    "torch_legacy": Example(torch_legacy(), NAMES),
+    "torch_tar": Example(torch_tar(), NAMES),
+    "packed": Example(build.zip_file({"notes.txt": b"hello", "policy.pth": torch_zip()}), NAMES),
+    "pickle": Example(pickle(), ["whole", "small"], tied=False, index_only=False),
+}
+
+every_format = pytest.mark.parametrize("name", EXAMPLES)
+
+
+class Counting(BytesSource):
+    """Counts the bytes that are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data, is_file=True)
+        self.total = 0
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        assert offset >= 0
+        assert offset + nbytes <= self.nbytes
+        self.total += nbytes
+        return super().read(offset, nbytes)
+
+
+def probe(data: bytes) -> Probe:
+    return Probe(BytesSource(data, is_file=True), DEFAULT_LIMITS, formats._read)
+
+
+def opened(name: str) -> Checkpoint:
+    return open_checkpoint(EXAMPLES[name].data)
+
+
+def test_every_format_has_an_example() -> None:
+    assert [module.NAME for module in FORMATS] == list(EXAMPLES)
+
+
+@pytest.mark.parametrize("module", FORMATS, ids=lambda module: module.NAME)
+def test_every_format_is_a_name_a_sniff_and_a_read(module: ModuleType) -> None:
+    assert module.__name__.startswith("ckptool.formats.")
+    assert callable(module.sniff)
+    assert callable(module.read)
+    assert module.__doc__
+
+
+@every_format
+def test_the_first_to_recognise_a_file_is_its_own_format(name: str) -> None:
+    recognised = [module.NAME for module in FORMATS if module.sniff(probe(EXAMPLES[name].data))]
+
+    assert recognised[0] == name
+
+
+@every_format
+def test_a_format_recognises_no_file_of_an_unrelated_one(name: str) -> None:
+    related = {
+        "torch_zip": {"torchscript"},  # a kind of it
+        "packed": {"torchscript", "torch_zip", "pt2", "torch_tar"},  # any zip or tar, so it is asked after them
+        "pickle": {"torch_legacy"},  # which begins with one
+    }
+    (module,) = (module for module in FORMATS if name == module.NAME)
+
+    for other, example in EXAMPLES.items():
+        if other != name and other not in related.get(name, set()):
+            assert not module.sniff(probe(example.data)), other
+
+
+@every_format
+@pytest.mark.parametrize("noise", [b"", b"\0", b"\x80", b"PK", b"\x1f\x8b", b"{}", b"\xff" * 600, b"a" * 2000])
+def test_a_format_recognises_no_noise(name: str, noise: bytes) -> None:
+    (module,) = (module for module in FORMATS if name == module.NAME)
+    try:
+        recognised = module.sniff(probe(noise))
+    except CkptoolError:
+        return
+    if recognised and name in ("packed", "pickle"):  # a magic number of two bytes
+        with pytest.raises(CkptoolError):
+            open_checkpoint(noise)
+    else:
+        assert not recognised
+
+
+@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if example.index_only])
+def test_reading_the_index_reads_no_tensor(name: str) -> None:
+    source = Counting(EXAMPLES[name].data)
+    formats._read(Probe(source, DEFAULT_LIMITS, formats._read))
+
+    assert source.total < source.nbytes / 10
+
+
+@every_format
+def test_names_keep_the_order_of_the_file(name: str) -> None:
+    checkpoint = opened(name)
+
+    assert list(checkpoint.tensors) == EXAMPLES[name].names
+    assert all(tensor.name == key for key, tensor in checkpoint.tensors.items())
+
+
+@every_format
+def test_the_format_is_named(name: str) -> None:
+    checkpoint = opened(name)
+
+    assert checkpoint.format == ("torch_zip" if name == "packed" else name)
+    assert checkpoint.member == ("policy.pth" if name == "packed" else None)
+
+
+@every_format
+def test_tensors_have_the_size_that_they_say_and_the_bytes_of_the_file(name: str) -> None:
+    tensors = opened(name).tensors
+
+    for tensor in tensors.values():
+        assert len(tensor.read()) == tensor.info.nbytes
+    assert tensors["whole"].read() == LARGE
+    assert tensors["small"].read() == build.floats()
+    if "turned" in tensors:
+        turned = tensors["turned"].read()
+        numbers = memoryview(LARGE).cast("I")
+        assert all(turned[4096 * row :][:4096] == numbers[row::1024].tobytes() for row in range(1024))
+
+
+@every_format
+def test_memory_that_is_shared_stays_shared(name: str) -> None:
+    tensors = opened(name).tensors
+    storages = [tensor.info.storage for tensor in tensors.values()]
+
+    assert len(set(storages)) == 2
+    if EXAMPLES[name].tied:
+        assert tensors["whole"].info.storage == tensors["turned"].info.storage
+
+
+@every_format
+def test_bytes_stand_in_the_file_where_it_is_said(name: str) -> None:
+    for tensor in opened(name).tensors.values():
+        storage = tensor.info.storage
+        assert storage is not None
+        assert (storage.file_offset is not None) == EXAMPLES[name].index_only
+        if storage.file_offset is not None:
+            held = EXAMPLES[name].data[storage.file_offset :][: storage.nbytes]
+            assert held == storage.source.read(storage.offset, storage.nbytes)
+
+
+@every_format
+def test_paths_bytes_and_streams_give_the_same(name: str, tmp_path: Path) -> None:
+    data = EXAMPLES[name].data
+    path = tmp_path / "any.thing"
+    path.write_bytes(data)
+
+    found = []
+    for origin in (path, str(path), data, io.BytesIO(data)):
+        with open_checkpoint(origin) as checkpoint:
+            infos = [tensor.info._replace(storage=None) for tensor in checkpoint.tensors.values()]
+            found.append((checkpoint.format, checkpoint.form, checkpoint.file_nbytes, infos))
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+@every_format
+def test_the_file_is_left_as_it_is(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(EXAMPLES[name].data)
+    path.chmod(0o400)
+    before = path.stat()
+
+    with open_checkpoint(path) as checkpoint:
+        for tensor in checkpoint.tensors.values():
+            tensor.read()
+    after = path.stat()
+    assert path.read_bytes() == EXAMPLES[name].data
+    assert (after.st_mtime_ns, after.st_ctime_ns, after.st_mode) == (
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+        before.st_mode,
+    )
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@every_format
+def test_reading_twice_gives_the_same(name: str) -> None:
+    checkpoint = opened(name)
+
+    for tensor in checkpoint.tensors.values():
+        assert tensor.read() == tensor.read()
+
+
+@every_format
+def test_half_a_file_is_truncated_and_the_error_has_its_path(name: str, tmp_path: Path) -> None:
+    data = EXAMPLES[name].data
+    path = tmp_path / "half.pth"
+    path.write_bytes(data[: len(data) // 2])
+
+    with pytest.raises(TruncatedFile) as caught:
+        open_checkpoint(path)
+    assert caught.value.path == str(path)
+    assert caught.value.actual is not None
+
+
+@every_format
+def test_cut_anywhere_a_file_is_an_error_or_gives_the_right_bytes(name: str) -> None:
+    data = EXAMPLES[name].data
+    source = random.Random(name)
+    cuts = (
+        {source.randrange(len(data)) for _ in range(40)}
+        | set(range(0, 2000, 61))
+        | {len(data) - n for n in range(1, 1600, 53)}
+    )
+    right = {key: tensor.read() for key, tensor in opened(name).tensors.items()}
+
+    for length in sorted(cuts):
+        try:
+            with open_checkpoint(data[:length]) as checkpoint:
+                found = {key: tensor.read() for key, tensor in checkpoint.tensors.items()}
+        except CkptoolError:
+            continue
+        assert found.items() <= right.items(), length
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "packed"])
+def test_nothing_in_it_is_lost_by_opening_it_as_a_member(name: str) -> None:
+    outer = build.zip_file({"a/readme": b"x", "a/model.bin": EXAMPLES[name].data})
+
+    for found in (open_checkpoint(outer), open_checkpoint(build.tar_file({"model.bin": EXAMPLES[name].data}))):
+        assert list(found.tensors) == EXAMPLES[name].names
+        assert found.tensors["whole"].read() == LARGE

@@ -1,0 +1,269 @@
+"""Checkpoints inside gzip, zips and tars that other programs made; ``FILE::MEMBER`` picks one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from ckptool import (
+    CkptoolError,
+    LimitExceeded,
+    Limits,
+    MalformedFile,
+    NotACheckpoint,
+    TruncatedFile,
+    UnsupportedFeature,
+    open_checkpoint,
+)
+from tests import build, zip_bytes
+
+
+def weights(numel: int = 4) -> bytes:
+    tree = {"w": build.tensor(build.storage("0", numel), (numel,)), "b": build.tensor(build.storage("0", numel), (1,))}
+    return build.torch_zip(tree, {"0": build.floats(numel)})
+
+
+def optimizer() -> bytes:
+    state = {"state": {0: {"exp_avg": build.tensor(build.storage("0"))}}, "param_groups": []}
+    return build.torch_zip(state, {"0": build.floats()})
+
+
+def stable_baselines(method: str = "stored") -> bytes:
+    pack = zip_bytes.stored if method == "stored" else zip_bytes.deflated
+    return zip_bytes.whole(
+        [
+            pack("data", b'{"policy_class": "MlpPolicy"}'),
+            pack("pytorch_variables.pth", build.torch_zip({})),
+            pack("policy.pth", weights()),
+            pack("policy.optimizer.pth", optimizer()),
+            pack("_stable_baselines3_version", b"2.3.2"),
+        ]
+    )
+
+
+def tar_gz(members: dict[str, bytes]) -> bytes:
+    return gzip.compress(build.tar_file(members))
+
+
+# gzip
+
+
+@pytest.mark.parametrize("name", build.one_of_each())
+def test_any_checkpoint_opens_through_gzip(name: str) -> None:
+    data = build.one_of_each()[name]
+    plain, packed = open_checkpoint(data), open_checkpoint(gzip.compress(data))
+
+    assert packed.format == plain.format == name
+    assert list(packed.tensors) == list(plain.tensors)
+    for found, expected in zip(packed.tensors.values(), plain.tensors.values(), strict=True):
+        assert found.read() == expected.read()
+        assert found.info.storage is not None
+        assert found.info.storage.file_offset is None
+    assert packed.file_nbytes == len(gzip.compress(data))
+
+
+def test_gzip_in_several_members_and_with_padding_is_joined() -> None:
+    data = weights()
+    parts = gzip.compress(data[:100]) + gzip.compress(data[100:])
+
+    for packed in (parts, parts + bytes(512), gzip.compress(b"") + parts):
+        assert list(open_checkpoint(packed).tensors) == ["w", "b"]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"<!DOCTYPE html>"])
+def test_gzip_of_something_else_is_named_for_what_it_is(content: bytes) -> None:
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(gzip.compress(content))
+    assert caught.value.kind != "unsupported"
+
+
+def test_gzip_cut_anywhere_is_an_error() -> None:
+    data = gzip.compress(weights())
+
+    for length in range(2, len(data)):
+        with pytest.raises(CkptoolError):
+            open_checkpoint(data[:length])
+
+
+def test_gzip_that_is_cut_short_says_so() -> None:
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(gzip.compress(weights())[:-9])
+    assert caught.value.kind == "truncated-gzip"
+
+
+def test_damaged_gzip_is_refused() -> None:
+    data = bytearray(gzip.compress(weights()))
+    data[-6] ^= 1  # its checksum
+
+    with pytest.raises(MalformedFile) as caught:
+        open_checkpoint(bytes(data))
+    assert caught.value.kind == "damaged-gzip"
+
+
+def test_gzip_may_not_grow_beyond_what_the_file_may_cost() -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        open_checkpoint(gzip.compress(bytes(1 << 20)), limits=Limits(inflated_nbytes=1 << 16))
+    assert caught.value.actual == 1 << 16
+
+
+def test_packed_too_deep_is_refused() -> None:
+    data = weights()
+    for _ in range(4):
+        data = gzip.compress(data)
+    assert list(open_checkpoint(data).tensors) == ["w", "b"]
+
+    with pytest.raises(UnsupportedFeature) as caught:
+        open_checkpoint(gzip.compress(data))
+    assert caught.value.kind == "nested-archives"
+
+
+# Archives
+
+
+@pytest.mark.parametrize("method", ["stored", "deflated"])
+def test_the_one_member_that_holds_weights_is_opened(method: str) -> None:
+    checkpoint = open_checkpoint(stable_baselines(method))
+
+    assert (checkpoint.member, checkpoint.format) == ("policy.pth", "torch_zip")
+    assert checkpoint.tensors["w"].read() == build.floats()
+    found = {member.name: (member.form, member.tensors) for member in checkpoint.members}
+    assert found == {
+        "pytorch_variables.pth": ("data", 0),
+        "policy.pth": ("state_dict", 2),
+        "policy.optimizer.pth": ("checkpoint", 1),
+    }
+
+
+@pytest.mark.parametrize("pack", [build.zip_file, build.tar_file, tar_gz], ids=["zip", "tar", "tar.gz"])
+def test_the_only_checkpoint_among_other_files_is_opened(pack: object) -> None:
+    data = pack({"config.json": b'{"a": 1}', "vocabulary/tokens.txt": b"a\nb\n", "weights.th": weights()})  # type: ignore[operator]
+
+    checkpoint = open_checkpoint(data)
+    assert checkpoint.member == "weights.th"
+    assert checkpoint.tensors["w"].read() == build.floats()
+
+
+def test_several_that_could_be_meant_are_listed_and_none_is_opened() -> None:
+    checkpoint = open_checkpoint(build.zip_file({"a.pth": weights(), "b/c.pth": weights(8), "readme": b"x"}))
+
+    assert (checkpoint.form, checkpoint.format, len(checkpoint.tensors)) == ("archive", "packed", 0)
+    assert [(member.name, member.format, member.tensors) for member in checkpoint.members] == [
+        ("a.pth", "torch_zip", 2),
+        ("b/c.pth", "torch_zip", 2),
+    ]
+    assert checkpoint.members[1].nbytes == len(weights(8))
+    assert checkpoint.weights is None
+
+
+def test_a_member_that_cannot_be_read_is_told_of() -> None:
+    checkpoint = open_checkpoint(build.zip_file({"a.pth": weights(), "b.pth": weights()[:-9]}))
+
+    assert checkpoint.member == "a.pth"
+    assert len(checkpoint.notes) == 1
+    assert "b.pth" in checkpoint.notes[0]
+
+
+def test_a_broken_checkpoint_that_is_the_only_one_gives_its_own_error() -> None:
+    with pytest.raises(TruncatedFile) as caught:
+        open_checkpoint(build.zip_file({"readme": b"x", "model.pth": weights()[:-9]}))
+    assert "model.pth" in caught.value.message
+
+
+@pytest.mark.parametrize("pack", [build.zip_file, build.tar_file, tar_gz], ids=["zip", "tar", "tar.gz"])
+@pytest.mark.parametrize("members", [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}], ids=len)
+def test_an_archive_without_checkpoints_is_named(pack: object, members: dict[str, bytes]) -> None:
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(pack(members))  # type: ignore[operator]
+    if members:
+        assert isinstance(caught.value, NotACheckpoint)
+
+
+def test_links_in_a_tar_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret.pth").write_bytes(weights())
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            link = tarfile.TarInfo(f"model{kind!r}.pth")
+            link.type, link.linkname = kind, str(tmp_path / "secret.pth")
+            tar.addfile(link)
+
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(stream)
+
+
+# FILE::MEMBER
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "model.zip"
+    path.write_bytes(stable_baselines())
+    return path
+
+
+def test_a_member_can_be_picked(archive: Path) -> None:
+    with open_checkpoint(f"{archive}::policy.optimizer.pth") as checkpoint:
+        assert checkpoint.member == "policy.optimizer.pth"
+        assert list(checkpoint.tensors) == ["state.0.exp_avg"]
+        assert (checkpoint.path, checkpoint.file_nbytes) == (str(archive), archive.stat().st_size)
+
+
+@pytest.mark.parametrize("name", ["missing.pth", "policy", "", "Policy.pth", "policy.pth::more"])
+def test_a_member_that_is_not_there_is_told_of_with_those_that_are(archive: Path, name: str) -> None:
+    if not name:  # no member is named: the file itself is meant
+        assert open_checkpoint(f"{archive}::").member == "policy.pth"
+        return
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(f"{archive}::{name}")
+    assert caught.value.path == str(archive)
+    if "::" not in name:
+        assert caught.value.kind == "no-member"
+        assert caught.value.hint is not None
+        assert "policy.pth" in caught.value.hint
+
+
+def test_a_member_of_a_file_that_is_no_archive_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(build.safetensors({"w": build.floats()}))
+
+    with pytest.raises(MalformedFile) as caught:
+        open_checkpoint(f"{path}::w")
+    assert caught.value.kind == "no-member"
+
+
+def test_a_member_that_is_no_checkpoint_is_named(archive: Path) -> None:
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(f"{archive}::data")
+
+
+def test_members_of_gzipped_tars_can_be_picked(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(tar_gz({"a.pth": weights(), "b.pth": weights(8)}))
+
+    assert open_checkpoint(f"{tmp_path}/x.tar.gz::b.pth").tensors["w"].info.shape == (8,)
+
+
+def test_the_name_that_is_shown_for_a_member_of_a_member_opens_it_again(tmp_path: Path) -> None:
+    inner = build.zip_file({"model.pth": weights(), "readme": b"x"})
+    (tmp_path / "outer.zip").write_bytes(build.zip_file({"inner.zip": inner, "notes": b"y"}))
+
+    first = open_checkpoint(tmp_path / "outer.zip")
+    again = open_checkpoint(f"{tmp_path}/outer.zip::{first.member}")
+    assert first.member == again.member == "inner.zip::model.pth"
+    assert list(again.tensors) == list(first.tensors) == ["w", "b"]
+
+
+def test_the_record_of_a_torch_zip_is_no_member_worth_picking(tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(weights())
+
+    with pytest.raises(CkptoolError):
+        open_checkpoint(f"{tmp_path}/x.pth::archive/data/0")
+
+
+def test_deflate_without_a_container_is_nothing_that_is_known() -> None:
+    with pytest.raises(CkptoolError):
+        open_checkpoint(zlib.compress(weights()))

@@ -1,0 +1,105 @@
+"""Plain pickles with tensors inside them, and what merely looks like one."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+from ckptool import CkptoolError, MalformedFile, UnsupportedFeature, open_checkpoint
+from tests import build
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "content",
+    [{"a": [1, 2.5, "ü"], "b": (None, True)}, [1, {"x": b"bytes"}], OrderedDict(a=1)],
+    ids=["dict", "list", "odict"],
+)
+def test_data_without_tensors_is_data(protocol: int, content: Any) -> None:
+    checkpoint = open_checkpoint(pickle.dumps(content, protocol))
+
+    assert (checkpoint.format, checkpoint.form, len(checkpoint.tensors)) == ("pickle", "data", 0)
+    assert checkpoint.extras
+
+
+def test_a_tensor_inside_keeps_its_name() -> None:
+    checkpoint = open_checkpoint(build.pickled({"net": {"w": build.inline_tensor()}, "n": 5}))
+
+    assert list(checkpoint.tensors) == ["net.w"]
+    assert checkpoint.tensors["net.w"].read() == build.floats()
+    storage = checkpoint.tensors["net.w"].info.storage
+    assert storage is not None
+    assert storage.file_offset is None
+
+
+def test_one_stream_for_several_tensors_is_one_storage() -> None:
+    stream = build.legacy(build.storage(rest=(None,)), [("0", 4, build.floats())])
+    stored = build.call(build.named("torch.storage", "_load_from_bytes"), build.raw(stream))
+    tree = {"a": build.tensor(stored + b"q\x05"), "b": build.tensor(b"h\x05", (2,))}
+
+    tensors = open_checkpoint(build.pickled(tree)).tensors
+    assert tensors["a"].info.storage == tensors["b"].info.storage
+    assert tensors["b"].read() == build.floats(2)
+
+
+def test_bytes_behind_the_pickle_are_told_of() -> None:
+    data = build.pickled({"w": build.inline_tensor()})
+
+    assert open_checkpoint(data).notes == ()
+    assert len(open_checkpoint(data + b"more").notes) == 1
+
+
+@pytest.mark.parametrize("stream", [b"", b"not a stream", build.torch_zip({}), build.pickled({})], ids=len)
+def test_a_tensor_whose_bytes_are_no_stream_is_refused(stream: bytes) -> None:
+    with pytest.raises(CkptoolError):
+        open_checkpoint(build.pickled({"w": build.inline_tensor(stream)}))
+
+
+def test_a_stream_that_holds_something_else_than_a_storage_is_refused() -> None:
+    with pytest.raises(MalformedFile):
+        open_checkpoint(build.pickled({"w": build.inline_tensor(build.legacy({"a": 1}))}))
+
+
+def test_a_stream_that_is_cut_short_is_refused() -> None:
+    stream = build.legacy(build.storage(rest=(None,)), [("0", 4, build.floats())])
+
+    with pytest.raises(CkptoolError):
+        open_checkpoint(build.pickled({"w": build.inline_tensor(stream[:-1])}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"(this is a note in brackets)\n",
+        b"]",
+        b"} else {",
+        b"class Net:\n    pass\n",
+        b"layer1.weight\n",
+        b"config: 5\n",
+        b"{}",
+        b"(.",
+        b"N.",
+        b"I5\n.",
+        b"cos\nsystem\n.",
+    ],
+)
+def test_text_that_begins_like_an_old_pickle_is_none(text: bytes) -> None:
+    with pytest.raises(CkptoolError):
+        open_checkpoint(text)
+
+
+@pytest.mark.parametrize("protocol", [6, 7, 0x80, 0xFF])
+def test_protocols_of_the_future_are_no_pickles_that_are_known(protocol: int) -> None:
+    with pytest.raises(CkptoolError):
+        open_checkpoint(bytes([0x80, protocol]) + b"N.")
+
+
+def test_persistent_ids_mean_nothing_here() -> None:
+    data = build.pickled({"w": build.tensor(build.storage())})
+
+    with pytest.raises((MalformedFile, UnsupportedFeature)):
+        open_checkpoint(data)
+    assert open_checkpoint(build.pickled({"reference": build.storage()})).form == "data"

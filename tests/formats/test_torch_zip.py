@@ -1,0 +1,211 @@
+"""What is peculiar to ``torch.save``'s zip: its root folder, its storages, and what may be wrong with them."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import pytest
+
+from ckptool import (
+    AmbiguousFile,
+    Checkpoint,
+    CkptoolError,
+    MalformedFile,
+    TruncatedFile,
+    UnsupportedFeature,
+    open_checkpoint,
+)
+from tests import build, zip_bytes
+
+TREE = {"w": build.tensor(build.storage())}
+FLOATS = build.floats()
+
+
+def members(root: str = "archive/", tree: Any = None, **more: bytes) -> dict[str, bytes]:
+    return {f"{root}data.pkl": build.pickled(TREE if tree is None else tree), f"{root}data/0": FLOATS, **more}
+
+
+def opened(tree: Any, storages: dict[str, bytes] | None = None) -> Checkpoint:
+    return open_checkpoint(build.torch_zip(tree, {"0": FLOATS} if storages is None else storages))
+
+
+@pytest.mark.parametrize("root", ["archive/", "my.model.v2/", "x.pth/", "модель/", "a b/", "deep/er/"])
+def test_the_root_is_whatever_stands_in_front_of_the_pickle(root: str) -> None:
+    names = members(root)
+    data = zip_bytes.whole([zip_bytes.stored(name, data, flags=0x800) for name, data in names.items()])
+
+    checkpoint = open_checkpoint(data)
+    assert checkpoint.format == "torch_zip"
+    assert checkpoint.tensors["w"].read() == FLOATS
+    assert len(checkpoint.notes) == (1 if root == "deep/er/" else 0)
+
+
+def test_a_pickle_without_a_folder_is_read_and_told_of() -> None:
+    checkpoint = open_checkpoint(build.zip_file(members("")))
+
+    assert checkpoint.tensors["w"].read() == FLOATS
+    assert len(checkpoint.notes) == 1
+
+
+def test_a_deeper_pickle_is_not_the_tree() -> None:
+    data = build.zip_file({"archive/extra/data.pkl": build.pickled({"other": 1}), **members()})
+
+    assert list(open_checkpoint(data).tensors) == ["w"]
+
+
+def test_two_trees_beside_each_other_are_no_torch_zip() -> None:
+    data = build.zip_file({**members("a/"), **members("b/")})
+
+    with pytest.raises(CkptoolError):
+        open_checkpoint(data)
+
+
+def test_storages_may_stand_in_front_of_the_tree() -> None:
+    reordered = dict(reversed(members().items()))
+
+    assert open_checkpoint(build.zip_file(reordered)).tensors["w"].read() == FLOATS
+
+
+def test_members_that_nothing_refers_to_are_no_harm() -> None:
+    data = build.zip_file(members(**{"archive/data/9": b"left over", "archive/.data/serialization_id": b"1" * 40}))
+
+    assert list(open_checkpoint(data).tensors) == ["w"]
+
+
+@pytest.mark.parametrize("version", [b"1", b"2\n", b"3\n", b"10", b"", b"three", b"-1"])
+def test_versions_up_to_the_newest_and_unreadable_ones_are_read(version: bytes) -> None:
+    assert list(open_checkpoint(build.zip_file(members(**{"archive/version": version}))).tensors) == ["w"]
+
+
+def test_keys_may_be_numbers() -> None:
+    assert opened({"w": build.tensor(build.storage(0))}).tensors["w"].read() == FLOATS
+
+
+def test_an_untyped_storage_counts_bytes() -> None:
+    stored = build.ops(("storage", build.named("torch.storage", "UntypedStorage"), "0", "cpu", 16)) + b"Q"
+    hooks = build.call(build.named("collections", "OrderedDict"))
+    node = build.call(
+        build.named("torch._utils", "_rebuild_tensor_v3"),
+        stored,
+        1,
+        (3,),
+        (2,),
+        False,
+        hooks,
+        build.named("torch", "uint16"),
+    )
+
+    found = opened({"w": node}).tensors["w"]
+    assert (str(found.info.dtype), found.read()) == ("uint16", FLOATS[2:4] + FLOATS[6:8] + FLOATS[10:12])
+
+
+def test_storage_classes_are_known_by_their_name_alone() -> None:
+    stored = build.ops(("storage", build.named("torch.cuda", "FloatStorage"), "0", "cuda:1", 4)) + b"Q"
+
+    found = opened({"w": build.tensor(stored)}).tensors["w"]
+    assert (found.info.location, found.read()) == ("cuda:1", FLOATS)
+
+
+def test_a_storage_without_its_record_is_told_of() -> None:
+    with pytest.raises(MalformedFile) as caught:
+        opened(TREE, {})
+    assert caught.value.kind == "missing-storage"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 15, 17, 32])
+@pytest.mark.parametrize("where", ["stored", "deflated"])
+def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, where: str) -> None:
+    pack_member = getattr(zip_bytes, where)
+    tree = build.pickled(TREE)
+    data = zip_bytes.whole([zip_bytes.stored("x/data.pkl", tree), pack_member("x/data/0", bytes(nbytes))])
+
+    with pytest.raises(MalformedFile) as caught:
+        open_checkpoint(data)
+    assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("storage-size", 16, nbytes)
+
+
+NUMELS: list[Any] = [-1, 3, 5, 2**31, 2**62, 2**63, 2**200, True, 4.0, "4", None]
+
+
+@pytest.mark.parametrize("numel", NUMELS, ids=repr)
+def test_a_storage_that_counts_wrong_is_refused(numel: Any) -> None:
+    with pytest.raises(MalformedFile):
+        opened({"w": build.tensor(build.storage(numel=numel))})
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        build.storage(numel=4, dtype="IntStorage"),
+        build.storage(numel=2, dtype="DoubleStorage"),
+        build.storage(location="cuda:0"),
+    ],
+    ids=["another type", "another size of element", "another device"],
+)
+def test_two_references_to_one_storage_must_agree(second: bytes) -> None:
+    with pytest.raises(AmbiguousFile) as caught:
+        opened({"a": build.tensor(build.storage()), "b": build.tensor(second, (1,))})
+    assert caught.value.kind == "ambiguous-storage"
+
+
+def test_an_unknown_storage_class_is_named() -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        opened({"w": build.tensor(build.storage(dtype="QuantumStorage"))})
+    assert caught.value.kind == "storage-class"
+
+
+@pytest.mark.parametrize("behind", [b"\0", b"N.", build.pickled({"other": 1})])
+def test_bytes_behind_the_tree_are_refused(behind: bytes) -> None:
+    tree = build.pickled(TREE) + behind
+
+    with pytest.raises(AmbiguousFile) as caught:
+        open_checkpoint(build.zip_file({"x/data.pkl": tree, "x/data/0": FLOATS}))
+    assert caught.value.kind == "ambiguous-pickle"
+
+
+def test_a_file_without_its_end_says_how_much_its_tree_announces() -> None:
+    numel = 100_000
+    tree = {"w": build.tensor(build.storage(numel=numel), (numel,))}
+    data = build.torch_zip(tree, {"0": bytes(4 * numel)})[: 2 * numel]
+
+    with pytest.raises(TruncatedFile) as caught:
+        open_checkpoint(data)
+    assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("truncated-zip", 4 * numel, 2 * numel)
+
+
+def test_the_tree_and_all_names_that_it_asks_for_are_kept() -> None:
+    checkpoint = opened({**TREE, "args": build.call(build.named("argparse", "Namespace")), "epoch": 3})
+
+    assert {str(found) for found in checkpoint.globals} == {
+        "torch.FloatStorage",
+        "collections.OrderedDict",
+        "torch._utils._rebuild_tensor_v2",
+        "argparse.Namespace",
+    }
+    assert [path for path, _ in checkpoint.extras] == ["args", "epoch"]
+
+
+def test_a_compressed_storage_has_no_place_in_the_file() -> None:
+    tree = build.pickled(TREE)
+    data = zip_bytes.whole([zip_bytes.deflated("x/data.pkl", tree), zip_bytes.deflated("x/data/0", FLOATS)])
+
+    found = open_checkpoint(data).tensors["w"]
+    assert found.info.storage is not None
+    assert found.info.storage.file_offset is None
+    assert found.read() == FLOATS
+
+
+def test_a_damaged_compressed_storage_is_told_of_when_it_is_read() -> None:
+    storage = zip_bytes.deflated("x/data/0", FLOATS, crc32=1)
+    data = zip_bytes.whole([zip_bytes.stored("x/data.pkl", build.pickled(TREE)), storage])
+
+    with pytest.raises(MalformedFile) as caught:
+        open_checkpoint(data).tensors["w"].read()
+    assert caught.value.kind == "damaged-record"
+
+
+def test_little_endian_is_meant_where_nothing_is_said() -> None:
+    assert opened(TREE).tensors["w"].read() == FLOATS
+    big = build.zip_file({**members(), "archive/byteorder": b"big", "archive/data/0": pack(">4f", *range(4))})
+    assert open_checkpoint(big).tensors["w"].read() == FLOATS

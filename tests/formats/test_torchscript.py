@@ -1,0 +1,176 @@
+"""TorchScript archives that torch does not write any more, or never wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, MalformedFile, open_checkpoint
+from tests import build, zip_bytes
+
+CODE = """class Net(Module):
+  __parameters__ = ["weight", ]
+  __buffers__ = ["mean", ]
+  weight : Tensor
+  mean : Tensor
+  child : __torch__.Block
+  def forward(self: __torch__.Net) -> Tensor:
+    return self.weight
+class Block(Module):
+  __parameters__ = ["scale", ]
+  __buffers__ = []
+  scale : Tensor
+class Pair(NamedTuple):
+  first : Tensor
+"""
+
+
+def obj(cls: str, **state: Any) -> bytes:
+    module, _, name = cls.rpartition(".")
+    return build.named(module, name) + b")\x81" + build.ops(state) + b"b"
+
+
+def vector() -> bytes:
+    return build.tensor(build.storage())
+
+
+def net(**more: Any) -> bytes:
+    return obj(
+        "__torch__.Net",
+        training=True,
+        mean=vector(),
+        weight=vector(),
+        child=obj("__torch__.Block", scale=vector()),
+        **more,
+    )
+
+
+def opened(root: bytes, code: str | None = CODE, **members: bytes) -> Checkpoint:
+    found = {} if code is None else {"archive/code/__torch__.py": code.encode()}
+    return open_checkpoint(build.torch_zip(root, {"0": build.floats()}, members=found | members))
+
+
+def test_the_code_says_what_is_a_parameter_and_what_a_buffer() -> None:
+    checkpoint = opened(net(plain=vector()))
+
+    assert {name: tensor.info.kind for name, tensor in checkpoint.tensors.items()} == {
+        "weight": "parameter",
+        "mean": "buffer",
+        "child.scale": "parameter",
+    }
+    assert list(checkpoint.tensors) == ["weight", "mean", "child.scale"]
+    assert list(checkpoint.attributes) == ["plain"]
+    assert (checkpoint.form, checkpoint.format) == ("model", "torchscript")
+    assert checkpoint.weights is not None
+    assert checkpoint.weights.class_name == "Net"
+
+
+def test_without_code_every_tensor_of_a_module_counts() -> None:
+    checkpoint = opened(net(plain=vector()), code=None)
+
+    assert list(checkpoint.tensors) == ["mean", "weight", "plain", "child.scale"]
+    assert {tensor.info.kind for tensor in checkpoint.tensors.values()} == {None}
+
+
+def test_classes_in_files_of_packages_are_found() -> None:
+    code = b'class Layer(Module):\n  __parameters__ = ["w", ]\n  __buffers__ = []\n'
+    root = obj("__torch__.torch.nn.linear.Layer", w=vector(), other=vector())
+    members = {"archive/code/__torch__/torch/nn/linear.py": code}
+
+    assert list(opened(root, code=None, **members).tensors) == ["w"]
+
+
+@pytest.mark.parametrize(
+    "name", ["__torch__.Pair", "__torch__.torch.classes.quantized.LinearPacked", "collections.OrderedDict"]
+)
+def test_objects_that_are_no_modules_are_none(name: str) -> None:
+    checkpoint = opened(obj("__torch__.Net", training=True, weight=vector(), odd=obj(name, first=vector())))
+
+    assert list(checkpoint.tensors) == ["weight"]
+    assert list(checkpoint.attributes) == ["odd.first"]
+
+
+def test_a_module_that_holds_itself_is_refused() -> None:
+    looped = (
+        build.named("__torch__", "Net")
+        + b")\x81q\x01"
+        + build.ops({"training": True, "child": b"h\x01", "weight": vector()})
+        + b"b"
+    )
+
+    with pytest.raises(MalformedFile):
+        opened(looped)
+
+
+def test_constants_are_attributes_with_storages_of_their_own() -> None:
+    constants = build.pickled((vector(),))
+    members = {"archive/constants.pkl": constants, "archive/constants/0": b"\1" * 16}
+    checkpoint = opened(net(), **members)
+
+    assert checkpoint.attributes["constants.0"].read() == b"\1" * 16
+    assert checkpoint.tensors["weight"].read() == build.floats()
+
+
+def test_a_constant_without_its_storage_is_refused() -> None:
+    with pytest.raises(MalformedFile) as caught:
+        opened(net(), **{"archive/constants.pkl": build.pickled((vector(),))})
+    assert caught.value.kind == "missing-storage"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "class Net(Module):",
+        "class Net(Module):\n  __parameters__ = [",
+        'class Net(Module):\n  __parameters__ = ["weight", "',
+        "class Net(Module):\n" * 1000,
+        '  __parameters__ = ["weight", ]\n',
+        "\0\xff" * 100,
+        'class Net(Module):\r\n  __parameters__ = ["weight", ]\r\n',
+    ],
+    ids=len,
+)
+def test_code_that_is_broken_is_no_error(code: str) -> None:
+    checkpoint = opened(net(), code=code)
+
+    assert checkpoint.format == "torchscript"
+    assert {*checkpoint.tensors, *checkpoint.attributes} >= {"weight", "mean"}
+
+
+def test_code_is_never_run() -> None:
+    code = 'import os\nos.abort()\nclass Net(Module):\n  __parameters__ = ["weight", ]\n'
+
+    assert list(opened(net(), code=code).tensors) == ["weight"]
+
+
+def test_code_that_grows_out_of_bounds_is_refused() -> None:
+    bombs = [
+        zip_bytes.deflated(f"x/code/__torch__/m{n}.py", b"class A(Module):\n" + b"  x\n" * 3_900_000) for n in range(2)
+    ]
+    tree = [zip_bytes.stored("x/data.pkl", build.pickled(net())), zip_bytes.stored("x/data/0", build.floats())]
+
+    bombs.append(zip_bytes.deflated("x/code/b.py", bytes(40 << 20)))
+
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(zip_bytes.whole([*tree, *bombs]))
+
+
+def test_bytes_behind_the_tree_are_refused() -> None:
+    root = build.pickled(net()) + b"\0"
+
+    with pytest.raises(AmbiguousFile):
+        open_checkpoint(build.zip_file({"x/data.pkl": root, "x/data/0": build.floats(), "x/code/__torch__.py": b""}))
+
+
+def test_a_torch_zip_that_only_mentions_the_word_is_none() -> None:
+    checkpoint = opened(build.ops({"note": "c__torch__", "w": vector()}), code=None)
+
+    assert checkpoint.format == "torch_zip"
+    assert list(checkpoint.tensors) == ["w"]
+
+
+@pytest.mark.parametrize("root", [build.ops(5), build.ops([1]), build.named("__torch__", "Net")])
+def test_roots_of_other_kinds_are_data(root: bytes) -> None:
+    assert opened(root).form == "data"

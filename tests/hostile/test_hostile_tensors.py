@@ -1,0 +1,494 @@
+"""Tensors and storages that contradict themselves, each other, or the bytes that are there."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from struct import pack, unpack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, open_checkpoint
+from ckptool.dtypes import BY_STORAGE_CLASS
+from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.hostile.test_hostile_pickles import MIB, opened
+
+FLOATS = {"0": floats()}
+T = tensor(storage())
+HOOKS = call(named("collections", "OrderedDict"))
+ROOT_ONLY = (None,)  # what legacy streams write for a storage that is no view
+INDICES = tensor(storage("1", 2, "LongStorage"), (1, 2), (2, 1))
+WITH_INDICES = {"0": floats(), "1": bytes(16)}
+
+
+def zipped(tree: Any) -> bytes:
+    return torch_zip({"w": tree}, FLOATS)
+
+
+def streamed(numel: Any, stored: int = 4) -> bytes:
+    """Return a legacy stream whose tree and whose storage may disagree about the number of elements."""
+    tree = {"w": tensor(storage(numel=numel, rest=ROOT_ONLY), (1,))}
+    return legacy(tree, [("0", stored, floats())])
+
+
+def refused(data: bytes) -> str:
+    """Return the kind of the error that opening the file ends in."""
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(data)
+    return caught.value.kind
+
+
+WRONG_NUMEL = [-1, 0, 3, 5, 16, 1 << 31, (1 << 61) - 1, 1 << 61, 1 << 63, 1 << 200, True, 4.0, "4", None, (4,)]
+
+
+@pytest.mark.parametrize("numel", WRONG_NUMEL, ids=repr)
+def test_a_storage_is_exactly_as_large_as_its_record(numel: Any) -> None:
+    kinds = {"storage-size", "malformed-storage"}
+
+    assert refused(zipped(tensor(storage(numel=numel), (1,)))) in kinds
+    assert refused(streamed(numel)) in kinds | {"truncated-legacy"}
+    assert open_checkpoint(zipped(T)).tensors["w"].read() == floats()
+    assert open_checkpoint(streamed(4)).tensors["w"].read() == floats(1)
+
+
+@pytest.mark.parametrize("stored", [-(1 << 63), -1, 0, 3, 5, 1 << 34, (1 << 63) - 1])
+def test_a_legacy_storage_is_as_large_as_the_tree_says(stored: int) -> None:
+    assert refused(streamed(4, stored)) == "storage-size"
+
+
+@pytest.mark.parametrize("numel", [1 << 34, (1 << 62) - 1])
+def test_a_legacy_stream_that_promises_gigabytes_is_truncated(numel: int, tmp_path: Path) -> None:
+    found = opened(streamed(numel, numel), tmp_path, nbytes=16 * MIB)
+
+    assert found["error"] == ["TruncatedFile", "truncated-legacy"]
+
+
+STREAM_KEYS = {
+    "none": [],
+    "one too few": ["0"],
+    "one too many": ["0", "1", "2"],
+    "one twice": ["0", "0"],
+    "both twice": ["0", "1", "0", "1"],
+    "others": ["0", "x"],
+    "in another order": ["1", "0"],
+    "no strings": [None, True],
+    "a bool": [False, True],
+    "no list": "01",
+    "a dict": {"0": 1, "1": 1},
+}
+
+
+@pytest.mark.parametrize("name", STREAM_KEYS)
+def test_every_storage_of_a_stream_is_filled_exactly_once(name: str) -> None:
+    tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}
+    storages = [("0", 4, floats()), ("1", 2, floats(2))]
+
+    assert len(open_checkpoint(legacy(tree, storages)).tensors) == 2
+    assert refused(legacy(tree, storages, keys=STREAM_KEYS[name])) in {"malformed-legacy", "storage-size"}
+
+
+def test_storages_of_a_stream_may_stand_in_any_order() -> None:
+    tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}
+    found = open_checkpoint(legacy(tree, [("1", 2, b"bbbbbbbb"), ("0", 4, floats())])).tensors
+
+    assert (found["a"].read(), found["b"].read()) == (floats(), b"bbbbbbbb")
+
+
+@pytest.mark.parametrize(
+    ("offset", "numel"), [(0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)]
+)
+def test_a_view_of_a_storage_lies_inside_it(offset: Any, numel: Any) -> None:
+    view = storage(rest=(("5", offset, numel),))
+
+    assert refused(legacy({"w": tensor(view, (1,))}, [("0", 4, floats())])) in {"storage-size", "malformed-storage"}
+
+
+@pytest.mark.parametrize("first", sorted(BY_STORAGE_CLASS))
+def test_one_storage_has_one_type(first: str) -> None:
+    for second in set(BY_STORAGE_CLASS) - {first}:
+        numel = 16 // BY_STORAGE_CLASS[first].itemsize, 16 // BY_STORAGE_CLASS[second].itemsize
+        for rest in ((), ROOT_ONLY):
+            tree = [
+                tensor(storage(numel=count, dtype=dtype, rest=rest), (1,))
+                for dtype, count in zip((first, second), numel, strict=True)
+            ]
+            data = legacy(tree, [("0", numel[0], floats())]) if rest else torch_zip(tree, FLOATS)
+            assert refused(data) == "ambiguous-storage"
+
+
+@pytest.mark.parametrize(
+    "again", [storage(location="cuda:0"), storage(numel=8, dtype="HalfStorage", location="cuda:0")]
+)
+def test_one_storage_is_on_one_device(again: bytes) -> None:
+    with pytest.raises(AmbiguousFile):
+        open_checkpoint(torch_zip([T, tensor(again, (1,))], FLOATS))
+
+
+@pytest.mark.parametrize("key", ["1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)])
+def test_a_storage_has_its_own_record(key: Any) -> None:
+    assert refused(zipped(tensor(storage(key)))) in {"missing-storage", "malformed-storage"}
+
+
+@pytest.mark.parametrize("dtype", ["NoStorage", "floatstorage", "FloatStorage.x", ""])
+def test_a_storage_of_no_known_class_is_refused(dtype: str) -> None:
+    assert refused(zipped(tensor(storage(dtype=dtype)))) == "storage-class"
+
+
+def fits(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> bool:
+    """Say whether every element lies among ``count``, by looking at each."""
+    return all(
+        0 <= offset + sum(index * step for index, step in zip(position, stride, strict=True)) < count
+        for position in product(*map(range, size))
+    )
+
+
+@settings(max_examples=2000)
+@given(
+    st.integers(0, 12),
+    st.integers(0, 3).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, high)] * n) for high in (4, 6)])),
+    st.integers(0, 8),
+)
+def test_a_tensor_is_accepted_just_if_all_its_elements_are_there(
+    count: int, dims: tuple[tuple[int, ...], tuple[int, ...]], offset: int
+) -> None:
+    size, stride = dims
+    data = torch_zip(tensor(storage(numel=count), size, stride, offset), {"0": floats(count)})
+    if not fits(count, size, stride, offset):
+        assert refused(data) == "malformed-tensor"
+        return
+    found = open_checkpoint(data).tensors[""]
+    positions = product(*map(range, size))
+    expected = [offset + sum(i * step for i, step in zip(at, stride, strict=True)) for at in positions]
+
+    assert list(unpack(f"<{len(expected)}f", found.read())) == expected
+
+
+NO_SIZES = [-1, 1 << 63, 1 << 200, True, 1.0, "1", None, (1,), [1], b"C\x011", named("a", "B")]
+
+
+@pytest.mark.parametrize("number", NO_SIZES, ids=repr)
+def test_sizes_strides_and_offsets_are_plain_numbers(number: Any) -> None:
+    assert refused(zipped(tensor(storage(), (number,)))) == "malformed-tensor"
+    assert refused(zipped(tensor(storage(), (1,), (number,)))) == "malformed-tensor"
+    assert refused(zipped(tensor(storage(), (0,), (number,)))) == "malformed-tensor"
+    assert refused(zipped(tensor(storage(), (1,), (1,), number))) == "malformed-tensor"
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset"),
+    [
+        ((5,), (1,), 0),
+        ((4,), (1,), 1),
+        ((1,), (1,), 4),
+        ((2, 2), (3, 1), 0),
+        ((2,), (1 << 62,), 0),
+        (((1 << 62) + 1,), (4,), 0),
+        ((1 << 62, 1 << 62), (0, 1), 0),
+        ((), (), 4),
+        ((4,), (), 0),
+        ((), (1,), 0),
+        ((2, 2), (1,), 0),
+        ((1,) * 65, (1,) * 65, 0),
+        ((1,) * 100_000, (1,) * 100_000, 0),
+        (None, (1,), 0),
+        ((4,), None, 0),
+        (4, 1, 0),
+        ("4", "1", 0),
+        ({4: 4}, (1,), 0),
+    ],
+)
+def test_a_tensor_outside_its_storage_is_refused(size: Any, stride: Any, offset: Any) -> None:
+    assert refused(zipped(tensor(storage(), size, stride, offset))) == "malformed-tensor"
+
+
+def test_a_tensor_may_have_64_dimensions_and_sizes_in_a_list() -> None:
+    assert open_checkpoint(zipped(tensor(storage(), (1,) * 64, (1,) * 64))).tensors["w"].read() == floats(1)
+    assert open_checkpoint(zipped(tensor(storage(), [4], [1]))).tensors["w"].read() == floats()
+
+
+def test_an_empty_tensor_may_begin_anywhere() -> None:
+    assert open_checkpoint(zipped(tensor(storage(), (0, 1 << 40), (9, 9), 99))).tensors["w"].read() == b""
+
+
+@pytest.mark.parametrize("size", [(1 << 34,), (1 << 17, 1 << 17), (1 << 20, 4, 1 << 12)])
+def test_a_tensor_that_repeats_little_into_much_is_listed_and_not_read(size: tuple[int, ...], tmp_path: Path) -> None:
+    data = zipped(tensor(storage(), size, (0,) * len(size)))
+
+    assert open_checkpoint(data).tensors["w"].info.shape == size
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(data).tensors["w"].read()
+    assert opened(data, tmp_path, nbytes=16 * MIB)["error"] == ["LimitExceeded", "limit-exceeded"]
+
+
+
+def test_many_short_dimensions_are_read_quickly(tmp_path: Path) -> None:
+    data = torch_zip(tensor(storage("0", 64, "ByteStorage"), (2,) * 21, (1,) * 21), {"0": bytes(64)})
+
+    assert opened(data, tmp_path)["read"] == 1
+
+
+
+def test_a_view_of_a_deflated_storage_inflates_it_once(tmp_path: Path) -> None:
+    nbytes = 20 << 20
+    view = tensor(storage("0", nbytes, "ByteStorage"), (40,), (nbytes // 40,))
+    members = {"archive/data.pkl": pickled({"w": view}), "archive/data/0": bytes(nbytes), "archive/version": b"3"}
+    found = opened(zip_file(members, deflated=["archive/data/0"]), tmp_path, nbytes=160 * MIB)
+
+    assert found["read"] == 1
+
+
+def sparse(layout: Any, data: Any, function: str = "_rebuild_sparse_tensor") -> bytes:
+    return torch_zip({"w": call(named("torch._utils", function), layout, data)}, WITH_INDICES)
+
+
+COO, CSR = named("torch", "sparse_coo"), named("torch", "sparse_csr")
+
+MALFORMED_SPARSE = {
+    "nothing": (COO, ()),
+    "no tuple": (COO, [INDICES, T, (4,)]),
+    "no data": (COO, None),
+    "indices alone": (COO, (INDICES,)),
+    "no shape": (COO, (INDICES, T)),
+    "a number for indices": (COO, (7, T, (4,))),
+    "no values": (COO, (INDICES, None, (4,))),
+    "indices and values that are names": (COO, (COO, COO, (4,))),
+    "a shape of text": (COO, (INDICES, T, ("a", "b"))),
+    "a shape that is text": (COO, (INDICES, T, "4")),
+    "a shape of numbers below zero": (COO, (INDICES, T, (-1,))),
+    "a shape of bools": (COO, (INDICES, T, (True,))),
+    "a shape of fractions": (COO, (INDICES, T, (4.0,))),
+    "a shape of 65 dimensions": (COO, (INDICES, T, (1,) * 65)),
+    "a shape that is a tensor": (COO, (INDICES, T, T)),
+    "an unknown layout": (named("torch", "sparse_xyz"), (INDICES, T, (4,))),
+    "a layout that is a number": (7, (INDICES, T, (4,))),
+    "a layout that is a tensor": (T, (INDICES, T, (4,))),
+    "no layout": (None, (INDICES, T, (4,))),
+    "compressed with two parts": (CSR, (INDICES, T, (4,))),
+    "compressed with a number": (CSR, (INDICES, 7, T, (4, 4))),
+    "compressed without a shape": (CSR, (INDICES, INDICES, T)),
+    "values outside their storage": (COO, (INDICES, tensor(storage(), (5,)), (4,))),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED_SPARSE)
+def test_a_sparse_tensor_without_sound_parts_is_refused(name: str) -> None:
+    assert refused(sparse(*MALFORMED_SPARSE[name])) == "malformed-tensor"
+    assert open_checkpoint(sparse(COO, (INDICES, T, (4,)))).tensors["w"].info.total_nbytes == 32
+
+
+OTHERS = {
+    "no arguments": named("torch._utils", "_rebuild_tensor_v2") + b"NR",
+    "no storage": tensor(ops(None)),
+    "a storage that is a tensor": tensor(T),
+    "a storage that is bytes": tensor(raw(floats())),
+    "a storage of another kind": tensor(ops("weights") + b"Q"),
+    "no dtype": call(named("torch._utils", "_rebuild_tensor_v3"), storage(), 0, (4,), (1,), False, HOOKS, None),
+    "a dtype of another module": call(
+        named("torch._utils", "_rebuild_tensor_v3"), storage(), 0, (4,), (1,), False, HOOKS, named("numpy", "float32")
+    ),
+    "a dtype too large": call(
+        named("torch._utils", "_rebuild_tensor_v3"), storage(), 0, (4,), (1,), False, HOOKS, named("torch", "float64")
+    ),
+    "no quantiser": call(named("torch._utils", "_rebuild_qtensor"), storage(), 0, (4,), (1,), None, False, HOOKS),
+    "a quantiser of nothing": call(
+        named("torch._utils", "_rebuild_qtensor"), storage(), 0, (4,), (1,), (), False, HOOKS
+    ),
+    "a quantiser that is deep": call(
+        named("torch._utils", "_rebuild_qtensor"), storage(), 0, (4,), (1,), (b")" + b"\x85" * 100_000, 1), False, HOOKS
+    ),
+    "a nested tensor without a buffer": call(named("torch._utils", "_rebuild_nested_tensor"), None, INDICES),
+    "a jagged tensor without values": call(
+        named("torch.nested._internal.nested_tensor", "_rebuild_njt"), {"offsets": INDICES}
+    ),
+    "a jagged tensor of a list": call(named("torch.nested._internal.nested_tensor", "_rebuild_njt"), [T]),
+    "a meta tensor of no type": call(named("torch._utils", "_rebuild_meta_tensor_no_storage"), None, (4,), (1,), False),
+    "a meta tensor of no size": call(
+        named("torch._utils", "_rebuild_meta_tensor_no_storage"), named("torch", "float32"), (-4,), (1,), False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_tensor_that_contradicts_itself_is_refused(name: str) -> None:
+    assert refused(torch_zip({"w": OTHERS[name]}, WITH_INDICES)) == "malformed-tensor"
+
+
+def wrapped(times: int, tree: bytes = T) -> bytes:
+    """Return a parameter of a parameter of a parameter…"""
+    return (named("torch.nn.parameter", "Parameter") + b"(") * times + tree + b"\x88tR" * times
+
+
+def subclassed(times: int) -> bytes:
+    """Return a subclass of a subclass of a subclass…"""
+    rebuild = named("torch._tensor", "_rebuild_from_type_v2")
+    head = named("torch._utils", "_rebuild_tensor_v2") + named("a", "B") + b"("
+    return (
+        rebuild
+        + b"("
+        + (rebuild + named("a", "B") + b"(") * times
+        + head
+        + storage()
+        + b"K\0K\4\x85K\1\x85\x89Nt}"
+        + b"t}" * times
+        + b"tR"
+    )
+
+
+def test_tensors_may_stand_inside_tensors() -> None:
+    assert open_checkpoint(zipped(wrapped(8))).tensors["w"].read() == floats()
+    assert open_checkpoint(zipped(subclassed(8))).tensors["w"].read() == floats()
+
+
+@pytest.mark.parametrize("make", [wrapped, subclassed])
+@pytest.mark.parametrize("times", [50, 1000, 100_000])
+def test_tensors_too_deep_inside_tensors_are_refused(make: Any, times: int) -> None:
+    assert refused(zipped(make(times))) == "malformed-tensor"
+
+
+def with_state(state: bytes) -> bytes:
+    args = (storage(), 0, (4,), (1,), False, HOOKS)
+    return call(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        named("torch._utils", "_rebuild_tensor_v2"),
+        named("a", "B"),
+        args,
+        state,
+    )
+
+
+def ten(item: bytes) -> bytes:
+    return b"}(" + b"".join(ops(f"a{number}") + item for number in range(10)) + b"u"
+
+
+SHARED_PARTS = {
+    # name: tree, whether it is refused
+    "ten parts, each of ten, 20 levels": (T + b"q\1" + (b"0" + with_state(ten(b"h\1")) + b"q\1") * 20, True),
+    "one state of many tensors": (
+        T + b"q\0010" + b"}(" + b"".join(ops(str(i)) + b"h\1" for i in range(5_000)) + b"uq\0020]("
+        + with_state(b"h\2") * 1_000 + b"e",
+        True,
+    ),
+    "one state of many other things": (
+        b"}(" + b"NN" * 100_000 + b"uq\0020](" + with_state(b"h\2") * 1_000 + b"e",
+        True,
+    ),
+    "one list under many attributes": (
+        b"](" + b"N" * 100_000 + b"eq\0020" + with_state(b"}(" + b"Nh\2" * 10_000 + b"u"),
+        True,
+    ),
+    "one set of flags": (
+        b"}(" + b"NN" * 100_000 + b"uq\0020" + HOOKS + b"q\0030](" + b"".join(
+            call(named("torch._utils", "_rebuild_tensor_v2"), storage(), 0, (4,), (1,), False, b"h\3", b"h\2")
+            for _ in range(1_000)
+        ) + b"e",
+        False,
+    ),
+    "one device of many words": (
+        b"(" + ops("cuda") * 100_000 + b"tq\0020" + named("torch", "device") + b"q\0030](" + b"".join(
+            call(named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), T, None, b"h\3h\2R", False)
+            for _ in range(1_000)
+        ) + b"e",
+        False,
+    ),
+    "a key that is deep": (with_state(b"})" + b"\x85" * 100_000 + T + b"s"), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARED_PARTS)
+def test_parts_that_tensors_share_cost_little(name: str, tmp_path: Path) -> None:
+    tree, is_refused = SHARED_PARTS[name]
+    found = opened(zipped(tree), tmp_path, nbytes=128 * MIB)
+
+    assert found["error"] == (["LimitExceeded", "limit-exceeded"] if is_refused else None)
+
+
+def numpy_tensor(shape: bytes, data: bytes) -> bytes:
+    array = call(named("numpy.core.multiarray", "_reconstruct"), named("numpy", "ndarray"), (0,), raw(b"b"))
+    dtype = call(named("numpy", "dtype"), "u1", 0, 1) + ops((3, "|", None, None, None, -1, -1, 0)) + b"b"
+    array += ops((1, shape, dtype, False, data)) + b"b"
+    return call(
+        named("torch._utils", "_rebuild_device_tensor_from_numpy"), array, named("torch", "uint8"), "xla:0", False
+    )
+
+
+NUMPY = {
+    "20,000 dimensions of 1,000 bytes": (
+        numpy_tensor(b"(" + integer(1 << 8100) + b"q\1" + b"h\1" * 20_000 + b"t", raw(b"")),
+        0,
+    ),
+    "one text for many arrays": (
+        ops("a" * 1_000_000) + b"q\1" + b"0](" + numpy_tensor(ops((1_000_000,)), b"h\1") * 300 + b"e",
+        300,
+    ),
+    "one encoded text for many arrays": (
+        ops("a" * 1_000_000) + b"q\1" + b"0]("
+        + numpy_tensor(ops((1_000_000,)), call(named("_codecs", "encode"), b"h\1", "latin1")) * 300 + b"e",
+        300,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_arrays_that_stand_for_tensors_cost_little(name: str, tmp_path: Path) -> None:
+    tree, tensors = NUMPY[name]
+    found = opened(zipped(tree), tmp_path, nbytes=160 * MIB)
+
+    assert (found["error"], found["tensors"]) == (None, tensors)
+
+
+LOAD = named("torch.storage", "_load_from_bytes")
+
+
+def test_one_inline_stream_for_many_tensors_is_read_once(tmp_path: Path) -> None:
+    tree = storage(rest=ROOT_ONLY) + b"q\1" + b"0(" + b"N" * 200_000 + b"1h\1"
+    stream = raw(legacy(tree, [("0", 4, floats())])) + b"q\1"
+    tensors = b"".join(tensor(call(LOAD, b"h\1")) for _ in range(2_000))
+    found = opened(pickled(b"(" + LOAD + stream + b"1](" + tensors + b"e"), tmp_path)
+
+    assert (found["error"], found["tensors"]) == (None, 2_000)
+
+
+
+def test_streams_inside_streams_are_refused(tmp_path: Path) -> None:
+    stream = legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())])
+    for _ in range(400):
+        stream = legacy(call(LOAD, raw(stream)))
+    found = opened(pickled({"w": tensor(call(LOAD, raw(stream)))}), tmp_path)
+
+    assert found["error"] is not None
+
+
+INLINE = {
+    "nothing": raw(b""),
+    "no stream": raw(b"abc" * 100),
+    "a pickle": raw(pickled({"a": 1})),
+    "a zip": raw(zipped(T)),
+    "a stream of a tensor": raw(legacy({"w": tensor(storage(rest=ROOT_ONLY))}, [("0", 4, floats())])),
+    "a stream that is cut": raw(legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())])[:-1]),
+    "a stream without keys": raw(legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())], keys=[])),
+    "text that is no bytes": ops("\u20ac" * 100),
+    "bytes in hex": call(named("_codecs", "encode"), legacy(storage(rest=ROOT_ONLY)).hex(), "hex"),
+}
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_a_plain_pickle_holds_nothing_but_whole_storages(name: str) -> None:
+    with pytest.raises(CkptoolError):
+        open_checkpoint(pickled({"w": tensor(call(LOAD, INLINE[name]))}))
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_the_word_of_the_machine_changes_no_bytes(order: bool) -> None:
+    tree = {"w": tensor(storage(rest=ROOT_ONLY))}
+    data = legacy(tree, [("0", 4, floats())], little_endian=order)
+
+    assert open_checkpoint(data).tensors["w"].read() == floats()
+
+
+def test_the_numbers_of_a_storage_are_those_of_its_record_whatever_the_protocol() -> None:
+    for protocol in range(2, 6):
+        found = open_checkpoint(torch_zip({"w": T}, FLOATS, protocol=protocol)).tensors["w"]
+        assert (found.read(), found.info.storage.nbytes) == (floats(), len(pack("<4f", 0, 1, 2, 3)))

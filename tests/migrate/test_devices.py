@@ -1,0 +1,222 @@
+"""Device tags are rewritten wherever they stand, counted by what they were, and then plain ``torch.load`` works."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ckptool import open_checkpoint
+from ckptool.errors import MigrationRefused
+from ckptool.inert import Call, Inert, children, is_container
+from ckptool.migrate import migrate
+from ckptool.reference.forging import forged, mixed, tagged
+
+VALID = Path(__file__).parents[2] / "fixtures" / "valid"
+FORGED = sorted(path.name for path in VALID.glob("*forged*.pth"))
+TAGS = (
+    "cuda:0",
+    "cuda:3",
+    "npu:0",
+    "mlu:0",
+    "mps",
+    "mps:0",
+    "xpu:0",
+    "hpu",
+    "xla:0",
+    "privateuseone:0",
+    "gpu",
+    "cpu:0",
+)
+
+
+def save(content: Any, path: Path, tag: Any, *, legacy: bool = False) -> Path:
+    with forged(tagged(tag) if isinstance(tag, str) else tag):
+        torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+def loaded(path: Path, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, **options)
+
+
+def devices_in(root: Inert) -> list[tuple[Any, ...]]:
+    """Return the arguments of every ``torch.device`` in a tree."""
+    found, todo, seen = [], [root], set()
+    while todo:
+        node = todo.pop()
+        if not is_container(node) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Call) and str(node.func) == "torch.device":
+            found.append(node.args)
+        todo += [child for _, child in children(node)]
+    return found
+
+
+@pytest.mark.parametrize("form", ["state_dict", "same"])
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_that_torch_fails_on_is_rewritten(tag: str, legacy: bool, form: Any, tmp_path: Path) -> None:
+    state = {"a": torch.ones(3), "b": torch.arange(4)}
+    source = save(state, tmp_path / "a.pth", tag, legacy=legacy)
+    with pytest.raises(Exception):  # noqa: B017 - each device has an error of its own
+        loaded(source)
+
+    report = migrate(source, tmp_path / "b.pth", form=form, to="cpu")
+
+    found = loaded(tmp_path / "b.pth")
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert report.retagged == {tag: 2}
+    assert report.location == "cpu"
+
+
+@pytest.mark.parametrize("form", ["state_dict", "same"])
+@pytest.mark.parametrize("name", FORGED)
+def test_no_tag_of_a_fixture_is_left(name: str, form: Any, tmp_path: Path) -> None:
+    target = tmp_path / "x.pth"
+    if form == "state_dict" and name.startswith("list-"):
+        pytest.skip("of two models, neither is the weights")
+    report = migrate(VALID / name, target, form=form, to="cpu")
+
+    with open_checkpoint(target) as found:
+        tensors = [*found.tensors.values(), *found.attributes.values()]
+        locations = {info.location for tensor in tensors for info in (tensor.info, *(p for _, p in tensor.info.parts))}
+        assert locations == {"cpu"}
+        assert set(devices_in(found.root)) <= {("cpu",)}
+    expected = {tensor["device"] for tensor in json.loads((VALID / name).with_suffix(".json").read_text())["tensors"]}
+    assert set(report.retagged) >= expected - {"cpu"}
+    assert "cpu" not in report.retagged
+
+
+@pytest.mark.parametrize("location", ["cuda", "cuda:3", "npu:0", "xpu:1", "mps", "meta", "privateuseone:0"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_every_storage_gets_the_tag_asked_for(location: str, legacy: bool, tmp_path: Path) -> None:
+    source = save({"a": torch.ones(3), "b": torch.arange(4)}, tmp_path / "a.pth", "cuda:0", legacy=legacy)
+
+    report = migrate(source, tmp_path / "b.pth", to=location)
+
+    with open_checkpoint(tmp_path / "b.pth") as found:
+        assert {tensor.info.location for tensor in found.tensors.values()} == {location}
+    assert report.retagged == {"cuda:0": 2}
+
+
+def test_tags_are_counted_by_storage_and_by_what_they_were(tmp_path: Path) -> None:
+    shared, other, cpu = torch.ones(4), torch.ones(2), torch.ones(1)
+    state = {"a": shared, "view": shared[1:], "b": other, "c": cpu, "tied": other}
+    source = save(state, tmp_path / "a.pth", mixed([(shared, "cuda:0"), (other, "npu:1")]))
+
+    assert migrate(source, tmp_path / "b.pth", to="cpu").retagged == {"cuda:0": 1, "npu:1": 1}
+    assert migrate(source, tmp_path / "c.pth", to="cuda:0").retagged == {"npu:1": 1, "cpu": 1}
+    assert migrate(source, tmp_path / "d.pth").retagged == {}
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_devices_inside_objects_follow_and_are_counted(legacy: bool, tmp_path: Path) -> None:
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2), "where": torch.device("cuda:1")}}, "param_groups": []}
+    content = {
+        "model": {"w": torch.ones(2)},
+        "optimizer": optimizer,
+        "args": argparse.Namespace(device=torch.device("cuda:0"), other=[torch.device("cuda:0"), torch.device("cpu")]),
+        "name": "cuda:0",
+    }
+    source = save(content, tmp_path / "a.pth", "cuda:0", legacy=legacy)
+
+    report = migrate(source, tmp_path / "b.pth", to="cpu")
+
+    found = loaded(tmp_path / "b.pth", weights_only=False)
+    assert found["args"].device == torch.device("cpu")
+    assert found["args"].other == [torch.device("cpu"), torch.device("cpu")]
+    assert found["optimizer"]["state"][0]["where"] == torch.device("cpu")
+    assert found["name"] == "cuda:0"  # a text is not a device
+    assert report.retagged == {"cuda:0": 4, "cuda:1": 1}
+
+
+def test_devices_inside_models_follow(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.device = torch.device("cuda", 1)  # type: ignore[assignment]
+    source = save(model, tmp_path / "a.pth", "cuda:1")
+
+    report = migrate(source, tmp_path / "b.pth", to="cuda:0")
+
+    with open_checkpoint(tmp_path / "b.pth") as found:
+        assert devices_in(found.root) == [("cuda", 0)]
+    assert report.retagged == {"cuda:1": 3}
+
+
+def test_without_to_every_device_stays_as_it_was(tmp_path: Path) -> None:
+    content = {"w": torch.ones(2), "device": torch.device("cuda:1")}
+    source = save(content, tmp_path / "a.pth", "npu:3")
+
+    migrate(source, tmp_path / "b.pth")
+
+    with open_checkpoint(tmp_path / "b.pth") as found:
+        assert found.tensors["w"].info.location == "npu:3"
+        assert devices_in(found.root) == [("cuda", 1)]
+
+
+def test_a_safetensors_file_has_no_device_to_rewrite(tmp_path: Path) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cuda:0")
+
+    assert migrate(source, tmp_path / "b.safetensors", to="cpu").retagged == {}
+    migrate(tmp_path / "b.safetensors", tmp_path / "c.pth", to="cuda:1")
+
+    with open_checkpoint(tmp_path / "c.pth") as found:
+        assert found.tensors["w"].info.location == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("device", "meant"),
+    [
+        ("gpu", "cuda"),
+        ("gpu:1", "cuda:1"),
+        ("cuda0", "cuda:0"),
+        ("cpu:0", "cpu"),
+        ("CUDA:1", "cuda:1"),
+        ("CPU", "cpu"),
+        ("cuda:", "cuda"),
+        (" cuda:0", "cuda:0"),
+        ("cuda: 0", "cuda:0"),
+        ("cuda:01", "cuda:1"),
+    ],
+)
+def test_a_device_that_is_none_is_refused_with_what_was_meant(device: str, meant: str, tmp_path: Path) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b.pth", to=device)
+
+    assert caught.value.kind == "not-a-device"
+    assert f"'{meant}'" in str(caught.value.hint)
+    assert not (tmp_path / "b.pth").exists()
+
+
+@pytest.mark.parametrize(
+    "device", ["", "0", "warp:7", "cuda:-1", "cuda:x", "cuda:0,1", "cuda:128", "cuda:999999999999"]
+)
+def test_what_no_torch_takes_for_a_device_is_refused(device: str, tmp_path: Path) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b.pth", to=device)
+
+    assert caught.value.kind == "not-a-device"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", "cuda", "cuda:0", "cuda:127", "mps", "mps:0", "xpu:1", "hpu", "meta", "xla:0"]
+)
+def test_what_torch_takes_for_a_device_is_taken(device: str, tmp_path: Path) -> None:
+    torch.device(device)
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+
+    assert migrate(source, tmp_path / "b.pth", to=device, dry_run=True).location == device

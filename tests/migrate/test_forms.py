@@ -1,0 +1,398 @@
+"""Which form is written, which weights are taken, what is left out, and what the report says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from ckptool import MalformedFile, open_checkpoint
+from ckptool.errors import MigrationRefused, OutputExists
+from ckptool.migrate import migrate
+from ckptool.transforms import add_prefix, strip_prefix, substitute
+from tests import build
+
+VALID = Path(__file__).parents[2] / "fixtures" / "valid"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+
+
+def trained() -> dict[str, Any]:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    averaged = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    content = {"epoch": 3, "state_dict": model.state_dict(), "ema_state_dict": averaged}
+    return {**content, "optimizer": optimizer.state_dict(), "hyper_parameters": {"lr": 0.1, "name": "x"}}
+
+
+def saved(content: Any, path: Path) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def equal(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return list(found) == list(wanted) and all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+# Forms and names of targets
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "form"),
+    [
+        ("checkpoint-plain-cpu-zip.pth", "x.safetensors", "safetensors"),
+        ("checkpoint-plain-cpu-zip.pth", "x.SAFETENSORS", "safetensors"),
+        ("checkpoint-plain-cpu-zip.pth", "x.pth", "same"),
+        ("checkpoint-plain-cpu-zip.pth", "x", "same"),
+        ("safetensors-tied-cpu.safetensors", "x.pth", "state_dict"),
+        ("safetensors-tied-cpu.safetensors", "x.bin", "state_dict"),
+        ("safetensors-tied-cpu.safetensors", "x.safetensors", "safetensors"),
+        ("torchscript-script-cpu.pt", "x.pt", "state_dict"),
+        ("export-cpu.pt2", "x.pth", "state_dict"),
+        ("model-plain-cpu-legacy.pth", "x.pt", "same"),
+    ],
+)
+def test_the_form_goes_by_the_suffix_of_the_target(source: str, target: str, form: str, tmp_path: Path) -> None:
+    report = migrate(VALID / source, tmp_path / target)
+
+    assert report.form == form
+    assert report.written
+    with open_checkpoint(tmp_path / target) as found:
+        assert found.format == ("safetensors" if form == "safetensors" else "torch_zip")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "target"),
+    [
+        ("a.pth", {"to": "cpu"}, "a.cpu.pth"),
+        ("a.pt", {"to": "cuda:1"}, "a.cuda1.pt"),
+        ("a.ckpt", {}, "a.migrated.ckpt"),
+        ("a.b.pth", {"form": "safetensors"}, "a.b.safetensors"),
+        ("a.pth", {"form": "state_dict"}, "a.state_dict.pth"),
+        ("a.pth", {"form": "state_dict", "to": "cpu"}, "a.state_dict.cpu.pth"),
+        ("a", {"to": "cpu"}, "a.cpu.pth"),
+        ("a.tar", {"to": "cpu"}, "a.cpu.pth"),
+    ],
+)
+def test_without_a_target_a_name_beside_the_source_says_what_was_done(
+    source: str, options: dict[str, Any], target: str, tmp_path: Path
+) -> None:
+    report = migrate(saved(Net().state_dict(), tmp_path / source), **options)
+
+    assert Path(report.target) == tmp_path / target
+    assert (tmp_path / target).is_file()
+
+
+def test_a_target_that_exists_is_left_alone_without_force(tmp_path: Path) -> None:
+    source = saved(Net().state_dict(), tmp_path / "a.pth")
+    (tmp_path / "b.pth").write_bytes(b"old")
+
+    with pytest.raises(OutputExists):
+        migrate(source, tmp_path / "b.pth")
+    assert (tmp_path / "b.pth").read_bytes() == b"old"
+    migrate(source, tmp_path / "b.pth", force=True)
+    assert list(torch.load(tmp_path / "b.pth")) == list(Net().state_dict())
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_a_dry_run_reports_the_same_and_writes_nothing(form: Any, tmp_path: Path) -> None:
+    source = saved(trained(), tmp_path / "a.pth")
+
+    plan = migrate(source, tmp_path / "b", form=form, to="cpu", dry_run=True)
+    assert list(tmp_path.iterdir()) == [source]
+    done = migrate(source, tmp_path / "b", form=form, to="cpu")
+
+    assert plan._replace(written=True, verified=True, nbytes=done.nbytes) == done
+    assert done.nbytes == (tmp_path / "b").stat().st_size
+    assert abs(plan.nbytes - done.nbytes) <= 600 * (done.tensors + 10)
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    source = saved(trained(), tmp_path / "a.pth")
+    code = f"""
+import sys
+from ckptool.migrate import migrate
+for form in ("state_dict", "safetensors", "same"):
+    migrate({str(source)!r}, {str(tmp_path)!r} + "/" + form, form=form, to="cpu", strip_wrappers=True)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+# Which weights
+
+
+def test_a_training_checkpoint_gives_its_weights_alone(tmp_path: Path) -> None:
+    content = trained()
+    report = migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", form="state_dict")
+
+    assert equal(torch.load(tmp_path / "b.pth"), content["state_dict"])
+    assert report.weights_key == "state_dict"
+    dropped = " ".join(report.dropped)
+    assert all(what in dropped for what in ("epoch", "ema_state_dict", "optimizer", "hyper_parameters"))
+    assert not any(path.startswith("state_dict") for path in report.dropped)
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"weights": "ema"}, "ema_state_dict"),
+        ({"weights": "raw"}, "state_dict"),
+        ({"key": "ema_state_dict"}, "ema_state_dict"),
+        ({"key": "state_dict"}, "state_dict"),
+    ],
+)
+def test_weights_are_picked_by_key_or_kind(options: dict[str, Any], key: str, form: Any, tmp_path: Path) -> None:
+    content = trained()
+    report = migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b", form=form, **options)
+
+    with open_checkpoint(tmp_path / "b") as found:
+        for name, tensor in content[key].items():
+            assert found.tensors[name].read() == tensor.numpy().tobytes()
+    assert report.weights_key == key
+
+
+@pytest.mark.parametrize("options", [{"key": "no"}, {"key": "state_dict.conv"}, {"key": ""}])
+def test_a_key_that_is_no_state_dict_is_refused_with_those_that_are(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(saved(trained(), tmp_path / "a.pth"), tmp_path / "b.pth", form="state_dict", **options)
+
+    assert caught.value.kind == "no-state-dict"
+    assert "ema_state_dict" in str(caught.value.hint)
+
+
+def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) -> None:
+    content = {"left": nn.Linear(3, 3).state_dict(), "right": nn.Linear(3, 3).state_dict()}
+    source = saved(content, tmp_path / "a.pth")
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b.pth", form="state_dict")
+
+    assert caught.value.kind == "which-weights"
+    assert "left" in str(caught.value.hint)
+    assert "right" in str(caught.value.hint)
+    assert caught.value.path == str(source)
+    migrate(source, tmp_path / "b.pth", form="state_dict", key="right")
+    assert equal(torch.load(tmp_path / "b.pth"), content["right"])
+
+
+@pytest.mark.parametrize("which", ["raw", "ema"])
+def test_a_kind_of_weights_that_is_not_there_is_refused(which: Any, tmp_path: Path) -> None:
+    content = {"ema": Net().state_dict()} if which == "raw" else {"state_dict": Net().state_dict()}
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", form="state_dict", weights=which)
+
+    assert caught.value.kind == "which-weights"
+
+
+NESTED: dict[str, Any] = {
+    "Lightning": lambda state: {
+        "epoch": 1,
+        "pytorch-lightning_version": "2",
+        "state_dict": state,
+        "optimizer_states": [],
+    },
+    "fastai": lambda state: {"model": state, "opt": {"state": [], "hypers": []}},
+    "CHGNet": lambda state: {"model": {"state_dict": state, "model_args": {"n": 1}}, "trainer_args": {}},
+    "two deep": lambda state: {"a": {"b": {"net": state}}},
+    "a whole model inside": lambda state: {"epoch": -1, "ema": None, "model": state, "train_args": {}},
+    "a list": lambda state: [state, {"epoch": 3}],
+}
+
+
+@pytest.mark.parametrize("nest", NESTED)
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_nested_weights_come_out_plain(nest: str, form: Any, tmp_path: Path) -> None:
+    state = Net().state_dict()
+    migrate(saved(NESTED[nest](state), tmp_path / "a.ckpt"), tmp_path / "b", form=form)
+
+    if form == "state_dict":
+        assert equal(torch.load(tmp_path / "b"), state)
+    else:
+        with safe_open(tmp_path / "b", framework="pt") as found:
+            assert set(found.keys()) == set(state)
+
+
+# Names
+
+
+def wrapped(count: int = 1) -> nn.Module:
+    model: nn.Module = Net()
+    for _ in range(count):
+        model = nn.DataParallel(model)
+    return model
+
+
+@pytest.mark.parametrize("what", ["state_dict", "checkpoint", "model"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_stripped_names_fit_the_bare_model(what: str, count: int, tmp_path: Path) -> None:
+    model = wrapped(count)
+    content = {
+        "state_dict": model.state_dict(),
+        "checkpoint": {"model": model.state_dict(), "epoch": 1},
+        "model": model,
+    }
+    source = saved(content[what], tmp_path / "a.pth")
+
+    report = migrate(source, tmp_path / "b.pth", form="state_dict", strip_module=True)
+
+    bare = Net()
+    found = torch.load(tmp_path / "b.pth")
+    bare.load_state_dict(found)
+    assert list(found) == list(bare.state_dict())
+    assert found._metadata == bare.state_dict()._metadata  # type: ignore[attr-defined]
+    assert report.renamed[0] == ("module." * count + "conv.weight", "conv.weight")
+    assert len(report.renamed) == len(found)
+
+
+@pytest.mark.parametrize("form", ["state_dict", "same"])
+def test_metadata_follows_the_names(form: Any, tmp_path: Path) -> None:
+    source = saved(wrapped().state_dict(), tmp_path / "a.pth")
+
+    migrate(source, tmp_path / "b.pth", form=form, strip_module=True, rules=[add_prefix("net")])
+
+    found = torch.load(tmp_path / "b.pth")
+    expected = {f"net.{key}" if key else "net": value for key, value in Net().state_dict()._metadata.items()}
+    assert dict(found._metadata) == expected
+    nn.ModuleDict({"net": Net()}).load_state_dict(found)
+
+
+def test_rules_run_after_stripping_and_in_order(tmp_path: Path) -> None:
+    source = saved(wrapped().state_dict(), tmp_path / "a.pth")
+    rules = [add_prefix("a"), substitute(r"^a\.conv", "first"), strip_prefix("a.norm")]
+
+    migrate(source, tmp_path / "b.pth", strip_module=True, rules=rules)
+
+    names = ["first.weight", "first.bias", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    assert list(torch.load(tmp_path / "b.pth")) == names
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_a_collision_is_refused_before_anything_is_written(form: Any, tmp_path: Path) -> None:
+    source = saved(Net().state_dict(), tmp_path / "a.pth")
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b", form=form, rules=[substitute("conv|norm", "x")])
+
+    assert caught.value.kind == "name-collision"
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_an_averaged_model_with_its_counter_is_refused_as_mixed(form: Any, tmp_path: Path) -> None:
+    source = saved(AveragedModel(Net()).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b", form=form, strip_module=True)
+
+    assert caught.value.kind == "mixed-prefix"
+    migrate(source, tmp_path / "b", form=form, rules=[strip_prefix("module")], exclude=["n_averaged"])
+    with open_checkpoint(tmp_path / "b") as found:
+        assert set(found.tensors) == set(Net().state_dict())
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"include": ["conv.*"]}, ["conv.weight", "conv.bias"]),
+        ({"exclude": ["norm.*", "*.bias"]}, ["conv.weight"]),
+        ({"include": ["*.bias"], "exclude": ["norm*"]}, ["conv.bias"]),
+    ],
+)
+def test_globs_say_which_names_are_taken(options: dict[str, Any], left: list[str], form: Any, tmp_path: Path) -> None:
+    state = Net().state_dict()
+    report = migrate(saved(state, tmp_path / "a.pth"), tmp_path / "b", form=form, **options)
+
+    with open_checkpoint(tmp_path / "b") as found:
+        assert sorted(found.tensors) == sorted(left)
+    assert set(report.dropped) == set(state) - set(left)
+
+
+def test_names_in_a_checkpoint_change_where_they_stand(tmp_path: Path) -> None:
+    content = {"model": wrapped().state_dict(), "epoch": 3, "note": {"module.conv.weight": 1}}
+    migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", strip_module=True)
+
+    found = torch.load(tmp_path / "b.pth")
+    assert list(found["model"]) == list(Net().state_dict())
+    assert found["model"]._metadata == Net().state_dict()._metadata  # type: ignore[attr-defined]
+    assert (found["epoch"], found["note"]) == (3, {"module.conv.weight": 1})
+
+
+@pytest.mark.parametrize(
+    ("drop", "left"),
+    [
+        (["optimizer"], ["epoch", "state_dict", "ema_state_dict", "hyper_parameters"]),
+        (["ema"], ["epoch", "state_dict", "optimizer", "hyper_parameters"]),
+        (["optimizer", "ema", "epoch"], ["state_dict", "hyper_parameters"]),
+        (["hyper_parameters.lr"], ["epoch", "state_dict", "ema_state_dict", "optimizer", "hyper_parameters"]),
+    ],
+)
+def test_roles_and_keys_can_be_dropped(drop: list[str], left: list[str], tmp_path: Path) -> None:
+    content = trained()
+    report = migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", drop=drop)
+
+    found = torch.load(tmp_path / "b.pth")
+    assert list(found) == left
+    assert equal(found["state_dict"], content["state_dict"])
+    assert ("lr" in found["hyper_parameters"]) == ("hyper_parameters.lr" not in drop)
+    assert report.dropped
+    assert (tmp_path / "b.pth").stat().st_size < (tmp_path / "a.pth").stat().st_size or "hyper_parameters.lr" in drop
+
+
+def test_what_is_not_there_cannot_be_dropped(tmp_path: Path) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(saved(trained(), tmp_path / "a.pth"), tmp_path / "b.pth", drop=["nothing"])
+
+    assert caught.value.kind == "nothing-to-drop"
+
+
+# Damage
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+@pytest.mark.parametrize("view", [False, True])
+def test_damage_that_the_zip_has_a_checksum_of_stops_it(form: Any, view: bool, tmp_path: Path) -> None:
+    flat = torch.full((4096,), 1.5)
+    source = saved({"a": flat[1:], "b": flat[:5]} if view else {"a": flat}, tmp_path / "a.pth")
+    data = bytearray(source.read_bytes())
+    data[data.index(flat.numpy().tobytes()) + 800] ^= 1
+    source.write_bytes(data)
+
+    with pytest.raises(MalformedFile) as caught:
+        migrate(source, tmp_path / "b", form=form)
+
+    assert caught.value.kind == "damaged-record"
+    assert list(tmp_path.iterdir()) == [source]
+
+
+# Every container
+
+
+@pytest.mark.parametrize("container", build.one_of_each())
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_weights_come_out_of_every_container(container: str, form: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(build.one_of_each()[container])
+    with open_checkpoint(tmp_path / "a") as source:
+        assert source.weights is not None
+        names = set(source.weights)
+        migrate(tmp_path / "a", tmp_path / "b", form=form, to="cpu", drop_unsupported=True)
+
+        with open_checkpoint(tmp_path / "b") as found:
+            assert set(found.tensors) == names
+            for name in names:
+                assert found.tensors[name].read() == source.weights[name].read()
+    if form == "state_dict":
+        assert {name for name in torch.load(tmp_path / "b") if name != "epoch"} == names

@@ -1,0 +1,493 @@
+"""
+Names: what may stand where a migration wants to write, and what stands there afterwards.
+
+``nameless`` and ``named`` are the two ways in which an output is written: without a name (Linux's O_TMPFILE), and
+under one of its own beside its place, where the system cannot do that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptool import CkptoolError, outputs
+from ckptool.errors import OutputExists, OutputFailed
+from ckptool.migrate import migrate
+from ckptool.outputs import Output
+from tests import build
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, modes")
+
+ROOT = Path(__file__).parents[2]
+OLD = b"what stood here before" * 40
+
+
+def checkpoint(numel: int = 64) -> bytes:
+    """Return a zip with a whole storage, a transposed one, and two views of a third, all on a GPU."""
+    tree = {
+        "whole": build.tensor(build.storage("0", numel, "FloatStorage", "cuda:0"), (numel,)),
+        "turned": build.tensor(build.storage("1", 64, "FloatStorage", "cuda:0"), (8, 8), (1, 8)),
+        "head": build.tensor(build.storage("2", 64, "FloatStorage", "cuda:0"), (16,), (1,), 8),
+        "tail": build.tensor(build.storage("2", 64, "FloatStorage", "cuda:0"), (16,), (1,), 24),
+    }
+    return build.torch_zip(tree, {"0": build.floats(numel), "1": build.floats(64), "2": build.floats(64)[::-1]})
+
+
+def migrated(data: bytes, tmp_path: Path, name: str = "out.pth", **options: Any) -> bytes:
+    """Return what a migration of ``data`` to a file of that name writes, undisturbed."""
+    folder = tmp_path / "undisturbed"
+    folder.mkdir(exist_ok=True)
+    (folder / "source").write_bytes(data)
+    migrate(folder / "source", folder / name, to="cpu", force=True, **options)
+    return (folder / name).read_bytes()
+
+
+def names_in(folder: Path) -> set[str]:
+    return {place.name for place in folder.iterdir()}
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture(params=["nameless", "named"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "named":
+        monkeypatch.delattr(os, "O_TMPFILE")
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a checkpoint in it, ``model.pth``."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "model.pth").write_bytes(checkpoint())
+    return made
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+# Nothing is overwritten
+
+
+def test_what_exists_stays(way: str, folder: Path) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+
+    with pytest.raises(OutputExists) as caught:
+        migrate(folder / "model.pth", folder / "out.pth")
+
+    assert (caught.value.kind, caught.value.path) == ("output-exists", str(folder / "out.pth"))
+    assert "--force" in str(caught.value.hint)
+    assert (folder / "out.pth").read_bytes() == OLD
+    assert names_in(folder) == {"model.pth", "out.pth"}
+
+
+def test_what_exists_is_replaced_when_asked(way: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+
+    report = migrate(folder / "model.pth", folder / "out.pth", to="cpu", force=True)
+
+    assert report.written
+    assert report.verified
+    assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)
+    assert (folder / "model.pth").read_bytes() == checkpoint()
+    assert names_in(folder) == {"model.pth", "out.pth"}
+
+
+def test_a_dry_run_writes_nothing(folder: Path) -> None:
+    assert not migrate(folder / "model.pth", folder / "out.pth", dry_run=True).written
+    assert names_in(folder) == {"model.pth"}
+
+
+@pytest.mark.parametrize("what", ["file", "link", "folder"])
+def test_what_appears_while_we_write_stays(way: str, what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = Output.publish
+
+    def late(self: Output) -> None:
+        if what == "file":
+            Path(self.path).write_bytes(OLD)
+        elif what == "link":
+            Path(self.path).symlink_to("nowhere")
+        else:
+            Path(self.path).mkdir()
+        publish(self)
+
+    monkeypatch.setattr(Output, "publish", late)
+
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder / "out.pth")
+
+    assert names_in(folder) == {"model.pth", "out.pth"}
+    place = folder / "out.pth"
+    assert place.is_symlink() if what == "link" else place.is_dir() if what == "folder" else place.read_bytes() == OLD
+
+
+def test_what_appears_while_we_write_is_replaced_when_asked(
+    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_name = Output._take_name
+
+    def late(self: Output) -> None:  # somebody else was faster by an instant
+        Path(self.path).write_bytes(OLD)
+        take_name(self)
+
+    monkeypatch.setattr(Output, "_take_name", late)
+    migrate(folder / "model.pth", folder / "out.pth", to="cpu", force=True)
+
+    assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)
+    assert names_in(folder) == {"model.pth", "out.pth"}
+
+
+def test_what_goes_while_we_write_is_no_hindrance(
+    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+    replace = Output._replace
+
+    def late(self: Output) -> None:
+        Path(self.path).unlink()
+        replace(self)
+
+    monkeypatch.setattr(Output, "_replace", late)
+    migrate(folder / "model.pth", folder / "out.pth", to="cpu", force=True)
+
+    assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)
+
+
+@pytest.mark.parametrize("errno_", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_links_will_do(
+    errno_: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE")
+
+    def no_links(*_: Any, **__: Any) -> None:
+        raise OSError(errno_, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    migrate(folder / "model.pth", folder / "out.pth", to="cpu")
+
+    monkeypatch.undo()
+    assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)
+    assert names_in(folder) == {"model.pth", "out.pth"}
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder / "out.pth")
+
+
+# The source is the target
+
+opened: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def close_opened() -> Iterator[None]:
+    yield
+    while opened:
+        os.close(opened.pop())
+
+
+def same(folder: Path) -> str:
+    return str(folder / "model.pth")
+
+
+def with_dot(folder: Path) -> str:
+    return f"{folder}/./model.pth"
+
+
+def with_dots(folder: Path) -> str:
+    return f"{folder}/../{folder.name}/model.pth"
+
+
+def relative(folder: Path) -> str:
+    return os.path.relpath(folder / "model.pth")
+
+
+def linked(folder: Path) -> str:
+    (folder / "link.pth").symlink_to("model.pth")
+    return str(folder / "link.pth")
+
+
+def linked_folder(folder: Path) -> str:
+    (folder.parent / "elsewhere").symlink_to(folder)
+    return str(folder.parent / "elsewhere" / "model.pth")
+
+
+def by_descriptor(folder: Path) -> str:
+    opened.append(os.open(folder / "model.pth", os.O_RDONLY))
+    return f"/proc/self/fd/{opened[-1]}"
+
+
+def other_case(folder: Path) -> str:
+    if not (folder / "MODEL.PTH").exists():
+        pytest.skip("names here differ by case")
+    return str(folder / "MODEL.PTH")
+
+
+ALIASES = [same, with_dot, with_dots, relative, linked, linked_folder, by_descriptor, other_case]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("turned_round", [False, True])
+def test_the_source_is_not_overwritten_by_another_name(
+    way: str, alias: Callable[[Path], str], turned_round: bool, folder: Path
+) -> None:
+    one, other = str(folder / "model.pth"), alias(folder)
+    before = names_in(folder)
+
+    with pytest.raises(OutputExists):
+        migrate(*((other, one) if turned_round else (one, other)), to="cpu", form="same")
+
+    assert (folder / "model.pth").read_bytes() == checkpoint()
+    assert names_in(folder) == before
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("turned_round", [False, True])
+def test_the_source_can_be_replaced_by_its_result(
+    way: str, alias: Callable[[Path], str], turned_round: bool, folder: Path, tmp_path: Path
+) -> None:
+    one, other = str(folder / "model.pth"), alias(folder)
+    before = names_in(folder)
+    root = Path(other if not turned_round else one).name.partition(".")[0]
+    expected = migrated(checkpoint(), tmp_path, f"{root}.pth" if root != "self" else "model.pth", form="same")
+
+    report = migrate(*((other, one) if turned_round else (one, other)), to="cpu", form="same", force=True)
+
+    assert report.verified
+    assert (folder / "model.pth").read_bytes() == expected
+    assert names_in(folder) == before
+    assert not (folder / "model.pth").is_symlink()
+    assert (folder / "link.pth").is_symlink() == ("link.pth" in before)
+
+
+def test_the_other_name_of_a_hard_link_keeps_the_old_bytes(way: str, folder: Path, tmp_path: Path) -> None:
+    os.link(folder / "model.pth", folder / "other.pth")
+
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder / "other.pth", to="cpu")
+    assert (folder / "model.pth").read_bytes() == (folder / "other.pth").read_bytes() == checkpoint()
+
+    migrate(folder / "model.pth", folder / "other.pth", to="cpu", force=True)
+    assert (folder / "model.pth").read_bytes() == checkpoint()
+    assert (folder / "other.pth").read_bytes() == migrated(checkpoint(), tmp_path, "other.pth")
+
+
+# Links, folders, and what else is no place for a file
+
+
+def test_a_link_stays_and_its_target_is_replaced(way: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "blob").write_bytes(OLD)
+    (folder / "out.pth").symlink_to("../store/blob")
+
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder / "out.pth", to="cpu", form="same")
+    migrate(folder / "model.pth", folder / "out.pth", to="cpu", form="same", force=True)
+
+    assert (folder / "out.pth").readlink() == Path("../store/blob")
+    assert (tmp_path / "store" / "blob").read_bytes() == (folder / "out.pth").read_bytes() != OLD
+    assert names_in(folder) == {"model.pth", "out.pth"}
+    assert names_in(tmp_path / "store") == {"blob"}
+
+
+def test_a_link_to_nothing_gets_a_target(way: str, folder: Path) -> None:
+    (folder / "out.pth").symlink_to("blob")
+
+    migrate(folder / "model.pth", folder / "out.pth", to="cpu", form="same")
+
+    assert (folder / "out.pth").is_symlink()
+    assert (folder / "blob").is_file()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("folder", "not-a-file"),
+        ("link to folder", "not-a-file"),
+        ("loop", "not-a-file"),
+        ("pipe", "not-a-file"),
+        ("/dev/full", "not-a-file"),
+        ("missing/out.pth", "no-folder"),
+        ("model.pth/out.pth", "output-failed"),
+        ("n" * 256, "output-failed"),
+        ("nul\0.pth", "not-a-path"),
+    ],
+)
+def test_no_place_for_a_file(way: str, place: str, kind: str, force: bool, folder: Path) -> None:
+    (folder / "folder").mkdir()
+    (folder / "link to folder").symlink_to("folder")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    before = names_in(folder)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "model.pth", folder / place, force=force)
+
+    assert caught.value.kind == kind
+    assert names_in(folder) == before
+    assert not names_in(folder / "folder")
+
+
+def test_a_folder_that_may_not_be_written_to(way: str, folder: Path) -> None:
+    (folder / "locked").mkdir(mode=0o500)
+    if os.access(folder / "locked", os.W_OK):
+        pytest.skip("root may write anywhere")
+
+    with pytest.raises(OutputFailed, match="permission denied") as caught:
+        migrate(folder / "model.pth", folder / "locked" / "out.pth")
+
+    assert caught.value.path == str(folder / "locked" / "out.pth")
+
+
+def test_a_folder_that_may_not_be_listed(way: str, folder: Path) -> None:
+    (folder / "drop").mkdir(mode=0o300)
+    if os.access(folder / "drop", os.R_OK):
+        pytest.skip("root may read anything")
+
+    migrate(folder / "model.pth", folder / "drop" / "out.pth")
+    migrate(folder / "model.pth", folder / "drop" / "out.pth", force=True)
+
+    (folder / "drop").chmod(0o700)
+    assert names_in(folder / "drop") == {"out.pth"}
+
+
+@pytest.mark.parametrize("name", ["n" * 251 + ".pth", "ü" * 125 + ".pth", "a b\nc'\".pth", ".pth", "日本.pth"])
+def test_any_name_that_the_system_takes(way: str, name: str, folder: Path) -> None:
+    migrate(folder / "model.pth", folder / name, form="same")
+    migrate(folder / "model.pth", folder / name, form="same", force=True)
+
+    assert names_in(folder) == {"model.pth", name}
+
+
+# Modes
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
+def test_a_new_file_has_the_mode_that_any_program_would_give_it(
+    way: str, mask: int, folder: Path, umask: Callable[[int], int]
+) -> None:
+    umask(mask)
+    migrate(folder / "model.pth", folder / "new.pth")
+    migrate(folder / "model.pth", folder / "forced.pth", force=True)
+
+    for name in ("new.pth", "forced.pth"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o664, 0o666, 0o400, 0o444, 0o755])
+def test_an_old_file_keeps_its_mode(way: str, mode: int, mask: int, folder: Path, umask: Callable[[int], int]) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+    (folder / "out.pth").chmod(mode)
+    umask(mask)
+
+    migrate(folder / "model.pth", folder / "out.pth", force=True)
+
+    assert stat.S_IMODE((folder / "out.pth").stat().st_mode) == mode
+    assert stat.S_IMODE((folder / "model.pth").stat().st_mode) == 0o644
+
+
+# Parts that killed processes left
+
+
+def test_what_a_dead_process_left_is_removed(way: str, folder: Path) -> None:
+    pid = dead_pid()
+    left = folder / f".out.pth.ckptool-{pid}-00c0ffee.part"
+    left.write_bytes(OLD)
+    long = "n" * 251 + ".pth"
+    (folder / f".{long[:48]}.ckptool-{pid}-00c0ffee.part").write_bytes(OLD)
+
+    migrate(folder / "model.pth", folder / "out.pth")
+    assert not left.exists()
+    migrate(folder / "model.pth", folder / long)
+    assert names_in(folder) == {"model.pth", "out.pth", long}
+
+
+def test_nothing_else_is_removed(way: str, folder: Path) -> None:
+    pid = dead_pid()
+    kept = {
+        f".out.pth.ckptool-{os.getpid()}-00c0ffee.part",  # somebody writes it now
+        f".out.pth.ckptool-{os.getppid()}-00c0ffee.part",
+        f".other.pth.ckptool-{pid}-00c0ffee.part",
+        f".out.pth.ckptool-{pid}-00c0ffee.parts",
+        f"out.pth.ckptool-{pid}-00c0ffee.part",
+        f".out.pth.ckptool-{'9' * 30}-00c0ffee.part",
+        ".out.pth.ckptool-²-00c0ffee.part",
+        ".out.pth.ckptool-0-00c0ffee.part",
+        ".out.pth.ckptool--1-00c0ffee.part",
+        ".out.pth.ckptool-.part",
+    }
+    for name in kept:
+        (folder / name).write_bytes(b"")
+    (folder / f".out.pth.ckptool-{pid}-f01de400.part").mkdir()
+
+    migrate(folder / "model.pth", folder / "out.pth")
+
+    assert names_in(folder) - {"model.pth", "out.pth", f".out.pth.ckptool-{pid}-f01de400.part"} == kept
+
+
+# What stays behind in the process
+
+
+def test_failures_leave_no_descriptor_open(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+    (folder / "damaged.pth").write_bytes(checkpoint().replace(build.floats(64), b"\0" * 256))
+    before = open_descriptors()
+
+    def fail(*options: Any, **named: Any) -> None:
+        with pytest.raises(CkptoolError):
+            migrate(*options, **named)
+
+    for _ in range(5):
+        fail(folder / "model.pth", folder / "out.pth")
+        fail(folder / "model.pth", folder / "missing" / "out.pth")
+        fail(folder / "missing.pth", folder / "new.pth")
+        fail(folder / "out.pth", folder / "new.pth")
+        fail(folder / "model.pth", folder / "new.pth", key="missing", form="state_dict")
+        for form in ("same", "safetensors"):
+            fail(folder / "damaged.pth", folder / "new.pth", form=form)
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "publish", outputs.Output.reserve)  # which fails for want of an argument
+            with pytest.raises(TypeError):
+                migrate(folder / "model.pth", folder / "new.pth")
+
+    assert open_descriptors() == before
+    assert names_in(folder) == {"model.pth", "out.pth", "damaged.pth"}
+
+
+def test_torch_is_not_imported(folder: Path) -> None:
+    (folder / "legacy.pth").write_bytes(
+        build.legacy({"w": build.tensor(build.storage(rest=(None,)))}, [("0", 4, build.floats())])
+    )
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ckptool.migrate import migrate
+for name in ("model.pth", "legacy.pth"):
+    for target, form in (("a.pth", "same"), ("b.pth", "state_dict"), ("c.safetensors", "safetensors")):
+        assert migrate(name, name + target, form=form, to="cpu").verified
+assert migrate("model.pthc.safetensors", "d.pth").verified
+assert "torch" not in sys.modules, "torch"
+assert "pickle" not in sys.modules or "numpy" in sys.modules, "pickle"
+"""
+    subprocess.run([sys.executable, "-I", "-c", code, str(ROOT)], cwd=folder, check=True, timeout=60)

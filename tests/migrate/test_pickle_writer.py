@@ -1,0 +1,429 @@
+"""Whatever pickle writes comes back equal out of ``read_pickle`` and ``write_pickle``, and what is shared still is."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import math
+import pickle
+import pickletools
+import zipfile
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from typing_extensions import Self
+
+from ckptool.files import BytesSource
+from ckptool.inert import Call, Dict, Global, PersistentId, Set, children, is_container
+from ckptool.pickle_writer import write_pickle
+from ckptool.pickles import read_pickle
+from tests import build
+
+PROTOCOLS = range(6)
+
+
+class Plain:
+    """An object with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Slots:
+    """An object whose state is a pair: attributes and slots."""
+
+    __slots__ = ("__dict__", "x")
+
+
+class Keywords:
+    """Made by ``NEWOBJ_EX``."""
+
+    seen: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made.seen = (args, kwargs)
+        return made
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.seen
+
+    class Inside:
+        """A class with a dot in its name."""
+
+
+class Items(list[Any]):
+    """A list with attributes."""
+
+
+class Table(dict[Any, Any]):
+    """A dict with attributes."""
+
+
+def again(data: bytes) -> bytes:
+    return write_pickle(read_pickle(BytesSource(data)).root)
+
+
+def round_trip(value: Any, protocol: int) -> Any:
+    return pickle.loads(again(pickle.dumps(value, protocol)))
+
+
+def shape_of(value: Any, seen: dict[int, int] | None = None) -> Any:
+    """Return what a value is, down to its leaves, with a number where an object was met before."""
+    seen = {} if seen is None else seen
+    if value is None or isinstance(value, bool | int | str | type | bytes):
+        return type(value).__name__, value
+    if isinstance(value, float):
+        return "float", "nan" if math.isnan(value) else value.hex()
+    if isinstance(value, tuple) and not value:
+        return ()
+    if id(value) in seen:
+        return "again", seen[id(value)]
+    seen[id(value)] = len(seen)
+    found: list[Any] = [type(value).__name__]
+    if isinstance(value, bytearray):
+        found.append(bytes(value))
+    if isinstance(value, list | tuple | deque):
+        found += [shape_of(item, seen) for item in value]
+    if isinstance(value, set | frozenset):  # an order would be somebody's choice
+        found += (
+            sorted((shape_of(item, seen) for item in value), key=repr) if all(map(is_leaf, value)) else [len(value)]
+        )
+    if isinstance(value, dict):
+        found += [(shape_of(key, seen), shape_of(item, seen)) for key, item in value.items()]
+    if hasattr(value, "__dict__"):
+        found.append([(key, shape_of(item, seen)) for key, item in value.__dict__.items()])
+    if isinstance(value, Slots):
+        found.append(shape_of(value.x, seen))
+    return found
+
+
+def is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | str | float | bytes)
+
+
+TEXTS = st.text(max_size=12) | st.sampled_from(["\n", "\\u0000", "ü", "\ud800", "a" * 300, "storage"])
+EDGES = [
+    sign * (1 << bits) + by for bits in (7, 8, 15, 16, 31, 32, 63, 64, 2100) for sign in (1, -1) for by in (-1, 0, 1)
+]
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | TEXTS
+    | st.binary(max_size=300)
+    | st.sampled_from([int, Plain])
+)
+HASHABLE = st.recursive(LEAVES, lambda inside: st.lists(inside, max_size=4).map(tuple), max_leaves=8)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, plain: bool = False) -> Any:
+    """Return objects of many kinds that refer to one another, back and forth."""
+    made: list[Any] = [draw(LEAVES), draw(HASHABLE)]
+    for _ in range(draw(st.integers(1, 10))):
+        refer = st.sampled_from(range(len(made))).map(made.__getitem__)
+        many = draw(st.lists(refer, max_size=5))
+        kinds = [
+            "list",
+            "tuple",
+            "dict",
+            "ordered",
+            "plain",
+            "bytearray",
+            *([] if plain else ["slots", "items", "table"]),
+        ]
+        kind = draw(st.sampled_from(kinds))
+        pairs = {f"k{number}": item for number, item in enumerate(many)}
+        made.append(_object(kind, many, pairs))
+    for _ in range(draw(st.integers(0, 3))):  # and back: what was made early gets what was made late
+        holder, held = draw(st.sampled_from(made)), draw(st.sampled_from(made))
+        if isinstance(holder, list):
+            holder.append(held)
+        elif isinstance(holder, dict):
+            holder["back"] = held
+        elif isinstance(holder, Plain):
+            holder.back = held  # type: ignore[attr-defined]
+    return made
+
+
+def _object(kind: str, many: list[Any], pairs: dict[str, Any]) -> Any:
+    if kind in ("list", "tuple"):
+        return list(many) if kind == "list" else tuple(many)
+    if kind == "bytearray":
+        return bytearray(b"ab" * len(many))
+    if kind == "slots":
+        made = Slots()
+        made.x, made.__dict__ = many, dict(pairs)
+        return made
+    if kind == "items":
+        items = Items(many)
+        items.__dict__.update(pairs)
+        return items
+    return {"dict": dict, "ordered": OrderedDict, "table": Table}.get(kind, lambda pairs: Plain(**pairs))(pairs)
+
+
+# Protocols 0 and 1 know no slots, and make a list of a class from its items, so that none can lead back to it.
+@settings(max_examples=150)
+@given(graphs(), st.sampled_from(PROTOCOLS[2:]))
+def test_any_graph_of_objects_comes_back_with_what_is_shared_and_recursive(value: Any, protocol: int) -> None:
+    assert shape_of(round_trip(value, protocol)) == shape_of(pickle.loads(pickle.dumps(value, protocol)))
+
+
+@settings(max_examples=50)
+@given(graphs(plain=True), st.sampled_from(PROTOCOLS[:2]))
+def test_graphs_in_the_oldest_protocols_come_back(value: Any, protocol: int) -> None:
+    assert shape_of(round_trip(value, protocol)) == shape_of(pickle.loads(pickle.dumps(value, protocol)))
+
+
+@settings(max_examples=100)
+@given(
+    HASHABLE | st.dictionaries(HASHABLE.filter(lambda key: key == key), LEAVES, max_size=4), st.sampled_from(PROTOCOLS)
+)
+@example(b"\x00\xff" * 200, 5)
+@example(bytearray(b"\x00\xff"), 5)
+@example({b"key": "\ud800"}, 0)
+def test_any_plain_data_comes_back(value: Any, protocol: int) -> None:
+    assert repr(round_trip(value, protocol)) == repr(pickle.loads(pickle.dumps(value, protocol)))
+
+
+@settings(max_examples=50)
+@given(graphs(), st.sampled_from(PROTOCOLS[2:]))
+def test_what_was_written_is_written_again_byte_for_byte(value: Any, protocol: int) -> None:
+    # Protocol 2 has no bytes: once, they become the call that makes them.
+    written = again(again(pickle.dumps(value, protocol)))
+
+    assert again(written) == written
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_integers_of_any_size_come_back(protocol: int) -> None:
+    assert round_trip(EDGES, protocol) == EDGES
+
+
+OBJECTS: dict[str, Any] = {
+    "a set": {1, 2, "three"},
+    "a frozenset": frozenset({(1, 2), "x"}),
+    "a defaultdict": defaultdict(list, {"a": [1]}),
+    "a counter": Counter("abca"),
+    "a deque": deque([1, 2, 3], maxlen=5),
+    "a complex number": 3 - 4j,
+    "a range": range(3, 9, 2),
+    "a path": Path("a/b"),
+    "a nested class": Keywords.Inside,
+    "a builtin": len,
+    "a slice": slice(1, None, 2),
+    "a long list": list(range(2500)),
+    "a long dict": {number: str(number) for number in range(2500)},
+    "a long set": set(range(2500)),
+    "NotImplemented and Ellipsis": [NotImplemented, ...],
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("what", OBJECTS)
+def test_what_python_has_of_its_own_comes_back(what: str, protocol: int) -> None:
+    value = OBJECTS[what]
+    try:
+        data = pickle.dumps(value, protocol)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        pytest.skip("pickle itself cannot write it in this protocol")
+
+    found = pickle.loads(again(data))
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_keyword_arguments_of_a_constructor_come_back(protocol: int) -> None:
+    value = Keywords(1, [2], name="three")
+
+    found = round_trip([value, value], protocol)
+
+    assert found[0] is found[1]
+    assert found[0].seen == ((1, [2]), {"name": "three"})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_leads_back_to_itself_does_so_again(protocol: int) -> None:
+    listed: list[Any] = []
+    listed += [listed, (listed,), (listed, 1, 2, 3, listed)]
+    plain = Plain()
+    plain.__dict__.update(me=plain, pair=(plain, plain), table={"me": plain})
+
+    found, other = round_trip(listed, protocol), round_trip(plain, protocol)
+
+    assert found[0] is found
+    assert found[1][0] is found
+    assert found[2][0] is found[2][4] is found
+    assert other.me is other.pair[0] is other.table["me"] is other
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_tuple_that_holds_itself_stays_one_object(protocol: int, count: int) -> None:
+    box: list[Any] = []
+    value = (box, *range(1, count))
+    box.append(value)
+
+    found = round_trip([value, value], protocol)
+
+    assert found[0] is found[1]
+    assert found[0][0][0] is found[0]
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_frozenset_that_an_item_leads_back_to_stays_one_object(protocol: int) -> None:
+    item = Plain()
+    value = frozenset({item})
+    item.__dict__["home"] = value
+
+    found, after, last = round_trip([value, ["after"], value], protocol)
+
+    (inside,) = found
+    assert inside.home is found is last
+    assert after == ["after"]
+
+
+def test_a_class_of_python_2_comes_back_under_its_new_name_where_protocol_4_is_needed() -> None:
+    old = Call(Global("copy_reg", "_reconstructor"), (Global(__name__, "Plain"), Global("__builtin__", "object"), None))
+
+    found = pickle.loads(write_pickle([old, Set([1], frozen=True)]))
+
+    assert type(found[0]) is Plain
+    assert found[1] == frozenset({1})
+
+
+@pytest.mark.parametrize("name", ["Klasse_ü", "名"])
+def test_names_that_are_not_ascii_come_back(name: str) -> None:
+    read = read_pickle(BytesSource(write_pickle([Global("ünter", name), Global("ünter", name)])))
+
+    assert str(read.root[0]) == f"ünter.{name}"
+    assert len(read.globals) == 1
+
+
+@pytest.mark.parametrize("name", ["a.b", "a\nb", "\ud800", "a b"])
+def test_any_name_that_a_pickle_can_ask_for_comes_back(name: str) -> None:
+    read = read_pickle(BytesSource(write_pickle([Global("module", name)])))
+
+    assert (read.root[0].module, read.root[0].name) == ("module", name)
+
+
+def test_nothing_recurses_on_what_a_file_nests() -> None:
+    deep: Any = 0
+    for _ in range(5_000):
+        deep = ([deep],)
+
+    data = write_pickle(deep)
+
+    assert sum(op.name == "TUPLE1" for op, _, _ in pickletools.genops(data)) == 5_000
+    assert again(data) == data
+
+
+def test_a_node_that_is_replaced_is_replaced_wherever_it_stands() -> None:
+    old, other = Dict([("a", 1)]), Dict([("b", 2)])
+
+    data = write_pickle([old, (old,), old], lambda node: other if node is old else node)
+
+    found = pickle.loads(data)
+    assert found == [{"b": 2}, ({"b": 2},), {"b": 2}]
+    assert found[0] is found[1][0] is found[2]
+
+
+def test_nodes_made_on_the_way_are_never_taken_for_one_another() -> None:
+    def substitute(node: Any) -> Any:
+        return [*node.pairs[0], "more"] if isinstance(node, Dict) else node
+
+    found = pickle.loads(write_pickle([Dict([("x", number)]) for number in range(300)], substitute))
+
+    assert found == [["x", number, "more"] for number in range(300)]
+
+
+def test_a_reference_to_the_outside_is_written_as_one() -> None:
+    class Loads(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return "loaded", pid
+
+    node = PersistentId(("storage", "0", 4))
+
+    assert Loads(io.BytesIO(write_pickle([node, node]))).load() == [("loaded", ("storage", "0", 4))] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "protocol"),
+    [([1, "a", (), {"x": 2.5}, None, True], 2), ({1, 2}, 4), ([frozenset({1})], 4), (Keywords.Inside, 4)],
+)
+def test_the_oldest_protocol_that_can_say_it_is_written(value: Any, protocol: int) -> None:
+    data = again(pickle.dumps(value, 5))
+
+    assert data[:2] == bytes([0x80, protocol])
+    assert max(op.proto for op, _, _ in pickletools.genops(data)) <= protocol
+
+
+# torch's own pickles
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(2, 3)
+        self.b = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout())
+        self.tied = self.a
+
+
+CONTENTS: dict[str, Callable[[], Any]] = {
+    "state_dict": lambda: Net().state_dict(),
+    "checkpoint": lambda: {
+        "model": Net().state_dict(),
+        "epoch": 3,
+        "optimizer": torch.optim.Adam(Net().parameters()).state_dict(),
+    },
+    "model": Net,
+}
+
+
+@pytest.mark.parametrize("what", CONTENTS)
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_of_torch_asks_for_the_same_and_says_the_same(what: str, protocol: int) -> None:
+    stream = io.BytesIO()
+    torch.save(CONTENTS[what](), stream, pickle_protocol=protocol)
+    data = zipfile.ZipFile(stream).read("archive/data.pkl")
+
+    written = again(data)
+
+    before, after = read_pickle(BytesSource(data)), read_pickle(BytesSource(written))
+    assert facts(after.root) == facts(before.root)
+    assert list(map(str, after.globals)) == list(map(str, before.globals))
+
+
+def facts(node: Any, seen: dict[int, int] | None = None) -> Any:
+    """Return what an inert tree says, with a number where a node was met before."""
+    seen = {} if seen is None else seen
+    if isinstance(node, Global):
+        return str(node)
+    if not is_container(node) or node == ():
+        return node
+    if id(node) in seen:
+        return "again", seen[id(node)]
+    seen[id(node)] = len(seen)
+    if isinstance(node, Call):
+        return (
+            node.how,
+            *(facts(part, seen) for part in (node.func, node.args, node.kwargs, node.state)),
+            *(facts(part, seen) for part in (node.items, node.pairs)),
+        )
+    return type(node).__name__, [(facts(key, seen), facts(child, seen)) for key, child in children(node)]
+
+
+def test_the_extension_registry_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(copyreg._extension_registry, (__name__, "Plain"), 240)  # type: ignore[attr-defined]
+
+    assert again(build.pickled([build.named(__name__, "Plain")])).count(b"Plain") == 1

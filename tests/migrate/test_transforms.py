@@ -1,0 +1,218 @@
+"""Names out of any nest of wrappers and back, as torch has them; nothing that only looks like a prefix is touched."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+from ckptool import transforms
+from ckptool.errors import MigrationRefused
+from ckptool.transforms import HEAD_WRAPPERS, MARKED_WRAPPERS
+
+WRAPPERS = (*HEAD_WRAPPERS, *MARKED_WRAPPERS)
+
+# Of the model's own: words like the wrappers', and "module" itself, which a model may use too.
+COMPONENTS = st.sampled_from(["submodule", "mlp_module", "module_", "modules", "orig_mod", "conv", "0", "weight"])
+DEEPER = st.lists(COMPONENTS | st.just("module"), max_size=4)
+
+
+@st.composite
+def names_of_models(draw: st.DrawFn) -> list[str]:
+    """Return names of one model: not all below a child called ``module``, for nobody could tell that from a wrapper."""
+    first = draw(COMPONENTS) + draw(st.sampled_from(["", ".module.weight", ".weight"]))
+    others = draw(st.lists(st.tuples(DEEPER, COMPONENTS), max_size=6))
+    return list(dict.fromkeys(draw(st.permutations([first, *(".".join((*head, tail)) for head, tail in others)]))))
+
+
+def starts_mixed(names: Sequence[str]) -> bool:
+    return any(name.startswith("module.") for name in names)
+
+
+@given(names_of_models(), st.integers(1, 3))
+@example(["module.weight", "conv.weight"], 1)
+@example(["submodule.x", "mlp_module.x", "module", "a.module.x"], 2)
+def test_names_come_back_out_of_any_number_of_data_parallels(names: list[str], count: int) -> None:
+    assert transforms.strip_module(["module." * count + name for name in names]) == names
+
+
+@given(names_of_models(), st.lists(st.sampled_from(WRAPPERS), min_size=1, max_size=5))
+@example(["module.weight", "conv.weight"], ["_orig_mod"])
+@example(["module.weight", "conv.weight"], ["_orig_mod", "module", "_fsdp_wrapped_module"])
+def test_names_come_back_out_of_any_nest_of_wrappers(names: list[str], nest: list[str]) -> None:
+    assert transforms.strip_wrappers([".".join((*nest, name)) for name in names]) == names
+
+
+@given(names_of_models(), st.data())
+def test_marked_wrappers_go_wherever_they_stand(names: list[str], data: st.DataObject) -> None:
+    wrapped = []
+    for name in names:
+        parts = name.split(".")
+        for wrapper in data.draw(st.lists(st.sampled_from(MARKED_WRAPPERS), max_size=2)):
+            parts.insert(data.draw(st.integers(1, len(parts) - 1)) if len(parts) > 1 else 0, wrapper)
+        wrapped.append(".".join(("module", *parts)))
+
+    assert transforms.strip_wrappers(wrapped) == names
+
+
+@given(names_of_models().filter(lambda names: not starts_mixed(names)))
+def test_names_without_a_wrapper_stay_as_they_are(names: list[str]) -> None:
+    assert transforms.strip_module(names) == names
+    assert transforms.strip_wrappers(names) == names
+
+
+@pytest.mark.parametrize("strip", [transforms.strip_module, transforms.strip_wrappers])
+def test_a_prefix_that_only_some_have_is_refused_with_both_names(strip: Callable[[list[str]], list[str]]) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        strip(["module.conv.weight", "n_averaged"])
+
+    assert caught.value.kind == "mixed-prefix"
+    assert "'module.conv.weight'" in caught.value.message
+    assert "'n_averaged'" in caught.value.message
+
+
+@given(names_of_models(), st.lists(COMPONENTS, min_size=1, max_size=3), st.booleans())
+def test_a_prefix_that_was_added_can_be_taken_away(names: list[str], prefix: list[str], dot: bool) -> None:
+    given_as = ".".join(prefix) + "." * dot
+    added = transforms.add_prefix(given_as)(names)
+
+    assert added == [".".join((*prefix, name)) for name in names]
+    assert transforms.strip_prefix(given_as)(added) == names
+
+
+def test_a_prefix_is_whole_components() -> None:
+    names = ["net.a", "network.b", "net", "a.net.c"]
+
+    assert transforms.strip_prefix("net")(names) == ["a", "network.b", "net", "a.net.c"]
+
+
+@pytest.mark.parametrize("prefix", ["ne", "et", "net.a.b", "other"])
+def test_a_prefix_that_no_name_has_is_refused(prefix: str) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        transforms.strip_prefix(prefix)(["net.a", "net.b"])
+
+    assert caught.value.kind == "no-such-prefix"
+
+
+@given(st.lists(st.text("ab.01", min_size=1, max_size=8), unique=True))
+def test_a_pattern_replaces_as_the_re_module_does(names: list[str]) -> None:
+    rule = transforms.substitute(r"^a\.(\d)", r"layers.\1")
+
+    assert rule(names) == [re.sub(r"^a\.(\d)", r"layers.\1", name) for name in names]
+
+
+@pytest.mark.parametrize(("pattern", "replacement"), [("(", ""), ("a", r"\2"), ("a", r"\g<no>"), ("[", "x")])
+def test_a_pattern_that_is_none_is_refused(pattern: str, replacement: str) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        transforms.substitute(pattern, replacement)
+
+    assert caught.value.kind == "bad-pattern"
+
+
+def test_rules_run_in_order() -> None:
+    rules = [transforms.strip_module, transforms.add_prefix("net"), transforms.substitute("^net.a", "b")]
+
+    assert transforms.rename(["module.a.w", "module.c.w"], rules) == ["b.w", "net.c.w"]
+
+
+def test_names_that_would_become_one_are_refused_with_both() -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        transforms.rename(["net.a", "b", "a"], [transforms.strip_prefix("net")])
+
+    assert caught.value.kind == "name-collision"
+    assert "'net.a'" in caught.value.message
+    assert "'a'" in caught.value.message
+
+
+def test_a_name_of_which_nothing_would_be_left_is_refused() -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        transforms.rename(["ab", "b"], [transforms.substitute("^ab$", "")])
+
+    assert caught.value.kind == "empty-name"
+
+
+@given(names_of_models())
+def test_no_rule_changes_the_order(names: list[str]) -> None:
+    numbered = [f"{name}.{number:03}" for number, name in enumerate(names)]
+    wrapped = [f"module._orig_mod.{name}" for name in numbered]
+
+    renamed = transforms.rename(wrapped, [transforms.strip_wrappers, transforms.add_prefix("x.y")])
+
+    assert renamed == [f"x.y.{name}" for name in numbered]
+
+
+# Metadata: torch's own function for the same job is the judge.
+
+
+class Own(nn.Module):
+    """A model that has what wrappers have: children called module, at the head and deeper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+        self.submodule = nn.Sequential(nn.BatchNorm1d(2), nn.ReLU(), nn.Sequential())
+        self.deeper = nn.ModuleDict({"module": nn.Linear(1, 1), "mlp_module": nn.Identity()})
+
+
+class Wrapped(nn.Module):
+    """What DataParallel does to names, without its device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+
+def consumed(state: OrderedDict[str, torch.Tensor], prefix: str) -> dict[str, int]:
+    """Return module versions after torch stripped the prefix."""
+    consume_prefix_in_state_dict_if_present(state, prefix)
+    return {path: entry["version"] for path, entry in state._metadata.items()}  # type: ignore[attr-defined]
+
+
+def renamed_metadata(state: OrderedDict[str, torch.Tensor], rules: Sequence[transforms.Rule]) -> dict[str, int]:
+    metadata = state._metadata  # type: ignore[attr-defined]
+    new = transforms.rename_metadata(list(metadata), rules, list(state))
+    return {key: entry["version"] for key, entry in zip(new, metadata.values(), strict=True) if key is not None}
+
+
+@pytest.mark.parametrize(
+    "rule", [transforms.strip_module, transforms.strip_wrappers, transforms.strip_prefix("module")]
+)
+@pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(1, 1)), lambda: nn.BatchNorm1d(2)])
+def test_metadata_follows_as_torch_has_it(rule: transforms.Rule, make: Callable[[], nn.Module]) -> None:
+    model = make()
+    ours = renamed_metadata(Wrapped(model).state_dict(), [rule])  # type: ignore[arg-type]
+    theirs = consumed(Wrapped(model).state_dict(), "module.")  # type: ignore[arg-type]
+
+    real = {path: entry["version"] for path, entry in model.state_dict()._metadata.items()}  # type: ignore[attr-defined]
+    assert ours == theirs == real
+
+
+def test_metadata_follows_out_of_two_wrappers() -> None:
+    model = Own()
+    real = {path: entry["version"] for path, entry in model.state_dict()._metadata.items()}  # type: ignore[attr-defined]
+
+    assert renamed_metadata(Wrapped(Wrapped(model)).state_dict(), [transforms.strip_module]) == real  # type: ignore[arg-type]
+
+
+def test_metadata_follows_every_rule_even_where_one_does_not_concern_it() -> None:
+    keys = ["", "backbone", "backbone.a", "head"]
+    rules = [transforms.strip_prefix("backbone"), transforms.add_prefix("net")]
+
+    found = transforms.rename_metadata(keys, rules, ["backbone.a.w", "head.w"])
+
+    assert found == [None, "net", "net.a", "net.head"]
+
+
+def test_metadata_goes_where_a_pattern_sends_it() -> None:
+    rules = [transforms.substitute(r"^layer(\d)\.", r"layers.\1.")]
+
+    found = transforms.rename_metadata(["", "layer1", "layer1.0", "fc"], rules, ["layer1.0.weight", "fc.weight"])
+
+    assert found == ["", "layers.1", "layers.1.0", "fc"]

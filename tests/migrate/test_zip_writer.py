@@ -1,0 +1,220 @@
+"""The zip is ``torch.save``'s own, to the byte where it can be: torch opens it plainly, mapped, and on ``meta``."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from ckptool import open_checkpoint
+from ckptool.files import FileSource
+from ckptool.migrate import migrate
+from ckptool.outputs import Output
+from ckptool.payloads import BytesPayload
+from ckptool.zip_writer import write_torch_zip
+from tests import build
+
+FULL = 0xFFFFFFFF
+
+
+class Local(NamedTuple):
+    """One local header as it stands in the file."""
+
+    name: str
+    offset: int
+    version: int
+    flags: int
+    method: int
+    time: int
+    crc32: int
+    sizes: tuple[int, int]
+    extra: bytes
+    payload: int
+
+
+def locals_of(data: bytes) -> list[Local]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        offsets = [info.header_offset for info in archive.infolist()]
+    found = []
+    for offset in offsets:
+        version, flags, method, time, _, crc32, packed, size, name, extra = struct.unpack_from(
+            "<5H3L2H", data, offset + 4
+        )
+        assert data[offset : offset + 4] == b"PK\x03\x04"
+        begin = offset + 30
+        found.append(
+            Local(
+                data[begin : begin + name].decode(),
+                offset,
+                version,
+                flags,
+                method,
+                time,
+                crc32,
+                (packed, size),
+                data[begin + name : begin + name + extra],
+                begin + name + extra,
+            )
+        )
+    return found
+
+
+STATES: dict[str, Any] = {
+    "a few": lambda: {"w": torch.ones(3, 5), "b": torch.zeros(1), "n": torch.tensor(3)},
+    "empty": lambda: {"none": torch.empty(0), "some": torch.ones(2)},
+    "many": lambda: {f"layers.{number}.weight": torch.full((number,), number) for number in range(70)},
+    "no tensor": lambda: {"epoch": 3},
+    "large": lambda: {"w": torch.arange(300_000), "v": torch.ones(7, dtype=torch.uint8)},
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_file_is_laid_out_as_torch_lays_it_out(state: str, tmp_path: Path) -> None:
+    torch.save(STATES[state](), tmp_path / "x.pth")
+    (tmp_path / "out").mkdir()
+    migrate(tmp_path / "x.pth", tmp_path / "out" / "x.pth", form="same")
+    theirs, ours = (path.read_bytes() for path in (tmp_path / "x.pth", tmp_path / "out" / "x.pth"))
+
+    with zipfile.ZipFile(io.BytesIO(theirs)) as expected, zipfile.ZipFile(io.BytesIO(ours)) as found:
+        # An id that torch makes up for each file, and that nobody reads.
+        names = [name for name in expected.namelist() if name != "x/.data/serialization_id"]
+        assert found.namelist() == names
+        assert found.testzip() is None
+        for name in names:
+            a, b = expected.getinfo(name), found.getinfo(name)
+            facts = (
+                "compress_type",
+                "create_system",
+                "create_version",
+                "extract_version",
+                "external_attr",
+                "date_time",
+            )
+            assert [getattr(b, fact) for fact in facts] == [getattr(a, fact) for fact in facts], name
+            assert b.flag_bits == a.flag_bits, name
+            if name != "x/data.pkl":
+                assert (b.CRC, b.file_size, b.extra) == (a.CRC, a.file_size, a.extra), name
+                assert found.read(name) == expected.read(name)
+    wanted = {local.name: local for local in locals_of(theirs)}
+    for local in locals_of(ours):
+        other = wanted[local.name]
+        assert local.payload % 64 == 0, local.name
+        assert (local.version, local.flags, local.method, local.time) == other[2:6], local.name
+        assert (local.crc32, local.sizes) == (other.crc32, other.sizes), local.name
+        assert (local.extra[:2], set(local.extra[4:])) == (other.extra[:2], set(other.extra[4:]) & {ord("Z")}), (
+            local.name
+        )
+
+
+def test_the_end_of_the_file_is_torchs_own(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(4)}, tmp_path / "x.pth")
+    (tmp_path / "out").mkdir()
+    migrate(tmp_path / "x.pth", tmp_path / "out" / "x.pth", form="same")
+    theirs, ours = (path.read_bytes()[-98:] for path in (tmp_path / "x.pth", tmp_path / "out" / "x.pth"))
+
+    zip64 = struct.Struct("<4sQ2H2L4Q")
+    found, expected = zip64.unpack(ours[:56]), zip64.unpack(theirs[:56])
+    assert found[:6] == expected[:6]  # how the record is made, and that there is but one disk
+    assert found[6] == found[7] == expected[6] - 1
+    assert [ours[56:60], ours[76:80], ours[96:]] == [theirs[56:60], theirs[76:80], theirs[96:]]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_torch_opens_it_plainly_and_mapped(state: str, tmp_path: Path) -> None:
+    content = STATES[state]()
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
+
+    for options in ({}, {"mmap": True}, {"map_location": "meta"}):
+        found = torch.load(tmp_path / "b.pth", **options)  # type: ignore[arg-type]
+        assert list(found) == list(content)
+        for name, tensor in content.items():
+            if isinstance(tensor, torch.Tensor):
+                assert found[name].shape == tensor.shape
+                assert "map_location" in options or torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "root"),
+    [("model.pth", "model"), ("a b.pth", "archive"), ("ü.pth", "archive"), (".pth", "archive"), ("m.v2.pt", "m.v2")],
+)
+def test_any_name_of_a_file_makes_an_archive_that_torch_opens(name: str, root: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(4)}, tmp_path / "source")
+    migrate(tmp_path / "source", tmp_path / name, form="same")
+
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        assert {member.partition("/")[0] for member in archive.namelist()} == {root}
+    assert torch.equal(torch.load(tmp_path / name)["w"], torch.ones(4))
+
+
+# zip64: zeros that take no room on the disk.
+
+
+class Zeros(BytesPayload):
+    """So many bytes, all of them zero."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(b"")
+        self.nbytes = nbytes
+
+    def chunks(self) -> Iterator[bytes]:
+        chunk = bytes(1 << 22)
+        for start in range(0, self.nbytes, len(chunk)):
+            yield chunk[: self.nbytes - start]
+
+
+class Skipping:
+    """An output that seeks over zeros in place of writing them: just what ``write_torch_zip`` needs of one."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self.position = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if len(data) == 1 << 22:
+            self.file.seek(len(data), io.SEEK_CUR)
+        else:
+            self.file.write(data)
+        self.position += len(data)
+
+
+def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
+    path, large = tmp_path / "x.pth", (1 << 32) + 100
+    keys = (("a", "0", 4), ("large", "1", large), ("b", "2", 4))
+    tree = {name: build.tensor(build.storage(key, count, "ByteStorage"), (count,)) for name, key, count in keys}
+    payloads = [BytesPayload(b"abcd"), Zeros(large), BytesPayload(b"efgh")]
+    output = Skipping(path)
+    write_torch_zip(output, "x", build.pickled(tree), payloads)  # type: ignore[arg-type]
+    output.file.close()
+
+    with open_checkpoint(path) as found:
+        assert [found.tensors[name].info.shape for name in tree] == [(4,), (large,), (4,)]
+        assert found.tensors["b"].read() == b"efgh"
+    state = torch.load(path, mmap=True)
+    assert bytes(state["a"].numpy()) == b"abcd"
+    assert state["large"].shape == (large,)
+    assert state["large"][-1] == 0
+    assert bytes(state["b"].numpy()) == b"efgh"
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("x/data/2") == b"efgh"
+        assert archive.getinfo("x/data/1").file_size == large
+        assert archive.getinfo("x/data/1").compress_size == large
+
+
+def test_a_member_with_a_name_that_is_not_ascii_opens(tmp_path: Path) -> None:
+    with Output(str(tmp_path / "x.zip")) as output:
+        write_torch_zip(output, "wörld", b"\x80\x02}.", [BytesPayload(b"1234")])
+        output.publish()
+
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        assert "wörld/data/0" in archive.namelist()
+        assert archive.testzip() is None
+    with open_checkpoint(tmp_path / "x.zip") as found:
+        assert found.format == "torch_zip"
+        assert isinstance(found.source, FileSource)

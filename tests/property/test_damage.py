@@ -1,0 +1,232 @@
+"""
+Whatever happens to a file, opening it and reading all its tensors gives a result or a CkptoolError, nothing else.
+
+Small files are damaged at every byte; a fuzzer with a fixed seed, and Hypothesis, damage them in several places.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptool import Checkpoint, CkptoolError, open_checkpoint
+from tests import build
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+SEED = 20_240_229
+MUTANTS = 30_000
+
+FORMATS = sorted(build.one_of_each())
+
+
+@cache
+def sound(name: str) -> bytes:
+    return build.one_of_each()[name]
+
+
+def use(checkpoint: Checkpoint) -> int:
+    """Ask a checkpoint for everything that it can tell, and return how many tensors could be read."""
+    assert checkpoint.form
+    assert checkpoint.weights is None or checkpoint.weights.numel >= 0
+    read = 0
+    for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
+        info = tensor.info
+        assert info.numel >= 0
+        assert info.total_nbytes >= info.nbytes
+        try:
+            data = tensor.read()
+        except CkptoolError:
+            continue
+        assert len(data) == info.nbytes
+        read += 1
+    return read
+
+
+def survives(origin: bytes | Path) -> bool:
+    """Return whether a file opens; any other error than a CkptoolError goes through."""
+    error = None
+    try:
+        with open_checkpoint(origin) as checkpoint:
+            use(checkpoint)
+    except CkptoolError as caught:
+        error = caught
+    assert error is None or (
+        error.kind and str(error) and error.path == str(origin if isinstance(origin, Path) else "<bytes>")
+    )
+    return error is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_sound_file_opens_and_all_its_tensors_are_read(name: str) -> None:
+    with open_checkpoint(sound(name)) as checkpoint:
+        assert checkpoint.format == name
+        assert use(checkpoint) == len(checkpoint.tensors) + len(checkpoint.attributes) > 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_that_is_cut_anywhere_is_refused(name: str) -> None:
+    data = sound(name)
+    opened = [length for length in range(len(data)) if survives(data[:length])]
+
+    # A tar may end behind any member; the last one, and the zeros behind it, are not needed.
+    assert not opened or name == "torch_tar"
+    needed = len(data[: data.find(b"sys_info")].rstrip(b"\0"))
+    assert not any(open_checkpoint(data[:length]).tensors for length in opened if length < needed)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_that_is_cut_on_disk_is_refused_with_its_path(name: str, tmp_path: Path) -> None:
+    data, path = sound(name), tmp_path / "cut"
+    for length in range(0, len(data), 7):
+        path.write_bytes(data[:length])
+        survives(path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("mask", [1 << bit for bit in range(8)] + [0xFF])
+def test_a_file_with_any_bit_flipped_is_read_or_refused(name: str, mask: int) -> None:
+    data = sound(name)
+    for place in range(len(data)):
+        if name == "torch_tar" and place % 512 > 400 and not any(data[place : place + 16]):
+            continue  # padding, of which a tar is mostly made
+        survives(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_that_are_inserted_or_left_out_anywhere_are_noticed_or_harmless(name: str) -> None:
+    data = sound(name)
+    for place in range(0, len(data), 3 if name != "torch_tar" else 17):
+        survives(data[:place] + b"\0" + data[place:])
+        survives(data[:place] + data[place + 1 :])
+        survives(data[:place] + data[place : place + 8] + data[place:])
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=400))
+def test_any_bytes_are_refused_or_read(data: bytes) -> None:
+    survives(data)
+    for magic in (
+        b"PK\x03\x04",
+        b"\x80\x02",
+        b"\x80\x04\x95",
+        b"\x1f\x8b\x08",
+        b"(",
+        build.pickled(build.MAGIC_NUMBER),
+    ):
+        survives(magic + data)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(range(256)), max_size=60).map(bytes), st.sampled_from(range(6)))
+def test_any_opcodes_are_refused_or_read(opcodes: bytes, protocol: int) -> None:
+    program = bytes([0x80, protocol]) + opcodes + b"."
+    survives(program)
+    survives(build.zip_file({"archive/data.pkl": program, "archive/data/0": build.floats(), "archive/version": b"3"}))
+
+
+MAKERS = [
+    "torch FloatStorage", "torch FloatTensor", "torch Size", "torch device", "torch float32", "torch sparse_coo",
+    "torch per_tensor_affine", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_tensor_v3", "torch._utils _rebuild_parameter", "torch._utils _rebuild_parameter_with_state",
+    "torch._utils _rebuild_qtensor", "torch._utils _rebuild_sparse_tensor", "torch._utils _rebuild_nested_tensor",
+    "torch._utils _rebuild_meta_tensor_no_storage", "torch._utils _rebuild_wrapper_subclass",
+    "torch._utils _rebuild_device_tensor_from_numpy", "torch._utils _rebuild_device_tensor_from_cpu_tensor",
+    "torch._tensor _rebuild_from_type_v2", "torch.nested._internal.nested_tensor _rebuild_njt",
+    "torch.nn.parameter Parameter", "torch.nn.parameter UninitializedParameter", "torch.autograd.variable Variable",
+    "torch.storage _load_from_bytes", "torch.fx.graph_module reduce_graph_module",
+    "torch._dynamo.eval_frame OptimizedModule", "numpy.core.multiarray _reconstruct", "numpy.core.multiarray scalar",
+    "numpy dtype", "_codecs encode", "collections OrderedDict", "builtins getattr", "builtins bytes",
+    "copyreg _reconstructor", "__torch__ Net", "m C",
+]  # fmt: skip
+OPCODES = [
+    b"(", b"t", b"l", b"d", b"\x85", b"\x86", b"\x87", b"]", b"}", b")", b"\x8f", b"\x90", b"\x91", b"a", b"e", b"s",
+    b"u", b"R", b"\x81", b"\x92", b"b", b"Q", b"0", b"1", b"2", b"q\1", b"h\1", b"q\2", b"h\2", b"\x94", b"N", b"\x88",
+]  # fmt: skip
+MODULE = {"_parameters": {}, "_buffers": {}, "_modules": {}}
+VALUES = ["cpu", "0", "storage", "latin1", "<", "f4", *MODULE, MODULE, 0, 4, -1, 1.5, (4,), (1,), (), {}, []]
+PARTS = [
+    build.storage(),
+    build.tensor(build.storage()),
+    build.inline_tensor(),
+    build.raw(build.floats()),
+    build.raw(b"\0" * 16),
+]
+PIECES = [*OPCODES, *PARTS, *map(build.ops, VALUES), *(build.named(*name.split()) for name in MAKERS)]
+
+
+@settings(max_examples=3000)
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+def test_any_program_of_torch_s_own_words_is_refused_or_read(pieces: list[bytes]) -> None:
+    # Whatever is left on the stack is gathered up, so that most programs end well.
+    program = b"\x80\x02(" + b"".join(pieces) + b"l."
+    survives(build.zip_file({"archive/data.pkl": program, "archive/data/0": build.floats(), "archive/version": b"3"}))
+
+
+def seeds() -> list[bytes]:
+    """Return small sound files: those that are built here, and the project's fixtures where they are small."""
+    small = [
+        path.read_bytes()
+        for path in sorted(FIXTURES.glob("*"))
+        if path.suffix != ".json" and path.stat().st_size < 20_000
+    ]
+    # Of the many alike a few are enough.
+    return [*build.one_of_each().values(), *small[:: max(1, len(small) // 24)]]
+
+
+def mutants(count: int) -> Iterator[bytes]:
+    """Yield damaged files, always the same: flipped, overwritten, moved, cut, spliced with other files."""
+    chance = random.Random(SEED)
+    files = seeds()
+    numbers = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1]
+    for _ in range(count):
+        data = bytearray(chance.choice(files))
+        for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+            place = chance.randrange(len(data) + 1)
+            match chance.randrange(7):
+                case 0:
+                    data[place : place + 1] = bytes([chance.randrange(256)])
+                case 1:
+                    if place < len(data):
+                        data[place] ^= 1 << chance.randrange(8)
+                case 2:
+                    width = chance.choice((1, 2, 4, 8))
+                    number = chance.choice(numbers) & ((1 << 8 * width) - 1)
+                    data[place : place + width] = number.to_bytes(width, chance.choice(("little", "big")))
+                case 3:
+                    del data[place : place + chance.choice((1, 2, 8, 64))]
+                case 4:
+                    start = chance.randrange(len(data) + 1)
+                    data[place:place] = data[start : start + chance.choice((1, 4, 30, 100))]
+                case 5:
+                    other = chance.choice(files)
+                    start = chance.randrange(len(other))
+                    piece = other[start : start + chance.choice((4, 30, 200))]
+                    data[place : place + len(piece)] = piece
+                case _:
+                    del data[place:]
+            if not data:
+                data = bytearray(b"\x80")
+        yield bytes(data)
+
+
+def test_no_mutant_does_harm() -> None:
+    opened = sum(survives(data) for data in mutants(MUTANTS))
+
+    # Most die; if all did, the damage would be too coarse to reach the inner code.
+    assert MUTANTS // 20 < opened < MUTANTS // 2
+
+
+def test_a_stream_is_as_safe_as_bytes() -> None:
+    for data in mutants(200):
+        try:
+            with open_checkpoint(io.BytesIO(data)) as checkpoint:
+                use(checkpoint)
+        except CkptoolError:
+            pass

@@ -1,0 +1,227 @@
+"""What the shape of the package promises, proven by walking its source and by fresh interpreters."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckptool
+
+PACKAGE = Path(ckptool.__file__).parent
+MODULES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+# The reference trainer makes checkpoints with torch; no other module knows of it.
+TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("reference/")}
+# The one door to torch also builds a class, which the user names and no file.
+EDGE = "torch_bridge.py"
+INSIDE = sorted(set(TOOL) - {EDGE})
+
+LONG_MODULES: dict[str, str] = {}
+# Raised and caught inside the pickle code alone.
+CONTROL_FLOW = {"NeedMore", "_NeedsProtocol4"}
+LONG_FUNCTIONS = {"_loop": "the hot loop of the pickle interpreter: calls would double its time"}
+
+RUNS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "breakpoint",
+    "input",
+    "pickle.load",
+    "pickle.loads",
+    "pickle.Unpickler",
+    "marshal.load",
+    "marshal.loads",
+    "torch.load",
+    "torch.jit.load",
+    "torch.hub.load",
+    "os.system",
+    "os.popen",
+    "os.fork",
+}
+RUNNERS = {
+    "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "importlib", "runpy", "code",
+    "codeop", "subprocess", "multiprocessing", "ctypes", "cffi", "socket", "urllib", "http", "shutil", "pkgutil", "imp",
+}  # fmt: skip
+OPENS = {
+    "open",
+    "os.open",
+    "os.fdopen",
+    "io.open",
+    "io.FileIO",
+    "codecs.open",
+    "gzip.open",
+    "zipfile.ZipFile",
+    "tarfile.open",
+    "mmap.mmap",
+}
+OPENING_METHODS = (".read_bytes", ".read_text", ".write_bytes", ".write_text")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the top-level package of each import, wherever it stands, unless it is for type checkers only."""
+    skipped = {id(inner) for node in ast.walk(tree) if _is_type_checking(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def mentioned(tree: ast.AST) -> Iterator[str]:
+    """Yield every name, and every dotted name, in the code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", TOOL)
+def test_no_module_runs_what_a_file_says(name: str) -> None:
+    assert RUNS.isdisjoint(mentioned(TOOL[name]))
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_no_module_has_the_means_to_run_anything(name: str) -> None:
+    assert RUNNERS.isdisjoint(imported(TOOL[name]))
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_no_module_looks_names_up_by_what_a_file_says(name: str) -> None:
+    calls = [node for node in ast.walk(TOOL[name]) if isinstance(node, ast.Call)]
+    loops = [node for node in ast.walk(TOOL[name]) if isinstance(node, ast.For | ast.comprehension)]
+    # ``for name in ("a", "b")`` asks for no other names than these.
+    literal = {ast.unparse(loop.target) for loop in loops if _is_literal(loop.iter)}
+
+    assert {"globals", "vars", "locals"}.isdisjoint(ast.unparse(call.func) for call in calls)
+    assert "sys.modules" not in mentioned(TOOL[name])
+    for call in calls:
+        if ast.unparse(call.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            assert isinstance(call.args[1], ast.Constant) or ast.unparse(call.args[1]) in literal
+
+
+def _is_literal(node: ast.AST) -> bool:
+    return isinstance(node, ast.Tuple) and all(isinstance(item, ast.Constant) for item in node.elts)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_torch_is_imported_by_the_bridge_alone(name: str) -> None:
+    assert {"torch", "numpy"}.isdisjoint(imported(TOOL[name]))
+    # What is written as safetensors is read again by the reference library.
+    assert "safetensors" not in imported(TOOL[name]) or name == "to_safetensors.py"
+
+
+def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
+    assert "ckptool.torch_bridge" not in loaded_by("import ckptool, ckptool.findings, ckptool.render")
+
+
+@pytest.mark.parametrize("name", sorted(set(INSIDE) - {"files.py", "outputs.py"}))
+def test_only_files_and_outputs_open_files(name: str) -> None:
+    called = {ast.unparse(node.func) for node in ast.walk(TOOL[name]) if isinstance(node, ast.Call)}
+
+    assert OPENS.isdisjoint(called)
+    assert not [function for function in called if function.endswith(OPENING_METHODS)]
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"errors.py"}))
+def test_only_errors_defines_exceptions(name: str) -> None:
+    bases = {
+        node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        for node in ast.walk(MODULES[name])
+        if isinstance(node, ast.ClassDef)
+    }
+    known = {cls for cls in vars(ckptool.errors) if cls[0].isupper()}
+    exceptions = {
+        cls
+        for cls, above in bases.items()
+        if above & known or any(base.endswith(("Exception", "Error")) for base in above)
+    }
+
+    assert exceptions <= CONTROL_FLOW
+
+
+def test_reading_never_opens_for_writing() -> None:
+    assert {"os.O_WRONLY", "os.O_RDWR", "os.O_CREAT", "os.O_TRUNC"}.isdisjoint(mentioned(MODULES["files.py"]))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TOOL if not name.startswith("cli/") and name != "render.py"))
+def test_only_the_command_line_prints(name: str) -> None:
+    names = set(mentioned(TOOL[name]))
+
+    assert {"print", "click.echo", "sys.stdout", "sys.stderr", "sys.exit", "os.environ", "os.getenv"}.isdisjoint(names)
+
+
+def test_nothing_imports_the_reference_trainer_but_its_commands() -> None:
+    users = {name for name, tree in TOOL.items() if "ckptool.reference" in ast.unparse(tree)}
+
+    assert all(name.startswith("cli/") for name in users)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter holds after a statement."""
+    code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_ckptool_is_light() -> None:
+    heavy = {"torch", "numpy", "safetensors", "click", "tabulate", "pickle", "subprocess", "socket", "ctypes"}
+
+    assert heavy.isdisjoint(loaded_by("import ckptool"))
+
+
+def test_the_command_line_needs_neither_torch_nor_numpy() -> None:
+    assert {"torch", "numpy", "safetensors"}.isdisjoint(loaded_by("import ckptool.cli"))
+
+
+def test_the_public_names_are_all_there_and_sorted() -> None:
+    public = {
+        name
+        for name, value in vars(ckptool).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("ckptool.")
+    }
+
+    assert ckptool.__all__ == sorted(ckptool.__all__)
+    assert set(ckptool.__all__) == public
+    for name in ckptool.__all__:
+        assert getattr(ckptool, name).__doc__
+
+
+def test_modules_are_named_for_what_they_do() -> None:
+    stems = {Path(name).stem.strip("_") for name in MODULES}
+
+    assert stems.isdisjoint(
+        {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base", "core", "tools"}
+    )
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_module_is_longer_than_400_lines(name: str) -> None:
+    lines = (PACKAGE / name).read_text("utf-8").count("\n")
+
+    assert lines <= 400 or name in LONG_MODULES
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_function_is_longer_than_80_lines(name: str) -> None:
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 80, node.name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is(name: str) -> None:
+    tree = MODULES[name]
+
+    assert ast.get_docstring(tree) or not tree.body

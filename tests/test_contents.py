@@ -1,0 +1,190 @@
+"""How tensors get their names, what groups they form, and what becomes of everything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, open_checkpoint
+from tests.build import call, floats, named, ops, storage, tensor, torch_zip
+
+T = tensor(storage())
+
+
+def opened(tree: Any, **limits: int) -> Checkpoint:
+    return open_checkpoint(torch_zip(tree, {"0": floats()}), limits=Limits(**limits))
+
+
+def module(parameters: Any = None, buffers: Any = None, children: Any = None, **attributes: Any) -> bytes:
+    """Return an nn.Module as pickle writes one."""
+    own = {"_parameters": parameters or {}, "_buffers": buffers or {}, "_modules": children or {}}
+    return named("models", "Net") + b")\x81" + ops(own | attributes) + b"b"
+
+
+@pytest.mark.parametrize(
+    ("tree", "names"),
+    [
+        (T, [""]),
+        ({"a": T, "b": T}, ["a", "b"]),
+        ({"b": T, "a": T}, ["b", "a"]),
+        ({"state_dict": {"conv.weight": T}, "epoch": 3}, ["state_dict.conv.weight"]),
+        ([T, 1, (T,)], ["0", "2.0"]),
+        ({0: T, -1: T, True: T}, ["0", "-1", "True"]),
+        ({None: T, 1.5: T}, ["None", "1.5"]),
+        ({("a", 1): T}, ["(a, 1)"]),
+        (b"}C\2a\xffrN\0\0\0"[:5] + T + b"s", ["a\ufffd"]),
+        (b"}" + ops(1 << 500) + T + b"s", ["int"]),
+        (b"}]" + T + b"s", ["list"]),
+        (call(named("collections", "OrderedDict")) + ops("a") + T + b"s", ["a"]),
+        (b"\x8f(" + T + b"\x90", ["0"]),
+        (call(named("my", "Batch"), 1, T), ["1"]),
+        (named("my", "Batch") + b")\x81" + ops({"x": T}) + b"b", ["x"]),
+        (named("my", "List") + b")\x81" + T + b"a", ["0"]),
+        ({"": T, "a": {"": T}}, ["", "a."]),
+        ({"\ud800\n\u202e": T}, ["\ud800\n\u202e"]),
+    ],
+)
+def test_tensors_are_named_by_the_path_to_them(tree: Any, names: list[str]) -> None:
+    assert list(opened(tree).tensors) == names
+
+
+def test_a_tied_tensor_stands_under_each_of_its_names() -> None:
+    found = opened({"first": T + b"q\1", "second": [b"h\1"]}).tensors
+
+    assert list(found) == ["first", "second.0"]
+    assert found["first"].info is found["second.0"].info
+
+
+def test_the_rest_is_kept_as_the_largest_parts_without_tensors() -> None:
+    found = opened({"model": {"w": T}, "epoch": 3, "config": {"deep": {"lr": 0.1}}, "log": [1, 2]})
+
+    assert [name for name, _ in found.extras] == ["epoch", "config", "log"]
+    assert dict(found.extras)["epoch"] == 3
+
+
+def test_a_file_without_tensors_is_one_extra() -> None:
+    found = opened({"epoch": 3})
+
+    assert (found.form, found.extras) == ("data", (("", found.root),))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a.b": T, "a": {"b": T}},
+        b"}(" + ops(1) + T + ops("1") + T + b"u",
+        b"}(" + ops("a") + T + ops("a") + T + b"u",
+        b"}(" + ops(None) + T + ops("None") + T + b"u",
+        b"}(]" + T + b"]" + T + b"u",
+    ],
+)
+def test_two_tensors_may_not_have_one_name(tree: Any) -> None:
+    with pytest.raises(AmbiguousFile) as caught:
+        opened(tree)
+
+    assert caught.value.kind == "ambiguous-name"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        b"]q\1(" + T + b"h\1e",
+        b"}q\1(" + ops("w") + T + ops("self") + b"h\1u",
+        b"]q\1(" + T + b"](h\1h\1ee",
+    ],
+)
+def test_a_container_inside_itself_is_followed_once(tree: bytes) -> None:
+    assert len(opened(tree).tensors) == 1
+
+
+def test_a_container_in_two_places_gives_two_names() -> None:
+    assert list(opened(b"}(" + ops("a") + b"]" + T + b"aq\1" + ops("b") + b"h\1u").tensors) == ["a.0", "b.0"]
+
+
+def groups(tree: Any) -> list[tuple[str, str, int]]:
+    return [(group.key, group.role, len(group)) for group in opened(tree).state_dicts]
+
+
+def test_each_mapping_of_tensors_is_a_state_dict() -> None:
+    tree = {"model": {"w": T, "b": T}, "ema": {"w": T}, "lr": 0.1}
+
+    assert groups(tree) == [("model", "model", 2), ("ema", "ema", 1)]
+    assert opened(tree).weights.key == "model"
+
+
+def test_everything_below_an_optimizer_is_its_own() -> None:
+    tree = {"optimizer": {"state": {0: {"step": T, "exp_avg": T}, 1: {"step": T}}, "param_groups": []}}
+
+    assert groups(tree) == [("optimizer", "optimizer", 3)]
+    assert list(opened(tree).state_dicts[0]) == ["state.0.step", "state.0.exp_avg", "state.1.step"]
+
+
+def test_loose_tensors_beside_a_state_dict_are_no_weights() -> None:
+    tree = {"model": {"w": T}, "rng": T, "epoch": 1, "best": 0.5}
+
+    assert [(key, role) for key, role, _ in groups(tree)] == [("", "other"), ("model", "model")]
+    assert opened(tree).form == "checkpoint"
+
+
+def test_a_whole_model_has_the_names_of_its_state_dict() -> None:
+    inner = module(
+        {"w": T}, {"seen": T, "cache": T}, _non_persistent_buffers_set=call(named("builtins", "set"), ["cache"])
+    )
+    found = opened(module({"scale": T, "none": None}, None, {"fc": inner, "off": None}, extra=T))
+
+    assert list(found.tensors) == ["scale", "fc.w", "fc.seen"]
+    assert list(found.attributes) == ["fc.cache", "extra"]
+    assert (found.form, found.state_dicts[0].class_name) == ("model", "models.Net")
+    assert [tensor.info.kind for tensor in found.tensors.values()] == ["parameter", "parameter", "buffer"]
+
+
+def test_a_model_that_stands_twice_has_its_names_twice() -> None:
+    found = opened(b"}(" + ops("net") + module({"w": T}, cache=T) + b"q\1" + ops("ema") + b"h\1u")
+
+    assert list(found.tensors) == ["net.w", "ema.w"]
+    assert len(found.walks) == 2
+
+
+def test_a_parameter_that_is_no_tensor_is_told_and_the_others_are_read() -> None:
+    found = opened(module({"w": T, "v": call(named("a", "b"))}))
+
+    assert list(found.tensors) == ["w"]
+    assert list(found.unreadable) == [("v", "a.b")]
+
+
+def test_a_module_inside_itself_is_refused() -> None:
+    looped = (
+        named("models", "Net")
+        + b")\x81q\1"
+        + ops({"_parameters": {"w": T}, "_buffers": {}, "_modules": {"a": b"h\1"}})
+        + b"b"
+    )
+    with pytest.raises(MalformedFile) as caught:
+        opened(looped)
+
+    assert caught.value.kind == "malformed-module"
+
+
+def test_more_names_than_the_limit_are_refused() -> None:
+    assert len(opened([T, T, T], tensors=3).tensors) == 3
+    with pytest.raises(LimitExceeded):
+        opened([T, T, T], tensors=2)
+
+
+def test_a_name_longer_than_the_limit_is_refused() -> None:
+    assert len(opened({"a" * 10: T}, name_nbytes=10).tensors) == 1
+    with pytest.raises(LimitExceeded) as caught:
+        opened({"a" * 6: {"b" * 4: T}}, name_nbytes=10)
+
+    assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("name-too-long", 11, 10)
+
+
+def test_many_long_names_are_no_reason_to_refuse_a_file() -> None:
+    names = (ops(f"{number:0250}") + b"h\1" for number in range(60_000))
+
+    assert len(opened(T + b"q\0010}(" + b"".join(names) + b"u").tensors) == 60_000
+
+
+def test_names_that_no_tensor_has_are_not_limited() -> None:
+    assert opened({"a" * 100: {"b" * 100: 1}}, name_nbytes=10).form == "data"

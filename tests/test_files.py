@@ -1,0 +1,468 @@
+"""Sources: whatever is opened never hangs, never gives wrong bytes, and is closed again."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
+from ckptool.files import (
+    BytesSource,
+    FileSource,
+    ReadAhead,
+    SliceSource,
+    Source,
+    StreamSource,
+    directory_entries,
+    exists,
+    open_source,
+)
+from tests import build
+
+DATA = bytes(range(256)) * 4
+CHECKPOINT = build.torch_zip({"w": build.tensor(build.storage(numel=4096), (4096,))}, {"0": build.floats(4096)})
+
+posix = pytest.mark.skipif(os.name != "posix", reason="POSIX files")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "data.bin").write_bytes(DATA)
+    return tmp_path / "data.bin"
+
+
+@pytest.fixture
+def checkpoint_path(tmp_path: Path) -> Path:
+    (tmp_path / "model.pth").write_bytes(CHECKPOINT)
+    return tmp_path / "model.pth"
+
+
+def open_descriptors() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def unavailable(origin: str | os.PathLike[str]) -> FileUnavailable:
+    """Return the error for a path, which must come at once."""
+    box: list[FileUnavailable] = []
+
+    def attempt() -> None:
+        try:
+            open_checkpoint(origin).close()
+        except FileUnavailable as error:
+            box.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "it hangs"
+    return box[0]
+
+
+# What is no file
+
+
+@posix
+def test_a_pipe_never_hangs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pth")
+
+    error = unavailable(tmp_path / "pipe.pth")
+    assert (error.kind, error.path) == ("not-a-file", str(tmp_path / "pipe.pth"))
+
+
+@posix
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/urandom"])
+def test_a_device_is_named(device: str) -> None:
+    assert unavailable(device).kind == "not-a-file"
+
+
+@posix
+def test_a_terminal_is_no_file() -> None:
+    leader, follower = os.openpty()
+    try:
+        assert unavailable(os.ttyname(follower)).kind == "not-a-file"
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+@posix
+def test_a_socket_is_no_file() -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:  # a short path
+        server.bind(f"{folder}/s")
+        assert unavailable(f"{folder}/s").kind in ("not-a-file", "unavailable")
+
+
+def test_a_directory_says_what_is_in_it(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.bin").touch()
+    (tmp_path / "folder").mkdir()
+
+    error = unavailable(tmp_path)
+    assert error.kind == "directory"
+    assert error.hint is not None
+    assert "0.bin" in error.hint
+    assert unavailable(tmp_path / "folder").hint is None
+
+
+@pytest.mark.parametrize("name", ["missing.pth", "missing/model.pth", "nul\0.pth", "a.zip::member", ""])
+def test_a_missing_file_is_told_of(tmp_path: Path, name: str) -> None:
+    assert unavailable(f"{tmp_path}/{name}" if name else "").kind == "missing"
+
+
+def test_a_path_through_a_file_is_unavailable(path: Path) -> None:
+    assert unavailable(path / "below").kind == "unavailable"
+
+
+@posix
+def test_links_are_followed_and_loops_are_not(tmp_path: Path, checkpoint_path: Path) -> None:
+    (tmp_path / "link.pth").symlink_to(checkpoint_path)
+    (tmp_path / "loop.pth").symlink_to("loop.pth")
+    (tmp_path / "dangling.pth").symlink_to("nowhere")
+
+    with open_checkpoint(tmp_path / "link.pth") as checkpoint:
+        assert list(checkpoint.tensors) == ["w"]
+    assert unavailable(tmp_path / "loop.pth").kind == "unavailable"
+    assert unavailable(tmp_path / "dangling.pth").kind == "missing"
+
+
+@posix
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_told_of(path: Path) -> None:
+    path.chmod(0)
+
+    assert unavailable(path).kind == "permission"
+
+
+def test_files_are_opened_so_that_child_processes_do_not_get_them(path: Path) -> None:
+    source = FileSource(str(path))
+
+    assert not os.get_inheritable(source._fd)
+    source.close()
+
+
+# Reading
+
+
+def sources(path: Path) -> dict[str, Callable[[], Source]]:
+    return {
+        "file": lambda: FileSource(str(path)),
+        "stream": lambda: StreamSource(io.BytesIO(DATA)),
+        "open file": lambda: StreamSource(path.open("rb"), owned=True),
+        "bytes": lambda: BytesSource(DATA),
+        "bytearray": lambda: BytesSource(bytearray(DATA)),
+        "array": lambda: BytesSource(memoryview(DATA).cast("I")),
+        "slice": lambda: SliceSource(BytesSource(b"before" + DATA + b"behind"), 6, len(DATA)),
+        "slice of a slice": lambda: SliceSource(SliceSource(BytesSource(b"ab" + DATA + b"c"), 1, 1026), 1, len(DATA)),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["file", "stream", "open file", "bytes", "bytearray", "array", "slice", "slice of a slice"]
+)
+def test_every_source_gives_the_bytes_that_are_asked_for(path: Path, kind: str) -> None:
+    source = sources(path)[kind]()
+
+    assert source.nbytes == len(DATA)
+    for offset, nbytes in ((0, 0), (0, 1), (5, 300), (1023, 1), (1024, 0), (0, 1024)):
+        found = source.read(offset, nbytes)
+        assert type(found) is bytes
+        assert found == DATA[offset : offset + nbytes]
+    source.close()
+
+
+def test_sources_say_where_their_bytes_stand_in_the_file(path: Path) -> None:
+    for source in (FileSource(str(path)), StreamSource(io.BytesIO(DATA)), BytesSource(DATA, is_file=True)):
+        assert source.file_offset(7) == 7
+        assert SliceSource(source, 100, 10).file_offset(7) == 107
+        source.close()
+    assert SliceSource(BytesSource(DATA), 100, 10).file_offset(7) is None
+
+
+class Dribble(io.RawIOBase):
+    """A stream that gives three bytes at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._inner = io.BytesIO(data)
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._inner.seek(offset, whence)
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._inner.read(min(3, size if size is not None and size >= 0 else 3))
+
+
+class Unseekable(io.BytesIO):
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise io.UnsupportedOperation("seek")
+
+
+def test_streams_that_give_less_than_asked_for_are_asked_again() -> None:
+    assert StreamSource(Dribble(DATA)).read(10, 500) == DATA[10:510]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        CHECKPOINT,
+        bytearray(CHECKPOINT),
+        memoryview(CHECKPOINT),
+        io.BytesIO(CHECKPOINT),
+        io.BufferedReader(io.BytesIO(CHECKPOINT)),  # type: ignore[arg-type]
+        Dribble(CHECKPOINT),
+        Unseekable(CHECKPOINT),
+    ],
+    ids=lambda origin: type(origin).__name__,
+)
+def test_checkpoints_open_from_bytes_and_file_objects(origin: BinaryIO) -> None:
+    with open_checkpoint(origin) as checkpoint:
+        assert checkpoint.tensors["w"].read() == build.floats(4096)
+        assert checkpoint.file_nbytes == len(CHECKPOINT)
+        assert checkpoint.path in ("<bytes>", "<stream>")
+
+
+def test_a_file_object_shows_its_name_and_stays_open(checkpoint_path: Path) -> None:
+    with checkpoint_path.open("rb") as file:
+        with open_checkpoint(file) as checkpoint:
+            assert checkpoint.path == str(checkpoint_path)
+            checkpoint.tensors["w"].read()
+        assert not file.closed
+
+
+@pytest.mark.parametrize("form", [str, Path, os.fsencode], ids=["str", "Path", "bytes"])
+def test_paths_of_text_are_paths_and_bytes_are_contents(checkpoint_path: Path, form: Callable[[Path], object]) -> None:
+    origin = form(checkpoint_path)
+
+    if isinstance(origin, bytes):
+        with pytest.raises(CkptoolError):
+            open_checkpoint(origin)
+    else:
+        assert open_checkpoint(origin).path == str(checkpoint_path)  # type: ignore[arg-type]
+
+
+def test_reading_ahead_gives_the_same_bytes_with_fewer_calls() -> None:
+    calls: list[int] = []
+
+    class Counting(BytesSource):
+        def read(self, offset: int, nbytes: int) -> bytes:
+            calls.append(nbytes)
+            return super().read(offset, nbytes)
+
+    data = bytes(range(251)) * 4000
+    ahead = ReadAhead(Counting(data))
+    for offset in range(0, 100_000, 40):
+        assert ahead.read(offset, 30) == data[offset : offset + 30]
+    assert len(calls) < 10
+    assert ahead.read(900_000, 100) == data[900_000:900_100]
+    assert calls[-1] <= ReadAhead.SINGLE
+    assert ahead.read(5, 10) == data[5:15]
+    assert ahead.read(len(data) - 3, 10) == data[-3:]
+    assert ahead.read(len(data), 10) == b""
+
+
+# Files that change
+
+
+def test_a_file_that_shrinks_while_it_is_open_is_told_of(checkpoint_path: Path) -> None:
+    with open_checkpoint(checkpoint_path) as checkpoint:
+        os.truncate(checkpoint_path, 2000)
+        with pytest.raises(SourceChanged) as caught:
+            checkpoint.tensors["w"].read()
+    assert caught.value.needed == 4096 * 4
+    assert caught.value.actual is not None
+    assert caught.value.actual < 2000
+
+
+def test_a_file_that_shrinks_at_any_point_gives_no_wrong_bytes(checkpoint_path: Path) -> None:
+    for length in range(0, len(CHECKPOINT), 97):
+        checkpoint_path.write_bytes(CHECKPOINT)
+        with open_checkpoint(checkpoint_path) as checkpoint:
+            os.truncate(checkpoint_path, length)
+            with suppress(SourceChanged):
+                assert checkpoint.tensors["w"].read() == build.floats(4096)
+
+
+class Meddling(FileSource):
+    """A file that is written to while its index is read."""
+
+    meddle: Callable[[], object]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        data = super().read(offset, nbytes)
+        type(self).meddle()
+        return data
+
+
+@pytest.mark.parametrize("how", ["append", "overwrite", "truncate"])
+def test_a_file_that_changes_while_its_index_is_read_is_refused(
+    checkpoint_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meddle() -> None:
+        with checkpoint_path.open("r+b") as file:
+            if how == "truncate":
+                file.truncate(len(CHECKPOINT) - 1)
+            else:
+                file.seek(0, os.SEEK_END if how == "append" else os.SEEK_SET)
+                file.write(b"PK\x03\x04")
+
+    os.utime(checkpoint_path, (1, 1))  # so that a change shows, however coarse the clock
+    Meddling.meddle = staticmethod(meddle)
+    monkeypatch.setattr("ckptool.files.FileSource", Meddling)
+
+    with pytest.raises(SourceChanged):
+        open_checkpoint(checkpoint_path)
+
+
+def test_a_file_that_is_replaced_is_read_on_as_it_was(checkpoint_path: Path) -> None:
+    with open_checkpoint(checkpoint_path) as checkpoint:
+        other = checkpoint_path.with_suffix(".new")
+        other.write_bytes(b"something else")
+        other.replace(checkpoint_path)
+        assert checkpoint.tensors["w"].read() == build.floats(4096)
+
+
+def test_a_stream_that_ends_early_is_told_of() -> None:
+    stream = io.BytesIO(DATA)
+    source = StreamSource(stream)
+    stream.truncate(100)
+
+    with pytest.raises(SourceChanged) as caught:
+        source.read(50, 100)
+    assert (caught.value.needed, caught.value.actual) == (100, 50)
+
+
+@posix
+def test_a_disk_that_fails_is_an_error_like_any_other(checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(checkpoint_path)
+
+    def fail(fd: int, nbytes: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    for attempt in (checkpoint.tensors["w"].read, lambda: open_checkpoint(checkpoint_path)):
+        with pytest.raises(FileUnavailable) as caught:
+            attempt()
+        assert caught.value.kind == "io"
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+# Closing
+
+
+def test_nothing_can_be_read_after_closing(checkpoint_path: Path) -> None:
+    for origin in (checkpoint_path, io.BytesIO(CHECKPOINT), CHECKPOINT):
+        checkpoint = open_checkpoint(origin)
+        checkpoint.close()
+        checkpoint.close()
+        with pytest.raises(ValueError, match="closed"):
+            checkpoint.tensors["w"].read()
+
+
+def test_bytes_that_were_lent_can_be_changed_after_closing() -> None:
+    data = bytearray(CHECKPOINT)
+    with open_checkpoint(data), pytest.raises(BufferError):
+        data.append(0)
+    data.append(0)
+
+
+def test_a_with_block_closes_even_when_it_fails(checkpoint_path: Path) -> None:
+    with pytest.raises(KeyError), open_checkpoint(checkpoint_path) as checkpoint:
+        raise KeyError
+    with pytest.raises(ValueError, match="closed"):
+        checkpoint.tensors["w"].read()
+
+
+def broken(folder: Path) -> Iterator[Path]:
+    """Yield files that cannot be read, for every reason."""
+    for name, data in build.one_of_each().items():
+        for length in (0, 9, len(data) // 2, len(data) - 1):
+            path = folder / f"{name}-{length}"
+            path.write_bytes(data[:length])
+            yield path
+    (folder / "html").write_bytes(b"<!DOCTYPE html><html><title>404</title>")
+    (folder / "noise").write_bytes(bytes(range(7, 250)))
+    yield from (folder / "html", folder / "noise", folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts /proc/self/fd")
+def test_no_descriptor_is_left_open(tmp_path: Path, checkpoint_path: Path) -> None:
+    paths = list(broken(tmp_path))
+    before = open_descriptors()
+
+    for path in paths:
+        with suppress(CkptoolError):
+            open_checkpoint(path).close()
+    for _ in range(3):
+        open_checkpoint(checkpoint_path)  # nobody closes it: the last reference does
+        with open_checkpoint(checkpoint_path):
+            pass
+    assert open_descriptors() == before
+
+
+# Threads
+
+
+@pytest.mark.parametrize("kind", ["path", "stream", "bytes"])
+def test_threads_that_share_a_checkpoint_get_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    storages = {str(number): build.floats(2000 + number) for number in range(24)}
+    tree = {
+        f"t{number}": build.tensor(build.storage(str(number), 2000 + number), (40, 25), (1, 40 + number % 3))
+        for number in range(24)
+    }
+    data = build.torch_zip(tree, storages)
+    (tmp_path / "x.pth").write_bytes(data)
+    origin = {"path": tmp_path / "x.pth", "stream": io.BytesIO(data), "bytes": data}[kind]
+
+    with open_checkpoint(origin) as checkpoint, ThreadPoolExecutor(16) as pool:
+        expected = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
+        names = list(expected) * 40
+        assert all(pool.map(lambda name: checkpoint.tensors[name].read() == expected[name], names))
+
+
+# The small helpers
+
+
+def test_the_entries_of_a_directory_are_its_files_sorted(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+
+    assert directory_entries(str(tmp_path)) == ["a", "b", "c"]
+    assert directory_entries(str(tmp_path / "missing")) == []
+
+
+def test_a_path_with_the_member_mark_that_exists_is_a_path(tmp_path: Path) -> None:
+    odd = tmp_path / "a::b.pth"
+    odd.write_bytes(CHECKPOINT)
+
+    assert exists(str(odd))
+    with open_checkpoint(odd) as checkpoint:
+        assert (checkpoint.member, list(checkpoint.tensors)) == (None, ["w"])
+
+
+def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:
+    source, shown = open_source(checkpoint_path)
+
+    assert (source.nbytes, shown) == (len(CHECKPOINT), str(checkpoint_path))
+    source.close()

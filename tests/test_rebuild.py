@@ -1,0 +1,397 @@
+"""What each call that torch pickles for a tensor means; above all the forms that no torch of today writes any more."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from struct import pack
+from typing import Any
+
+import pytest
+import torch
+
+from ckptool import AmbiguousFile, LazyTensor, UnsupportedFeature, open_checkpoint
+from ckptool.files import BytesSource
+from ckptool.numpy_arrays import numpy_scalar
+from ckptool.pickles import read_pickle
+from tests import build
+from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
+
+HOOKS = call(named("collections", "OrderedDict"))
+FLOATS = {"0": floats()}
+
+
+def utils(function: str, *args: Any) -> bytes:
+    return call(named("torch._utils", function), *args)
+
+
+def numpy_values(data: bytes, code: str = "f4", shape: Any = (4,), order: str = "<", fortran: bool = False) -> bytes:
+    """Return an array as numpy pickles one."""
+    array = call(named("numpy.core.multiarray", "_reconstruct"), named("numpy", "ndarray"), (0,), raw(b"b"))
+    dtype = call(named("numpy", "dtype"), code, 0, 1) + ops((3, order, None, None, None, -1, -1, 0)) + b"b"
+    return array + ops((1, shape, dtype, fortran, raw(data))) + b"b"
+
+
+def only(tree: bytes, storages: dict[str, bytes] | None = None) -> LazyTensor:
+    """Return the one tensor that a zip of this tree holds."""
+    (found,) = open_checkpoint(torch_zip({"w": tree}, FLOATS if storages is None else storages)).tensors.values()
+    return found
+
+
+PLAIN = tensor(storage())
+OLD_TENSOR = named("torch", "FloatTensor") + b")\x81" + ops((storage(), 0, (4,), (1,))) + b"b"
+
+FORMS = {
+    "version 1": utils("_rebuild_tensor", storage(), 0, (4,), (1,)),
+    "version 2": PLAIN,
+    "version 2 with metadata": utils("_rebuild_tensor_v2", storage(), 0, (4,), (1,), False, HOOKS, {}),
+    "version 3": utils(
+        "_rebuild_tensor_v3",
+        storage(numel=16, dtype="UntypedStorage"),
+        0,
+        (4,),
+        (1,),
+        False,
+        HOOKS,
+        named("torch", "float32"),
+    ),
+    "shape as torch.Size": tensor(storage(), call(named("torch", "Size"), (4,)), [1]),
+    "0.1: built from a state": OLD_TENSOR,
+    "0.1: on a GPU": OLD_TENSOR.replace(b"ctorch\nFloatTensor", b"ctorch.cuda\nFloatTensor"),
+    "from its type": call(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        named("torch._utils", "_rebuild_tensor_v2"),
+        named("torch", "Tensor"),
+        (storage(), 0, (4,), (1,), False, HOOKS),
+        {"note": 1},
+    ),
+    "storage of a GPU": tensor(storage().replace(b"ctorch\n", b"ctorch.cuda\n")),
+    "storage with a number for a key": tensor(storage(0)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_plain_tensor_is_read(form: str) -> None:
+    found = only(FORMS[form])
+
+    assert (found.info.dtype.name, found.info.shape, found.info.stride, found.info.storage_offset) == (
+        "float32",
+        (4,),
+        (1,),
+        0,
+    )
+    assert (found.info.kind, found.info.subclass, found.info.layout, found.info.parts) == (None, None, "strided", ())
+    assert found.read() == floats()
+
+
+PARAMETERS = {
+    "today": (utils("_rebuild_parameter", PLAIN, True, HOOKS), True),
+    "frozen": (utils("_rebuild_parameter", PLAIN, False, HOOKS), False),
+    "with a state": (utils("_rebuild_parameter_with_state", PLAIN, True, HOOKS, {"note": 1}), True),
+    "called": (call(named("torch.nn.parameter", "Parameter"), PLAIN, True), True),
+    "0.3": (
+        named("torch.nn.parameter", "Parameter") + ops((PLAIN,)) + b"\x81" + ops((True, False, HOOKS)) + b"b",
+        True,
+    ),
+    "0.1": (named("torch.nn.parameter", "Parameter") + b")\x81" + ops((PLAIN, None, HOOKS, True, False)) + b"b", True),
+    "of a 0.1 tensor": (
+        named("torch.nn.parameter", "Parameter") + b")\x81" + ops((OLD_TENSOR, None, HOOKS, False, False)) + b"b",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("age", PARAMETERS)
+def test_parameters_of_every_age_are_read(age: str) -> None:
+    tree, requires_grad = PARAMETERS[age]
+    found = only(tree)
+
+    assert (found.info.kind, found.info.requires_grad) == ("parameter", requires_grad)
+    assert found.read() == floats()
+
+
+def test_a_variable_is_no_parameter() -> None:
+    found = only(
+        named("torch.autograd.variable", "Variable") + b")\x81" + ops((PLAIN, None, HOOKS, True, False)) + b"b"
+    )
+
+    assert (found.info.kind, found.info.requires_grad) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        named("torch", "_rebuild_tensor_v2"),
+        named("torch._utils", "_rebuild_tensor_v4"),
+        named("torch", "_utils._rebuild_tensor_v2"),
+        named("torch._utils._rebuild_tensor_v2", ""),
+        named("Torch._utils", "_rebuild_tensor_v2"),
+        named("evil", "FloatTensor"),
+        call(named("builtins", "getattr"), named("torch", "_utils"), "_rebuild_tensor_v2"),
+    ],
+)
+def test_only_the_exact_name_makes_a_tensor(function: bytes) -> None:
+    found = open_checkpoint(torch_zip({"w": call(function, storage(), 0, (4,), (1,), False, HOOKS)}, FLOATS))
+
+    assert found.tensors == {}
+    assert found.form == "data"
+
+
+def test_what_the_names_ask_for_is_listed_in_order() -> None:
+    found = open_checkpoint(torch_zip({"w": PLAIN}, FLOATS))
+
+    assert [str(name) for name in found.globals] == [
+        "torch._utils._rebuild_tensor_v2",
+        "torch.FloatStorage",
+        "collections.OrderedDict",
+    ]
+
+
+def test_one_node_under_two_names_is_one_tensor() -> None:
+    found = open_checkpoint(torch_zip(b"}(" + ops("a") + PLAIN + b"q\1" + ops("b") + b"h\1u", FLOATS)).tensors
+
+    assert found["a"].info is found["b"].info
+
+
+def test_two_tensors_of_one_storage_share_it() -> None:
+    found = open_checkpoint(torch_zip({"a": PLAIN, "b": tensor(storage(), (2,), (1,), 2)}, FLOATS)).tensors
+
+    assert found["a"].info.storage == found["b"].info.storage
+    assert found["b"].read() == floats()[8:]
+
+
+@pytest.mark.parametrize(("conj", "neg"), [(True, False), (False, True), (True, True)])
+def test_conjugate_and_negative_bits_are_applied(conj: bool, neg: bool) -> None:
+    stored = storage(numel=2, dtype="ComplexFloatStorage")
+    found = only(utils("_rebuild_tensor_v2", stored, 0, (2,), (1,), False, HOOKS, {"conj": conj, "neg": neg}))
+    values = torch.tensor([0 + 1j, 2 + 3j])
+
+    assert torch.frombuffer(bytearray(found.read()), dtype=torch.complex64).tolist() == [
+        (-1 if neg else 1) * (value.conjugate() if conj else value) for value in values.tolist()
+    ]
+
+
+QUANTISED = storage(dtype="QInt8Storage")
+
+
+def test_a_tensor_quantised_as_a_whole_keeps_its_numbers() -> None:
+    scheme = named("torch", "per_tensor_affine")
+    found = only(utils("_rebuild_qtensor", QUANTISED, 0, (4,), (1,), (scheme, 0.5, 3), False, HOOKS), {"0": b"abcd"})
+
+    assert (found.info.dtype.name, found.info.layout) == ("qint8", "per_tensor_affine")
+    assert found.info.details == (("scale", 0.5), ("zero_point", 3))
+    assert found.read() == b"abcd"
+
+
+def test_a_tensor_quantised_by_channel_keeps_its_scales() -> None:
+    quantizer = (named("torch", "per_channel_affine"), tensor(storage("1", 2), (2,)), tensor(storage("2", 2), (2,)), 1)
+    tree = utils("_rebuild_qtensor", QUANTISED, 0, (2, 2), (2, 1), quantizer, False, HOOKS)
+    found = only(tree, {"0": b"abcd", "1": floats(2), "2": floats(2)})
+
+    assert [name for name, _ in found.info.parts] == ["scales", "zero_points"]
+    assert found.info.details == (("axis", 1),)
+
+
+INDICES = tensor(storage("1", 2, "LongStorage"), (1, 2), (2, 1))
+WITH_INDICES = {"0": floats(), "1": pack("<2q", 0, 3)}
+
+
+def test_a_sparse_tensor_is_its_indices_and_values() -> None:
+    values = tensor(storage(), (2, 2), (2, 1))
+    found = only(
+        utils("_rebuild_sparse_tensor", named("torch", "sparse_coo"), (INDICES, values, (5, 2), True)), WITH_INDICES
+    )
+
+    assert (found.info.layout, found.info.shape, found.info.dtype.name) == ("sparse_coo", (5, 2), "float32")
+    assert [(name, part.shape) for name, part in found.info.parts] == [("indices", (1, 2)), ("values", (2, 2))]
+    assert found.info.total_nbytes == 32
+    with pytest.raises(UnsupportedFeature):
+        found.read()
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        ("sparse_csr", ["crow_indices", "col_indices", "values"]),
+        ("sparse_bsr", ["crow_indices", "col_indices", "values"]),
+        ("sparse_csc", ["ccol_indices", "row_indices", "values"]),
+        ("sparse_bsc", ["ccol_indices", "row_indices", "values"]),
+    ],
+)
+@pytest.mark.parametrize("spelling", ["name", "call"])
+def test_compressed_tensors_name_their_parts(layout: str, names: list[str], spelling: str) -> None:
+    asked = (
+        named("torch", layout)
+        if spelling == "name"
+        else call(named("torch.serialization", "_get_layout"), f"torch.{layout}")
+    )
+    found = only(utils("_rebuild_sparse_tensor", asked, (INDICES, INDICES, PLAIN, (5, 2))), WITH_INDICES)
+
+    assert found.info.layout == layout
+    assert [name for name, _ in found.info.parts] == names
+
+
+def test_a_nested_tensor_is_its_buffer_and_sizes() -> None:
+    found = only(utils("_rebuild_nested_tensor", PLAIN, INDICES, INDICES, INDICES), WITH_INDICES)
+
+    assert (found.info.layout, found.info.dtype.name) == ("nested", "float32")
+    assert [name for name, _ in found.info.parts] == ["buffer", "sizes", "strides", "offsets"]
+
+
+def test_a_jagged_tensor_is_its_values_and_offsets() -> None:
+    jagged = named("torch.nested._internal.nested_tensor", "_rebuild_njt")
+    found = only(call(jagged, {"values": PLAIN, "offsets": INDICES, "lengths": None}), WITH_INDICES)
+
+    assert found.info.layout == "jagged"
+    assert [name for name, _ in found.info.parts] == ["values", "offsets"]
+
+
+def test_a_meta_tensor_has_a_shape_and_no_bytes() -> None:
+    found = only(utils("_rebuild_meta_tensor_no_storage", named("torch", "bfloat16"), (2, 3), (3, 1), True), {})
+
+    assert (found.info.location, found.info.shape, found.info.dtype.name, found.info.nbytes) == (
+        "meta",
+        (2, 3),
+        "bfloat16",
+        0,
+    )
+
+
+def test_a_wrapper_subclass_names_its_class_and_its_parts() -> None:
+    outer = (named("mine", "Scaled"), named("torch", "bfloat16"), (4,), (1,), 0, named("torch", "strided"))
+    args = (*outer, call(named("torch", "device"), "cuda", 1), True)
+    state = {"inner": PLAIN, "more": [INDICES, 7], "scale": 2.0}
+    tree = call(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        named("torch._utils", "_rebuild_wrapper_subclass"),
+        outer[0],
+        args,
+        state,
+    )
+    found = only(tree, WITH_INDICES)
+
+    assert (found.info.subclass, found.info.location, found.info.dtype.name) == ("mine.Scaled", "cuda:1", "bfloat16")
+    assert [name for name, _ in found.info.parts] == ["inner", "more.0"]
+    with pytest.raises(UnsupportedFeature):
+        found.read()
+
+
+def test_an_uninitialised_parameter_has_no_shape_yet() -> None:
+    found = only(call(named("torch.nn.parameter", "UninitializedParameter"), True), {})
+
+    assert (found.info.layout, found.info.shape, found.info.kind) == ("uninitialized", (), "parameter")
+    assert found.info.requires_grad is True
+
+
+def test_a_device_tensor_saved_as_a_cpu_tensor_keeps_its_device() -> None:
+    found = only(utils("_rebuild_device_tensor_from_cpu_tensor", PLAIN, named("torch", "float32"), "mtia:0", True))
+
+    assert (found.info.location, found.info.requires_grad) == ("mtia:0", True)
+    assert found.read() == floats()
+
+
+NUMPY_FORMS = {
+    "plain": (numpy_values(floats()), (4,), (1,)),
+    "big-endian": (numpy_values(pack(">4f", 0, 1, 2, 3), order=">"), (4,), (1,)),
+    "row by row": (numpy_values(floats(), shape=(2, 2)), (2, 2), (2, 1)),
+    "renamed in numpy 2": (numpy_values(floats()).replace(b"numpy.core", b"numpy._core"), (4,), (1,)),
+}
+
+
+@pytest.mark.parametrize("form", NUMPY_FORMS)
+def test_a_device_tensor_saved_as_a_numpy_array_is_read(form: str) -> None:
+    array, shape, stride = NUMPY_FORMS[form]
+    found = only(utils("_rebuild_device_tensor_from_numpy", array, named("torch", "float32"), "xla:0", False), {})
+
+    assert (found.info.location, found.info.shape, found.info.stride) == ("xla:0", shape, stride)
+    assert found.read() == floats()
+
+
+def test_a_numpy_array_column_by_column_is_read_row_by_row() -> None:
+    array = numpy_values(floats(), shape=(2, 2), fortran=True)
+    found = only(utils("_rebuild_xla_tensor", array, named("torch", "float32"), "xla:0", False), {})
+
+    assert (found.info.stride, found.read()) == ((1, 2), pack("<4f", 0, 2, 1, 3))
+
+
+STREAM = legacy(storage(rest=(None,)), [("0", 4, floats())])
+
+
+@pytest.mark.parametrize(
+    "data", [raw(STREAM), call(named("_codecs", "encode"), STREAM.decode("latin-1"), "latin1")], ids=["bytes", "text"]
+)
+def test_a_plain_pickle_holds_its_storages_in_its_bytes(data: bytes) -> None:
+    found = open_checkpoint(pickled({"w": tensor(call(named("torch.storage", "_load_from_bytes"), data))}))
+
+    assert found.tensors["w"].read() == floats()
+
+
+def numpy_scalar_of(code: str, data: bytes, order: str = "<", encoded: bool = False) -> Any:
+    dtype = call(named("numpy", "dtype"), code, 0, 1) + ops((3, order, None, None, None, -1, -1, 0)) + b"b"
+    stored = call(named("_codecs", "encode"), data.decode("latin-1"), "latin1") if encoded else raw(data)
+    pickle = pickled(call(named("numpy.core.multiarray", "scalar"), dtype, stored))
+    return numpy_scalar(read_pickle(BytesSource(pickle)).root)
+
+
+@pytest.mark.parametrize(
+    ("code", "data", "order", "expected"),
+    [
+        ("f8", pack("<d", -1.5), "<", ("float64", -1.5)),
+        ("f8", pack(">d", -1.5), ">", ("float64", -1.5)),
+        ("i8", pack("<q", -7), "<", ("int64", -7)),
+        ("u1", b"\xff", "|", ("uint8", 255)),
+        ("b1", b"\1", "|", ("bool", True)),
+        ("f2", pack("<e", 0.5), "<", ("float16", 0.5)),
+        ("f8", b"\0" * 7, "<", ("float64", None)),
+        ("c16", bytes(16), "<", ("complex128", None)),
+        ("U4", bytes(16), "<", ("U4", None)),
+    ],
+)
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_numpy_scalar_is_its_type_and_its_value(
+    code: str, data: bytes, order: str, expected: tuple[str, object], encoded: bool
+) -> None:
+    assert numpy_scalar_of(code, data, order, encoded) == expected
+
+
+@pytest.mark.parametrize(
+    "value", [7, call(named("numpy", "scalar")), call(named("numpy.core.multiarray", "scalar")), [1]]
+)
+def test_other_calls_are_no_numpy_scalars(value: Any) -> None:
+    assert numpy_scalar(read_pickle(BytesSource(pickled(value))).root) is None
+
+
+def test_tensors_of_one_inline_stream_share_their_storage() -> None:
+    stored = call(named("torch.storage", "_load_from_bytes"), raw(STREAM) + b"q\1")
+    again = call(named("torch.storage", "_load_from_bytes"), b"h\1")
+    found = open_checkpoint(pickled({"a": tensor(stored), "b": tensor(again)})).tensors
+
+    assert found["a"].info.storage == found["b"].info.storage
+
+
+def test_an_empty_storage_may_have_two_types() -> None:
+    empty = {"a": tensor(storage(numel=0), (0,)), "b": tensor(storage(numel=0, dtype="LongStorage"), (0,))}
+    found = open_checkpoint(torch_zip(empty, {"0": b""})).tensors
+
+    assert [tensor.info.dtype.name for tensor in found.values()] == ["float32", "int64"]
+
+
+def test_a_view_of_a_legacy_storage_begins_inside_it() -> None:
+    view = storage(rest=(("5", 1, 2),))
+    found = open_checkpoint(legacy({"w": tensor(view, (2,))}, [("0", 4, floats())])).tensors["w"]
+
+    assert (found.info.storage.key, found.info.storage.nbytes) == ("5", 8)
+    assert found.read() == floats()[4:12]
+
+
+def test_torch_reads_what_the_tests_build() -> None:
+    files = build.one_of_each()
+
+    assert torch.load(BytesIO(files["torch_zip"]))["half"].tolist() == [[0, 2], [1, 3]]
+    assert torch.load(BytesIO(files["torch_legacy"]))["half"].tolist() == [[0, 2], [1, 3]]
+
+
+def test_one_storage_may_not_be_on_two_devices() -> None:
+    with pytest.raises(AmbiguousFile) as caught:
+        open_checkpoint(torch_zip({"a": PLAIN, "b": tensor(storage(location="cuda:0"))}, FLOATS))
+
+    assert caught.value.kind == "ambiguous-storage"

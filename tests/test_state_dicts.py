@@ -1,0 +1,165 @@
+"""Which of the state dicts in a file are the model's weights, and which are something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckptool import Checkpoint, open_checkpoint
+from ckptool.state_dicts import WEIGHT_KEYS, Role, choose_weights
+from tests import build
+
+
+def vector(key: str = "0", numel: int = 4) -> bytes:
+    return build.tensor(build.storage("0", 4), (numel,))
+
+
+def scalar() -> bytes:
+    return build.tensor(build.storage("0", 4), (), ())
+
+
+def weights(numel: int = 4) -> dict[str, bytes]:
+    return {"layer.weight": vector(numel=numel), "layer.bias": vector(numel=numel)}
+
+
+def opened(tree: Any) -> Checkpoint:
+    return open_checkpoint(build.torch_zip(tree, {"0": build.floats()}))
+
+
+def roles(tree: Any) -> dict[str, Role]:
+    return {group.key: group.role for group in opened(tree).state_dicts}
+
+
+@pytest.mark.parametrize(
+    ("key", "role"),
+    [
+        ("state_dict", "model"),
+        ("model", "model"),
+        ("anything", "model"),
+        ("ema", "ema"),
+        ("ema_state_dict", "ema"),
+        ("model_ema", "ema"),
+        ("averaged_model", "ema"),
+        ("swa_state", "ema"),
+        ("Shadow", "ema"),
+        ("optimizer", "optimizer"),
+        ("optim_d", "optimizer"),
+        ("opt", "optimizer"),
+        ("lr_scheduler", "scheduler"),
+        ("callbacks", "other"),
+        ("metrics", "other"),
+        ("schema", "model"),
+        ("emanuel", "model"),
+        ("option", "model"),
+    ],
+)
+def test_the_role_follows_from_whole_words_of_the_key(key: str, role: Role) -> None:
+    assert roles({key: weights(), "epoch": 3}) == {key: role}
+
+
+def test_a_bare_mapping_of_tensors_is_the_model() -> None:
+    found = opened(weights())
+
+    assert (found.form, roles(weights())) == ("state_dict", {"": "model"})
+    assert found.weights is not None
+    assert list(found.weights) == ["layer.weight", "layer.bias"]
+
+
+def test_an_optimizer_is_known_by_its_two_keys() -> None:
+    state = {"state": {0: {"exp_avg": vector(), "step": scalar()}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+
+    assert roles({"anything": state}) == {"anything": "optimizer"}
+    found = opened({"net": weights(), "anything": state})
+    assert list(found.tensors)[2:] == ["anything.state.0.exp_avg", "anything.state.0.step"]
+    assert roles(state) == {"": "optimizer"}
+
+
+def test_a_few_tensors_among_other_things_are_no_state_dict() -> None:
+    tree = {"model": weights(), "rng_state": vector(), "epoch": 3, "args": {"lr": 0.1}, "best": 0.5}
+
+    assert roles(tree) == {"model": "model", "": "other"}
+    found = opened(tree)
+    assert found.weights is not None
+    assert found.weights.key == "model"
+
+
+def test_a_table_of_single_numbers_is_nobodys_weights() -> None:
+    assert roles({"model": weights(), "scores": {"a": scalar(), "b": scalar()}}) == {
+        "model": "model",
+        "scores": "other",
+    }
+
+
+def test_state_dicts_inside_state_dicts_are_found() -> None:
+    tree = {"models": {"first": weights(), "second": weights()}}
+
+    assert roles(tree) == {"models.first": "model", "models.second": "model"}
+    assert opened(tree).weights is None
+
+
+@pytest.mark.parametrize("key", WEIGHT_KEYS)
+def test_the_best_known_key_wins(key: str) -> None:
+    found = opened({"discriminator": weights(), key: weights(), "critic": weights()})
+
+    assert found.weights is not None
+    assert found.weights.key == key
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ([], None),
+        ([("", "model", 0)], 0),
+        ([("a", "optimizer", 100), ("b", "other", 5)], None),
+        ([("a", "optimizer", 100), ("b", "model", 5)], 1),
+        ([("ema", "ema", 10), ("model", "model", 10)], 1),
+        ([("ema", "ema", 10), ("optimizer", "optimizer", 10)], 0),
+        ([("model", "model", 1), ("state_dict", "model", 1000)], 1),
+        ([("x.model", "model", 1), ("y.net", "model", 1000)], 0),
+        ([("x.model", "model", 1), ("y.model", "model", 1)], None),
+        ([("x.model", "model", 1), ("y.model", "model", 1), ("z.net", "model", 1)], 2),
+        ([("big", "model", 91), ("small", "model", 9)], 0),
+        ([("big", "model", 90), ("small", "model", 10)], None),
+        ([("generator", "model", 5), ("discriminator", "model", 50)], 0),
+        ([("ema", "ema", 95), ("swa", "ema", 5)], 0),
+        ([("a", "model", 0), ("b", "model", 0)], None),
+    ],
+)
+def test_one_stands_out_or_none(candidates: list[tuple[str, Role, int]], chosen: int | None) -> None:
+    assert choose_weights(candidates) == chosen
+
+
+def test_names_inside_a_state_dict_are_relative_to_its_key() -> None:
+    tensors = {"layer.weight": vector(), "layer.bias": vector(numel=2)}
+    (group,) = opened({"a": {"b": tensors}}).state_dicts
+
+    assert (group.key, list(group), len(group), group.numel) == ("a.b", ["layer.weight", "layer.bias"], 2, 6)
+    assert group["layer.weight"].name == "a.b.layer.weight"
+    assert "layer.weight" in group
+    with pytest.raises(KeyError):
+        group["a.b.layer.weight"]
+
+
+def test_keys_with_dots_in_them_stay_whole() -> None:
+    (group,) = opened({"my.model": weights()}).state_dicts
+
+    assert (group.key, list(group)) == ("my.model", ["layer.weight", "layer.bias"])
+
+
+@pytest.mark.parametrize(
+    ("tree", "form"),
+    [
+        ({"epoch": 3}, "data"),
+        ([1, 2], "data"),
+        (weights(), "state_dict"),
+        ({"state_dict": weights()}, "checkpoint"),
+        ({**weights(), "epoch": 3}, "state_dict"),
+        ({**weights(), "more": weights()}, "checkpoint"),
+        (vector(), "tensors"),
+        ([vector(), vector()], "tensors"),
+    ],
+    ids=str,
+)
+def test_the_form_says_what_a_file_holds(tree: Any, form: str) -> None:
+    assert opened(tree).form == form

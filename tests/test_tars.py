@@ -1,0 +1,211 @@
+"""Tars of every dialect; what is no regular file is passed over, and nothing is followed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+
+from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.archive import Archive
+from ckptool.files import BytesSource
+from ckptool.tars import is_tar, read_tar
+from tests import build
+
+DIALECTS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def member(name: str, data: bytes = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes], dialect: str = "ustar") -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=DIALECTS[dialect]) as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def archive_of(data: bytes, limits: Limits | None = None) -> Archive:
+    return read_tar(BytesSource(data, is_file=True), limits or Limits())
+
+
+def contents(data: bytes) -> dict[str, bytes]:
+    archive = archive_of(data)
+    return {name: archive.open(name).read(0, record.nbytes) for name, record in archive.items()}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_regular_files_are_read_in_order(dialect: str) -> None:
+    data = packed(member("b", b"second"), member("a/x", b"y" * 1000), member("empty"), dialect=dialect)
+
+    assert is_tar(data[:512])
+    assert contents(data) == {"b": b"second", "a/x": b"y" * 1000, "empty": b""}
+    assert list(contents(data)) == ["b", "a/x", "empty"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        ("ustar", "folder/" * 20 + "x" * 90),
+        ("gnu", "folder/" * 40 + "x" * 120),
+        ("pax", "folder/" * 40 + "x" * 120),
+        ("pax", "模型/weights.th"),
+        ("gnu", "模型/weights.th"),
+    ],
+)
+def test_long_and_foreign_names_are_read_in_every_dialect(dialect: str, name: str) -> None:
+    assert contents(packed(member(name, b"x"), member("next", b"y"), dialect=dialect)) == {name: b"x", "next": b"y"}
+
+
+def test_sizes_in_extended_headers_and_in_binary_are_understood() -> None:
+    extended = packed(member("a", b"x" * 600, pax_headers={"size": "600", "mtime": "1.5"}), dialect="pax")
+    assert contents(extended) == {"a": b"x" * 600}
+
+    data = bytearray(packed(member("a", b"x" * 600)))
+    data[124:136] = b"\x80" + (600).to_bytes(11, "big")
+    assert contents(with_checksum(data)) == {"a": b"x" * 600}
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
+)
+def test_what_is_no_regular_file_is_passed_over(kind: bytes) -> None:
+    data = packed(member("x", type=kind, linkname="/etc/passwd"), member("y", b"plain"), dialect="gnu")
+
+    assert contents(data) == {"y": b"plain"}
+
+
+def test_a_link_with_a_long_target_is_passed_over() -> None:
+    link = member("l" * 150, type=tarfile.SYMTYPE, linkname="/" + "t" * 200)
+    for dialect in ("gnu", "pax"):
+        assert contents(packed(link, member("y", b"plain"), dialect=dialect)) == {"y": b"plain"}
+
+
+def test_what_stands_behind_the_end_is_not_read() -> None:
+    data = packed(member("a", b"x"))
+
+    assert list(archive_of(data + packed(member("b", b"y")))) == ["a"]
+    assert archive_of(data).notes == ()
+
+
+def test_a_tar_without_an_end_is_read_and_told_of() -> None:
+    archive = archive_of(packed(member("a", b"x"))[:1024])
+
+    assert list(archive) == ["a"]
+    assert len(archive.notes) == 1
+
+
+@pytest.mark.parametrize("rest", [1, 100, 511])
+def test_half_a_header_is_truncated(rest: int) -> None:
+    data = packed(member("a", b"x"), member("b", b"y"))
+
+    with pytest.raises(TruncatedFile) as caught:
+        archive_of(data[: 1024 + rest])
+    assert (caught.value.needed, caught.value.actual) == (1536, 1024 + rest)
+
+
+def test_two_members_of_one_name_are_refused() -> None:
+    with pytest.raises(AmbiguousFile) as caught:
+        archive_of(packed(member("a", b"1"), member("a", b"2")))
+    assert caught.value.kind == "ambiguous-tar"
+
+
+def test_a_member_that_reaches_over_the_end_is_told_of_with_its_numbers() -> None:
+    data = packed(member("a", b"x" * 3000))
+
+    with pytest.raises(TruncatedFile) as caught:
+        archive_of(data[:2000])
+    assert (caught.value.needed, caught.value.actual) == (3512, 2000)
+
+
+def test_a_damaged_header_is_refused_with_its_place() -> None:
+    data = bytearray(packed(member("a", b"x"), member("b", b"y")))
+    data[1024 + 3] ^= 1
+
+    with pytest.raises(MalformedFile) as caught:
+        archive_of(bytes(data))
+    assert caught.value.offset == 1024
+
+
+def test_the_checksum_covers_every_byte_of_the_first_header() -> None:
+    sound = packed(member("a", b"x"))[:512]
+    assert is_tar(sound)
+
+    for at in (*range(148), *range(156, 512)):  # between them, the checksum itself
+        assert not is_tar(sound[:at] + bytes([sound[at] ^ 0x41]) + sound[at + 1 :])
+
+
+@pytest.mark.parametrize("size", ["-1", "x", "", "²", "٣", "1" * 30, "9" * 5000, "0x10"])
+def test_an_extended_size_that_is_no_number_is_refused(size: str) -> None:
+    data = packed(member("a", b"x", pax_headers={"size": "1234567"}), dialect="pax")
+    line = f" size={size}\n".encode()
+    length = len(line) + 2
+    length += len(str(length)) - 2
+    record = str(length).encode() + line
+
+    with pytest.raises(CkptoolError):
+        archive_of(extended(record) + data[1024:])
+
+
+def test_sparse_files_are_refused_since_readers_would_see_others_bytes() -> None:
+    record = b"22 GNU.sparse.major=1\n"
+
+    with pytest.raises(UnsupportedFeature):
+        archive_of(extended(record) + packed(member("a", b"x")))
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 11 + b"\0", b"99999999999\0", b"zzzzzzzzzzz\0", b"77777777777\0"])
+def test_sizes_that_lie_are_refused(damage: bytes) -> None:
+    data = bytearray(packed(member("a", b"x")))
+    data[124:136] = damage
+
+    with pytest.raises(CkptoolError):
+        archive_of(with_checksum(data))
+
+
+def test_extended_headers_of_absurd_length_are_refused() -> None:
+    with pytest.raises(MalformedFile):
+        archive_of(packed(member("a", b"x", pax_headers={"comment": "y" * 70_000}), dialect="pax"))
+
+
+def test_more_members_than_allowed_are_refused() -> None:
+    data = packed(*(member(str(number)) for number in range(5)))
+
+    assert len(archive_of(data, Limits(entries=5))) == 5
+    with pytest.raises(LimitExceeded):
+        archive_of(data, Limits(entries=4))
+
+
+def test_cut_anywhere_it_is_an_error_or_the_members_before_the_cut() -> None:
+    data = packed(member("a", b"x" * 700), member("b" * 120, b"y" * 10), dialect="gnu")
+    whole = contents(data)
+
+    for length in range(512, len(data)):
+        try:
+            found = contents(data[:length])
+        except CkptoolError:
+            continue
+        assert found.items() <= whole.items()
+
+
+def test_what_the_builder_of_the_other_tests_makes_is_a_tar() -> None:
+    assert contents(build.tar_file({"a": b"x", "b": b""})) == {"a": b"x", "b": b""}
+
+
+def with_checksum(data: bytearray) -> bytes:
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    return bytes(data)
+
+
+def extended(records: bytes) -> bytes:
+    """Return a pax header in front of a member."""
+    data = bytearray(packed(member("PaxHeader", records, type=b"x")))[: 512 + -(-len(records) // 512) * 512]
+    return with_checksum(data)
