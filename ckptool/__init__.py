@@ -1,4 +1,6 @@
-"""Open any PyTorch checkpoint without running it, and say what is in it."""
+"""Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
+
+from typing import TYPE_CHECKING, Any
 
 from ckptool.checkpoint import Checkpoint, ClassSource, Member, StateDict
 from ckptool.errors import (
@@ -7,7 +9,10 @@ from ckptool.errors import (
     FileUnavailable,
     LimitExceeded,
     MalformedFile,
+    MigrationRefused,
     NotACheckpoint,
+    OutputExists,
+    OutputFailed,
     SourceChanged,
     TruncatedFile,
     UnknownFormat,
@@ -18,6 +23,9 @@ from ckptool.errors import (
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
+
+if TYPE_CHECKING:
+    from ckptool.migration import MigrationReport, migrate
 
 __version__ = "0.1.0"
 
@@ -32,7 +40,11 @@ __all__ = [
     "Limits",
     "MalformedFile",
     "Member",
+    "MigrationRefused",
+    "MigrationReport",
     "NotACheckpoint",
+    "OutputExists",
+    "OutputFailed",
     "SourceChanged",
     "StateDict",
     "StorageRef",
@@ -42,5 +54,15 @@ __all__ = [
     "UnreadableFile",
     "UnsafePickle",
     "UnsupportedFeature",
+    "migrate",
     "open_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Writing is imported when it is asked for: inspecting starts in a third less time without it.
+    if name in ("migrate", "MigrationReport"):
+        from ckptool import migration
+
+        return getattr(migration, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

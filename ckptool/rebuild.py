@@ -222,7 +222,9 @@ class Rebuilder:
         parts = self._tensors(zip(fields, data, strict=False))
         if len(parts) != len(fields):
             raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
-        return self._composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
+        info = self._composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
+        coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
+        return info._replace(details=(("is_coalesced", True),)) if coalesced else info
 
     def _nested(self, _: Call, args: Args) -> TensorInfo:
         parts = self._tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))

@@ -86,7 +86,9 @@ class TreeRewriter:
         if info.layout.startswith("sparse_"):
             made = tuple(self._made(part, requires_grad=False) for part in parts.values())
             layout = Call(_LAYOUT, (f"torch.{info.layout}",))
-            return self._finish(Call(Global("torch._utils", "_rebuild_sparse_tensor"), (layout, (*made, info.shape))))
+            flags = (True,) if dict(info.details).get("is_coalesced") else ()
+            whole = (layout, (*made, info.shape, *flags))
+            return self._finish(Call(Global("torch._utils", "_rebuild_sparse_tensor"), whole))
         if info.storage is not None and info.layout.startswith("per_"):
             numbers = dict(info.details)
             scales = (parts.get("scales"), parts.get("zero_points"))

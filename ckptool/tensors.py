@@ -143,7 +143,8 @@ def identity(info: TensorInfo) -> tuple[object, ...]:
     storage = info.storage
     if storage is None or not info.numel:
         return (id(info),)
-    return id(storage.source), storage.offset, info.storage_offset, info.dtype.name, info.shape, info.stride
+    place = (id(storage.source), storage.offset, info.storage_offset)
+    return *place, info.dtype.name, info.shape, info.stride, info.conj, info.neg
 
 
 class LazyTensor:

@@ -243,6 +243,8 @@ def _rename_state_dicts(
     for state_dict in checkpoint.state_dicts:
         if state_dict.role not in ("model", "ema") or state_dict.class_name is not None:
             continue
+        if "n_averaged" in state_dict:  # an AveragedModel's own, whose names begin with "module." by right
+            continue
         weights = prepare(checkpoint, state_dict, changes)
         renamed = dict(weights.renamed)
         gone = set(weights.dropped)

@@ -120,17 +120,12 @@ def index(tensors: int, shards: int) -> bytes:
     return json.dumps({"metadata": {"total_size": 8 * tensors}, "weight_map": weight_map}, indent=2).encode()
 
 
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4947bf5605d6%s\nsize 548118077\n" % (
-    b"ab" * 26
-)
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4947bf5605d6%s\nsize 548118077\n" % (b"ab" * 26)
 README = b"---\nlicense: mit\ntags:\n- vision\n---\n\n# A model\n\nIt sees.\n"
 DENIED = (
-    b'<?xml version="1.0" encoding="UTF-8"?>\n'
-    b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>'
 )
-GERMAN = (
-    "<html><head><title>Zugriff verweigert f\u00fcr m\u00fcde B\u00e4ren</title></head><body>Nein.</body>"
-)
+GERMAN = "<html><head><title>Zugriff verweigert f\u00fcr m\u00fcde B\u00e4ren</title></head><body>Nein.</body>"
 FLATBUFFER = b"\x1c\0\0\0%s" + bytes(8) + b"\x14\0\x20\0\x04\0\x08\0" + bytes(32)
 TENSORFLOW_INDEX = bytes(range(100)) + b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 

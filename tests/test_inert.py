@@ -61,6 +61,7 @@ def test_every_way_to_make_an_object_names_its_class(node: Call) -> None:
 )
 def test_every_node_has_a_name_for_people(node: Any, name: str) -> None:
     assert inert.class_name(node) == name
+    assert inert.class_of(node) is None
 
 
 @pytest.mark.parametrize("pid", ["module", ("module", CLASS, "f"), ("storage", CLASS, "f", "s"), ("a", "b", "c"), ()])

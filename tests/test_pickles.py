@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ckptool import pickles
 from ckptool.errors import MalformedFile, TruncatedFile, UnsafePickle
 from ckptool.files import BytesSource
 from ckptool.inert import Call, Dict, Global, PersistentId, Set
@@ -345,3 +344,7 @@ def test_offsets_are_right_far_behind_the_first_window() -> None:
         read(data)
 
     assert caught.value.offset == len(data) - 2
+    for opcode in (b"\x82\1", b"\x97"):
+        with pytest.raises(UnsafePickle) as refused:
+            read(data[:-2] + opcode)
+        assert refused.value.offset == len(data) - 2

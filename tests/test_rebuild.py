@@ -109,6 +109,12 @@ def test_parameters_of_every_age_are_read(age: str) -> None:
     assert found.read() == floats()
 
 
+def test_tensors_in_the_state_of_a_parameter_are_its_parts() -> None:
+    found = only(utils("_rebuild_parameter_with_state", PLAIN, True, HOOKS, {"main_grad": PLAIN, "note": 1}))
+
+    assert [name for name, _ in found.info.parts] == ["main_grad"]
+
+
 def test_a_variable_is_no_parameter() -> None:
     found = only(
         named("torch.autograd.variable", "Variable") + b")\x81" + ops((PLAIN, None, HOOKS, True, False)) + b"b"

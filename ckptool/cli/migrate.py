@@ -13,8 +13,8 @@ import click
 from ckptool import transforms
 from ckptool.casting import TARGETS
 from ckptool.errors import CkptoolError, MigrationRefused
-from ckptool.migrate import MigrationReport
-from ckptool.migrate import migrate as migrate_file
+from ckptool.migration import MigrationReport
+from ckptool.migration import migrate as migrate_file
 from ckptool.tables import show, show_nbytes
 
 SCHEMA = "ckptool.migrate/1"

@@ -68,7 +68,9 @@ def test_json_has_the_published_shape() -> None:
     found = as_json(CHECKPOINT)
 
     assert found["schema"] == "ckptool.inspect/1"
-    assert {"path", "file_nbytes", "format", "form", "summary", "state_dicts", "tensors", "extras", "globals"} < set(found)
+    assert {"path", "file_nbytes", "format", "form", "summary", "state_dicts", "tensors", "extras", "globals"} < set(
+        found
+    )
     assert set(found["summary"]) >= {"tensors", "numel", "nbytes", "devices", "dtypes", "prefixes"}  # type: ignore[call-overload]
     tensor = found["tensors"][0]  # type: ignore[index]
     assert set(tensor) >= {
@@ -179,7 +181,9 @@ def test_a_member_of_an_archive_is_picked(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    done = subprocess.run([sys.executable, "-m", "ckptool", "inspect", pipe], timeout=20, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptool", "inspect", pipe], timeout=20, capture_output=True, text=True
+    )
 
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
@@ -193,7 +197,12 @@ def test_neither_torch_nor_numpy_is_imported_by_a_fresh_interpreter() -> None:
         "except SystemExit: pass\n"
         "print({'torch', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)\n"
     )
-    files = sorted(map(str, [*FIXTURES.glob("*.pth"), *FIXTURES.glob("*.pt"), *FIXTURES.glob("*.pt2"), *FIXTURES.glob("*.safetensors")]))
+    files = sorted(
+        map(
+            str,
+            [*FIXTURES.glob("*.pth"), *FIXTURES.glob("*.pt"), *FIXTURES.glob("*.pt2"), *FIXTURES.glob("*.safetensors")],
+        )
+    )
     done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
 
     assert done.stderr.strip() == "set()"

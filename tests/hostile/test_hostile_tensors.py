@@ -223,12 +223,10 @@ def test_a_tensor_that_repeats_little_into_much_is_listed_and_not_read(size: tup
     assert opened(data, tmp_path, nbytes=16 * MIB)["error"] == ["LimitExceeded", "limit-exceeded"]
 
 
-
 def test_many_short_dimensions_are_read_quickly(tmp_path: Path) -> None:
     data = torch_zip(tensor(storage("0", 64, "ByteStorage"), (2,) * 21, (1,) * 21), {"0": bytes(64)})
 
     assert opened(data, tmp_path)["read"] == 1
-
 
 
 def test_a_view_of_a_deflated_storage_inflates_it_once(tmp_path: Path) -> None:
@@ -449,7 +447,6 @@ def test_one_inline_stream_for_many_tensors_is_read_once(tmp_path: Path) -> None
     found = opened(pickled(b"(" + LOAD + stream + b"1](" + tensors + b"e"), tmp_path)
 
     assert (found["error"], found["tensors"]) == (None, 2_000)
-
 
 
 def test_streams_inside_streams_are_refused(tmp_path: Path) -> None:

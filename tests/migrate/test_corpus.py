@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
 from ckptool.errors import MigrationRefused
-from ckptool.migrate import MigrationReport, migrate
+from ckptool.migration import MigrationReport, migrate
 from tests.against_torch import oracle
 
 FOLDER = Path(__file__).parents[3] / "shared" / "corpus"

@@ -15,7 +15,7 @@ from torch import nn
 from ckptool import open_checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Inert, children, is_container
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 from ckptool.reference.forging import forged, mixed, tagged
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"

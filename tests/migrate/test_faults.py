@@ -25,7 +25,7 @@ import pytest
 
 from ckptool import CkptoolError, MalformedFile, SourceChanged, files, outputs
 from ckptool.errors import OutputFailed
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 from ckptool.outputs import Output
 from tests import build
 from tests.migrate.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
@@ -65,7 +65,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy, safetensors, zlib, concurrent.futures.thread
 import ckptool.formats, ckptool.zips
 from ckptool.errors import CkptoolError
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 
 CALLS = ("open", "write", "copy_file_range", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
 calls = 0
@@ -561,6 +561,19 @@ def test_a_source_that_changes_while_we_read_back(
 
     with pytest.raises(SourceChanged):
         migrate(folder / "source", folder / target)
+    assert names_in(folder) <= {"source"}
+
+
+@pytest.mark.parametrize("happen", [halved, appended, replaced, rewritten])
+@pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
+def test_a_source_that_changes_is_noticed_without_verification_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], format_: str
+) -> None:
+    (folder / "source").write_bytes(formats(BIG // 4)[format_])
+    during(monkeypatch, 1, lambda: happen(folder / "source"))
+
+    with pytest.raises(SourceChanged):
+        migrate(folder / "source", folder / "out.pth", verify=False)
     assert names_in(folder) <= {"source"}
 
 

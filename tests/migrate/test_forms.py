@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ckptool import MalformedFile, open_checkpoint
 from ckptool.errors import MigrationRefused, OutputExists
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 from ckptool.transforms import add_prefix, strip_prefix, substitute
 from tests import build
 
@@ -125,7 +125,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     source = saved(trained(), tmp_path / "a.pth")
     code = f"""
 import sys
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 for form in ("state_dict", "safetensors", "same"):
     migrate({str(source)!r}, {str(tmp_path)!r} + "/" + form, form=form, to="cpu", strip_wrappers=True)
 assert "torch" not in sys.modules

@@ -20,7 +20,7 @@ import pytest
 
 from ckptool import CkptoolError, outputs
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 from ckptool.outputs import Output
 from tests import build
 
@@ -482,7 +482,7 @@ def test_torch_is_not_imported(folder: Path) -> None:
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 for name in ("model.pth", "legacy.pth"):
     for target, form in (("a.pth", "same"), ("b.pth", "state_dict"), ("c.safetensors", "safetensors")):
         assert migrate(name, name + target, form=form, to="cpu").verified

@@ -17,7 +17,7 @@ from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 
 from ckptool.errors import MigrationRefused
-from ckptool.migrate import MigrationReport, migrate
+from ckptool.migration import MigrationReport, migrate
 from tests import build
 from tests.against_torch import oracle
 

@@ -14,7 +14,7 @@ import torch
 
 from ckptool import open_checkpoint
 from ckptool.files import FileSource
-from ckptool.migrate import migrate
+from ckptool.migration import migrate
 from ckptool.outputs import Output
 from ckptool.payloads import BytesPayload
 from ckptool.zip_writer import write_torch_zip

@@ -111,9 +111,7 @@ def test_torchscript_and_export_give_the_same_tensors_back(valid):
 
 
 @pytest.mark.parametrize("container", ["zip", "legacy"])
-@pytest.mark.parametrize(
-    "tag", ["cuda:0", "cuda:3", "mps", "xpu:0", "npu:0", "hpu", "xla:0", "meta", "warp:7"]
-)
+@pytest.mark.parametrize("tag", ["cuda:0", "cuda:3", "mps", "xpu:0", "npu:0", "hpu", "xla:0", "meta", "warp:7"])
 def test_each_kind_of_device_has_a_file_in_each_form(valid, tag, container):
     row = json.loads((valid / f"device-forged-{tag.replace(':', '')}-{container}.json").read_text())
 
@@ -172,9 +170,7 @@ def test_each_wrapper_leaves_its_prefix(valid, name, prefix):
 
 
 def test_a_data_parallel_model_claims_its_device_in_its_attributes_too(valid):
-    model = torch.load(
-        valid / "model-data-parallel-forged-cuda0-zip.pth", map_location="cpu", weights_only=False
-    )
+    model = torch.load(valid / "model-data-parallel-forged-cuda0-zip.pth", map_location="cpu", weights_only=False)
 
     assert model.device_ids == [0]
     assert model.src_device_obj == torch.device("cuda:0")

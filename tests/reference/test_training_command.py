@@ -52,9 +52,7 @@ def test_a_run_tells_where_it_trains_and_how_each_epoch_went(tmp_path):
 
 def test_a_training_checkpoint_holds_what_training_resumes_from(tmp_path):
     target = tmp_path / "checkpoint.pth"
-    CliRunner().invoke(
-        main, [*QUICK, "--save", str(target), "--save-as", "checkpoint"], catch_exceptions=False
-    )
+    CliRunner().invoke(main, [*QUICK, "--save", str(target), "--save-as", "checkpoint"], catch_exceptions=False)
     found = torch.load(target, weights_only=False)
 
     assert list(found) == ["epoch", "model", "optimizer", "scheduler", "best_accuracy", "args"]
@@ -171,9 +169,7 @@ def test_ddp_runs_in_two_processes_and_the_first_one_speaks_and_saves(tmp_path):
 
 def test_ddp_without_torchrun_is_a_group_of_one(tmp_path):
     target = tmp_path / "alone.pth"
-    result = CliRunner().invoke(
-        main, [*QUICK, "--wrap", "ddp", "--save", str(target)], catch_exceptions=False
-    )
+    result = CliRunner().invoke(main, [*QUICK, "--wrap", "ddp", "--save", str(target)], catch_exceptions=False)
 
     assert result.exit_code == 0
     assert next(iter(torch.load(target))) == "module.layers.0.weight"
