@@ -62,7 +62,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Writing is imported when it is asked for: inspecting starts in a third less time without it.
     if name in ("migrate", "MigrationReport"):
-        from ckptool import migration
+        from ckptool.migration import MigrationReport, migrate
 
-        return getattr(migration, name)
+        return migrate if name == "migrate" else MigrationReport
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -572,8 +572,9 @@ def test_a_source_that_changes_is_noticed_without_verification_too(
     (folder / "source").write_bytes(formats(BIG // 4)[format_])
     during(monkeypatch, 1, lambda: happen(folder / "source"))
 
-    with pytest.raises(SourceChanged):
+    with pytest.raises((SourceChanged, MalformedFile)) as caught:  # the source's own checksum may tell first
         migrate(folder / "source", folder / "out.pth", verify=False)
+    assert caught.value.kind in ("source-changed", "damaged-record")
     assert names_in(folder) <= {"source"}
 
 
