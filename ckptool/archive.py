@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
@@ -69,6 +69,19 @@ class Archive(Mapping[str, Record]):
             raise _too_large(name, record.nbytes, self._inflatable)
         self._inflatable -= record.nbytes
         return BytesSource(inflate(self.source, record, self.limits))
+
+    def damage(self, names: Iterable[str]) -> str | None:
+        """Return what is wrong with the first of these small members that does not match its checksum, or None."""
+        from zlib import crc32
+
+        for name in names:
+            record = self._records.get(name)
+            if record is None or not record.crc32 or record.compression != "stored":
+                continue  # what was inflated was checked already
+            content = self.open(name)
+            if crc32(content.read(0, content.nbytes)) != record.crc32:
+                return f"record {name!r} is damaged: its CRC-32 does not match"
+        return None
 
     def text(self, name: str, most: int = 64) -> str:
         """Return a small member as text, without white space round it; an empty string if there is none."""

