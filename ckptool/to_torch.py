@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptool import inert
+from ckptool import inert, transforms
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.inert import Call, Dict, Global, Inert
@@ -243,9 +243,10 @@ def _rename_state_dicts(
     for state_dict in checkpoint.state_dicts:
         if state_dict.role not in ("model", "ema") or state_dict.class_name is not None:
             continue
-        if "n_averaged" in state_dict:  # an AveragedModel's own, whose names begin with "module." by right
-            continue
-        weights = prepare(checkpoint, state_dict, changes)
+        own = changes
+        if "n_averaged" in state_dict:  # an AveragedModel's, whose names begin with "module." by right
+            own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in transforms.WRAPPER_RULES))
+        weights = prepare(checkpoint, state_dict, own)
         renamed = dict(weights.renamed)
         gone = set(weights.dropped)
         if not renamed and not gone:

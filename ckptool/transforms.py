@@ -49,6 +49,9 @@ def strip_wrappers(names: Sequence[str]) -> list[str]:
     return _strip_heads([_without_marked(name) for name in names], HEAD_WRAPPERS, wrapped=wrapped)
 
 
+WRAPPER_RULES = (strip_module, strip_wrappers)
+
+
 def strip_prefix(prefix: str) -> Rule:
     """
     Return the rule that removes ``prefix``, whole components with or without the last dot, from names that have it.

@@ -25,6 +25,7 @@ from ckptool import (
     LimitExceeded,
     Limits,
     MalformedFile,
+    TruncatedFile,
     UnsupportedFeature,
     open_checkpoint,
 )
@@ -182,6 +183,22 @@ def test_descriptors_that_disagree_with_the_directory_are_refused(name: str, mag
     refused(whole([replace(sound, descriptor=bent), B]))
 
 
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"crc32": A.crc32, "stored": 5, "nbytes": 5},
+        {"crc32": 0, "stored": 5, "nbytes": 5},
+        {"crc32": A.crc32, "stored": 0, "nbytes": 0},
+        {"crc32": 0, "stored": FULL32, "nbytes": FULL32},
+        {"crc32": 0, "stored": FULL32, "nbytes": FULL32, "extra": zip64_field(0, 0)},
+        {"crc32": 0, "stored": FULL32, "nbytes": FULL32, "extra": zip64_field(5, 5)},
+    ],
+    ids=str,
+)
+def test_writers_that_know_some_of_it_in_front_and_say_it_again_behind_are_read(local: dict[str, Any]) -> None:
+    assert read(whole([replace(streamed(A), local=local), B])).open("x/a").read(0, 5) == b"first"
+
+
 def test_a_member_without_its_descriptor_is_refused() -> None:
     refused(whole([replace(streamed(A), descriptor=b""), B]))
 
@@ -209,6 +226,23 @@ def test_a_directory_that_reaches_into_the_members_is_refused() -> None:
         read(
             data[:directory] + data[directory:].replace(struct.pack("<L", directory), struct.pack("<L", directory - 5))
         )
+
+
+def test_a_member_at_the_very_end_of_another_is_refused() -> None:
+    inner = local_header(A) + A.payload
+    outer = stored("x/outer", b"before" + inner)
+    hidden = replace(A, central={"header": len(local_header(outer)) + 6})
+
+    refused(whole([outer], listed=[outer, hidden]))
+
+
+def test_a_member_that_reaches_over_all_others_is_truncated_with_its_numbers() -> None:
+    long = {"stored": 1000, "nbytes": 1000}
+    data = whole([A, replace(B, local=long, central=long)])
+
+    error = refused(data, cls=TruncatedFile, kind="truncated-zip")
+    start = len(local_header(A)) + len(A.payload) + len(local_header(B))
+    assert (error.needed, error.actual) == (start + 1000, data.index(b"PK\x01\x02"))
 
 
 @pytest.mark.parametrize("header", [1, 5, 60, 1 << 20, FULL32 - 1])
@@ -242,6 +276,13 @@ def test_a_member_marked_as_a_plain_file_is_read(attributes: int) -> None:
     member = replace(A, central={"made_by": 3 << 8, "attributes": attributes})
 
     assert list(read(whole([member]))) == ["x/a"]
+
+
+@pytest.mark.parametrize("name", ["x/empty", "x/with bytes/", "x/both"])
+def test_folders_with_bytes_or_without_a_slash_are_refused(name: str) -> None:
+    folder = stored(name, b"" if name == "x/empty" else b"bytes", central={"attributes": 0x10})
+
+    refused(whole([A, folder]))
 
 
 def test_folders_are_no_members() -> None:
@@ -295,6 +336,18 @@ def test_an_end_record_that_lies_is_refused(last: dict[str, int]) -> None:
         read(whole([A, B], last=last))
 
 
+def test_an_end_record_inside_the_directory_is_refused() -> None:
+    refused(whole([replace(A, central={"comment": end(0, 0, 0)}), B]))
+
+
+@pytest.mark.parametrize("junk", [b"\0", b"PK\x01\x02", bytes(46)])
+def test_more_in_the_directory_than_its_members_is_refused(junk: bytes) -> None:
+    body, directory = local_header(A) + A.payload, entry(A, 0)
+    assert list(read(body + directory + end(1, len(directory), len(body)))) == ["x/a"]
+
+    refused(body + directory + junk + end(1, len(directory + junk), len(body)))
+
+
 @pytest.mark.parametrize("last", [{"disk": 1}, {"start": 1}, {"here": 1}], ids=str)
 def test_an_archive_in_several_volumes_is_refused(last: dict[str, int]) -> None:
     refused(whole([A, B], last=last), cls=UnsupportedFeature, kind="split-zip")
@@ -335,6 +388,21 @@ def test_a_zip64_end_record_that_lies_is_refused(last64: dict[str, int]) -> None
     for last in ({}, {"here": FULL16, "count": FULL16, "nbytes": FULL32, "offset": FULL32}):
         with pytest.raises((AmbiguousFile, MalformedFile)):
             read(whole([A, B], zip64=True, last64=last64, last=last))
+
+
+@pytest.mark.parametrize(
+    "last", [{"here": 1, "count": 1}, {"offset": 5}, {"nbytes": 46}, {"here": 7, "count": 7}], ids=str
+)
+def test_an_end_record_that_disagrees_with_a_sound_zip64_record_is_refused(last: dict[str, int]) -> None:
+    refused(whole([A, B], zip64=True, last=last))
+
+
+@pytest.mark.parametrize("shift", [-56, -1, 1, 8, 55, 56, 70])
+def test_a_locator_that_points_beside_the_zip64_record_is_refused(shift: int) -> None:
+    record = whole([A, B], zip64=True).rindex(b"PK\x06\x06")
+
+    with pytest.raises((AmbiguousFile, MalformedFile)):
+        read(whole([A, B], zip64=True, last64={"record": record + shift}))
 
 
 @pytest.mark.parametrize("last", [{"offset": FULL32}, {"nbytes": FULL32}], ids=str)
@@ -502,8 +570,11 @@ def test_a_compressed_pickle_that_grows_out_of_bounds_never_takes_the_memory_tha
 
 
 def test_more_members_than_allowed_are_refused_before_they_are_read() -> None:
+    data = whole([stored(f"x/{number}") for number in range(20)])
+    assert len(read(data, entries=20)) == 20
+
     with pytest.raises(LimitExceeded) as caught:
-        read(whole([stored(f"x/{number}") for number in range(20)]), entries=19)
+        read(data, entries=19)
     assert (caught.value.needed, caught.value.actual) == (20, 19)
 
 

@@ -291,7 +291,16 @@ def test_a_collision_is_refused_before_anything_is_written(form: Any, tmp_path: 
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_an_averaged_model_keeps_its_own_names_beside_what_is_unwrapped(tmp_path: Path) -> None:
+    whole = {"model": nn.DataParallel(Net()).state_dict(), "ema": AveragedModel(Net()).state_dict()}
+    migrate(saved(whole, tmp_path / "a.pth"), tmp_path / "b.pth", strip_module=True)
+    found = torch.load(tmp_path / "b.pth")
+
+    assert list(found["model"]) == list(Net().state_dict())
+    assert list(found["ema"]) == list(AveragedModel(Net()).state_dict())
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
 def test_an_averaged_model_with_its_counter_is_refused_as_mixed(form: Any, tmp_path: Path) -> None:
     source = saved(AveragedModel(Net()).state_dict(), tmp_path / "a.pth")
     with pytest.raises(MigrationRefused) as caught:
