@@ -125,16 +125,17 @@ def _pax(records: bytes, offset: int) -> dict[str, str]:
     position = 0
     while position < len(records):
         length, _, _ = records[position : position + 20].partition(b" ")
-        if not length.isdigit() or int(length) <= len(length):
+        stop = position + int(length) if length.isdigit() else 0
+        if stop <= position + len(length) or records[stop - 1 : stop] != b"\n":
             at = offset + position
             raise MalformedFile(f"malformed tar header at byte {at:,}", kind="malformed-tar", offset=at)
-        line = records[position + len(length) + 1 : position + int(length) - 1]
+        line = records[position + len(length) + 1 : stop - 1]
         key, _, value = line.partition(b"=")
         if key.startswith(b"GNU.sparse"):
             raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=offset)
         if key in (b"path", b"size"):
             found[key.decode()] = _text(value)
-        position += int(length)
+        position = stop
     return found
 
 

@@ -102,6 +102,12 @@ def test_a_tar_without_an_end_is_read_and_told_of() -> None:
     assert len(archive.notes) == 1
 
 
+def test_a_file_may_end_with_its_last_member() -> None:
+    assert list(archive_of(packed(member("a", bytes(512)))[:1024])) == ["a"]
+    assert list(archive_of(packed(member("a", bytes(700)))[: 512 + 700])) == ["a"]
+    assert list(archive_of(packed(member("a"))[:512])) == ["a"]
+
+
 @pytest.mark.parametrize("rest", [1, 100, 511])
 def test_half_a_header_is_truncated(rest: int) -> None:
     data = packed(member("a", b"x"), member("b", b"y"))
@@ -152,6 +158,45 @@ def test_an_extended_size_that_is_no_number_is_refused(size: str) -> None:
 
     with pytest.raises(CkptoolError):
         archive_of(extended(record) + data[1024:])
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"x path=a\n",
+        b"0 path=a\n",
+        b"1 path=a\n",
+        b"2 path=a\n",
+        b"8 path=a\n",
+        b"11 path=a\n",
+        b"99 path=a\n",
+        b"9 path=a",
+        b"9 path=ab",
+        b"9 path=a\nrest",
+        b"-9 path=a\n",
+        b"\0" * 9,
+        b"9" * 20 + b" path=a\n",
+    ],
+)
+def test_extended_headers_whose_lengths_lie_are_refused(records: bytes) -> None:
+    with pytest.raises(MalformedFile) as caught:
+        archive_of(extended(records) + packed(member("b", b"x")))
+    assert caught.value.offset is not None
+    assert caught.value.offset >= 512
+
+
+def test_extended_headers_name_the_next_member_only() -> None:
+    data = extended(b"15 path=a/long\n14 comment=hi\n") + packed(member("b", b"x"), member("c", b"y"))
+
+    assert contents(data) == {"a/long": b"x", "c": b"y"}
+
+
+@pytest.mark.parametrize("checksum", [b"xxxxxx\0 ", b"\0" * 8, b"        ", b"99999999", b"-1      "])
+def test_a_checksum_that_is_no_number_is_wrong(checksum: bytes) -> None:
+    data = bytearray(packed(member("a", b"x")))
+    data[148:156] = checksum
+
+    assert not is_tar(bytes(data[:512]))
 
 
 def test_sparse_files_are_refused_since_readers_would_see_others_bytes() -> None:

@@ -89,6 +89,7 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
         if len(candidates) == 1:
             ((name, chosen),) = candidates.items()
             chosen.member = name if chosen.member is None else f"{name}::{chosen.member}"
+            chosen.notes += archive.notes
             chosen.members = tuple(_member(other, found, archive) for other, found in opened.items())
             chosen.notes += _unreadable(failures)
             return chosen

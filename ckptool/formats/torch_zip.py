@@ -84,7 +84,7 @@ def root_folder(archive: Archive) -> str | None:
 def check_version(archive: Archive, name: str) -> None:
     """Raise UnsupportedFeature if the file is of a format version newer than any that is known."""
     text = archive.text(name)
-    if text.isdigit() and int(text) > NEWEST_VERSION:
+    if text.isascii() and text.isdigit() and int(text) > NEWEST_VERSION:
         raise UnsupportedFeature(
             f"file format version {int(text)}; the newest known is {NEWEST_VERSION}",
             kind="future-version",

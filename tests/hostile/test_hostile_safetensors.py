@@ -93,6 +93,8 @@ ACCEPTED = {
     "a pair of surrogates": r'{"\ud83d\ude00":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
     "a field that nobody knows": text(x=entry(note="hello", version=1, more=[1.5, {"a": None}])),
     "a negative number that nobody knows": text(x=entry(note=-5)),
+    "a name with a minus and a zero in it": text(**{"layer-0.weight": entry()}),
+    "a name of many digits": text(**{"9" * 30: entry()}),
     "pairs in a byte": text(x=entry("F4", (2, 8))),
     "misaligned": text(b=entry("BOOL", (1,), (0, 1)), x=entry("U8", (7,), (1, 8))),
     "a name with a zero in it": text(**{"x\0y": entry()}),
@@ -199,6 +201,22 @@ def test_two_readings_are_called_ambiguous(name: str) -> None:
     assert caught.value.kind == "ambiguous-safetensors"
 
 
+@pytest.mark.parametrize(
+    ("name", "offset"),
+    [("a hole", 8), ("a hole in front", 4), ("the same bytes twice", 0), ("bytes behind the last tensor", 8)],
+)
+def test_ambiguities_say_where_they_are(name: str, offset: int) -> None:
+    with pytest.raises(AmbiguousFile) as caught:
+        open_checkpoint(REFUSED[name])
+    assert caught.value.offset == 8 + int.from_bytes(REFUSED[name][:8], "little") + offset
+
+
+def test_a_range_that_does_not_fit_says_both_sizes() -> None:
+    with pytest.raises(MalformedFile) as caught:
+        open_checkpoint(file(text(x=entry(shape=(3,), offsets=(0, 8)))))
+    assert (caught.value.needed, caught.value.actual) == (12, 8)
+
+
 @pytest.mark.parametrize("length", [0, 1, 7, 2**31, 2**32, 2**39])
 def test_a_header_length_that_lies_is_refused(length: int) -> None:
     data = file(text(x=entry()), length=length)
@@ -219,6 +237,12 @@ def test_a_header_that_does_not_begin_with_its_brace_is_refused(lead: str) -> No
         open_checkpoint(file(lead + text(x=entry())))
 
 
+def test_a_header_as_long_as_the_limit_and_a_rank_as_high_as_torchs_are_read() -> None:
+    data = file(text(x=entry(shape=(1,) * 63 + (2,))))
+
+    assert open_checkpoint(data, limits=Limits(header_nbytes=len(data) - 16)).tensors["x"].info.shape[-2:] == (1, 2)
+
+
 def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(LimitExceeded) as caught:
         open_checkpoint(file(text(x=entry())), limits=Limits(header_nbytes=20))
@@ -229,7 +253,7 @@ def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
 
 def test_more_tensors_and_longer_names_than_the_limits_are_refused() -> None:
     header = text(**{f"{n}": entry(shape=(0,), offsets=(0, 0)) for n in range(11)})
-    assert len(open_checkpoint(file(header, b"")).tensors) == 11
+    assert len(open_checkpoint(file(header, b""), limits=Limits(tensors=11, name_nbytes=2)).tensors) == 11
 
     with pytest.raises(LimitExceeded):
         open_checkpoint(file(header, b""), limits=Limits(tensors=10))
