@@ -166,32 +166,45 @@ def migrate(
         model=model,
         model_arguments=model_arguments or {},
     )
-    source = os.fspath(src)
-    if changes.to is not None:
-        _check_device(changes.to)
-    with open_checkpoint(source, limits=limits) as checkpoint:
-        try:
-            if checkpoint.damage:
-                raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
-            job = _plan(checkpoint, source, None if dst is None else os.fspath(dst), changes)
-            report = _report(checkpoint, job, changes)
-            if dry_run:
-                return report
-            checkpoint.release_tree()  # it is in the plan by now, as bytes
-            with Output(job.target, force=force, progress=progress) as output:
-                nbytes = _write(checkpoint, job, changes, output, verify=verify)
-                casts = job.casting.casts if job.casting else ()
-                return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts)
-        except CkptoolError as error:
-            error.path = error.path or source
-            raise
+    target = None if dst is None else os.fspath(dst)
+    if to is not None:
+        _check_device(to)
+    with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
+        return _carry_out(checkpoint, target, changes, force=force, verify=verify, dry_run=dry_run, progress=progress)
 
 
-def _plan(checkpoint: Checkpoint, source: str, dst: str | None, changes: Changes) -> _Job:
+def _carry_out(
+    checkpoint: Checkpoint,
+    dst: str | None,
+    changes: Changes,
+    *,
+    force: bool,
+    verify: bool,
+    dry_run: bool,
+    progress: Callable[[int, int], None] | None,
+) -> MigrationReport:
+    try:
+        if checkpoint.damage:
+            raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
+        job = _plan(checkpoint, dst, changes)
+        report = _report(checkpoint, job, changes)
+        if dry_run:
+            return report
+        checkpoint.release_tree()  # it is in the plan by now, as bytes
+        with Output(job.target, force=force, progress=progress) as output:
+            nbytes = _write(checkpoint, job, changes, output, verify=verify)
+            casts = job.casting.casts if job.casting else ()
+            return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts)
+    except CkptoolError as error:
+        error.path = error.path or checkpoint.path
+        raise
+
+
+def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
     form = changes.form or _form_of(dst, checkpoint, changes)
     if form == "same" and checkpoint.format == "safetensors":
         form = "safetensors"
-    target = dst if dst is not None else _default_name(source, form, changes.to)
+    target = dst if dst is not None else _default_name(checkpoint.path, form, changes.to)
     wrappers: tuple[transforms.Rule, ...] = ()
     peel: frozenset[str] = frozenset()
     if changes.strip_wrappers:
