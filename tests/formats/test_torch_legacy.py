@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import Checkpoint, MalformedFile, TruncatedFile, UnsupportedFeature, open_checkpoint
+from ckptool import AmbiguousFile, Checkpoint, MalformedFile, TruncatedFile, UnsupportedFeature, open_checkpoint
 from tests import build
 from tests.against_torch import oracle
 
@@ -71,6 +71,32 @@ def test_a_view_of_a_storage_is_cut_out_of_it() -> None:
 def test_a_view_that_reaches_over_its_storage_is_refused(view: Any) -> None:
     with pytest.raises(MalformedFile):
         opened({"view": build.tensor(stored(view=view), (1,))})
+
+
+def test_a_view_that_reaches_over_its_storage_says_both_sizes() -> None:
+    with pytest.raises(MalformedFile) as caught:
+        opened({"view": build.tensor(stored(view=("7", 2, 3)), (1,))})
+    assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("storage-size", 20, 16)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [stored(dtype="IntStorage"), stored(numel=2), build.storage(location="cuda:0", rest=(None,))],
+    ids=["another type", "another size", "another device"],
+)
+def test_two_references_to_one_storage_must_agree(second: bytes) -> None:
+    for tree in ({"a": stored(), "b": second}, {"b": second, "a": stored()}):
+        with pytest.raises((AmbiguousFile, MalformedFile, TruncatedFile)):
+            opened({name: build.tensor(storage, (1,)) for name, storage in tree.items()})
+    with pytest.raises(AmbiguousFile) as caught:
+        opened({"a": build.tensor(stored()), "b": build.tensor(second, (1,))})
+    assert caught.value.kind == "ambiguous-storage"
+
+
+def test_two_references_that_agree_are_one_storage() -> None:
+    tensors = opened({"a": build.tensor(stored()), "b": build.tensor(stored(), (2,))}).tensors
+
+    assert tensors["a"].info.storage == tensors["b"].info.storage
 
 
 @pytest.mark.parametrize("view", [("7", -1, 2), ("7", 1.0, 2), (7, 1, 2), ("7", 1), "7", ("7", True, 2)], ids=repr)

@@ -79,6 +79,14 @@ def test_a_view_of_a_storage_is_cut_out_of_it() -> None:
     assert found.tensors["w"].read() == FLOATS[8:20]
 
 
+@pytest.mark.parametrize(("offset", "numel"), [(0, 6), (0, 1), (5, 1), (6, 0)])
+def test_a_view_may_reach_to_both_ends_of_its_storage(offset: int, numel: int) -> None:
+    views = [(2, 1, offset, numel)]
+
+    found = opened([storage(1)], [tensor(10, 2, numel, 1, 0)], {"w": reference(10)}, views=views)
+    assert found.tensors["w"].read() == FLOATS[4 * offset :][: 4 * numel]
+
+
 def test_tensors_of_one_storage_share_it() -> None:
     tensors = [tensor(10, 1, 6, 1, 0), tensor(11, 1, 3, 2, 0)]
 
