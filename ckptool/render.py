@@ -143,6 +143,12 @@ def as_json(
     }
 
 
+def error_text(error: CkptoolError) -> str:
+    """Return the one or two lines that a person sees of an error: the fact, and what to do about it."""
+    hint = f"\nHint: {show(error.hint)}" if error.hint else ""
+    return f"Error: {show(str(error))}{hint}"
+
+
 def error_as_json(path: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``inspect --json`` prints for a file that cannot be read."""
     return {

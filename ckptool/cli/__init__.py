@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import click
 
 from ckptool import __version__
+from ckptool.errors import CkptoolError
 
 
 def _inspect() -> click.Command:
@@ -54,11 +56,21 @@ class _Verbs(click.Group):
         load = COMMANDS.get(cmd_name)
         return load() if load else None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb; an error about a file or a device that it lets through is two lines, never a traceback."""
+        try:
+            return super().invoke(ctx)
+        except CkptoolError as error:
+            from ckptool.render import error_text
+
+            click.echo(error_text(error), err=True)
+            ctx.exit(2)
+
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ckptool")
 def cli() -> None:
-    """Open any PyTorch checkpoint without running it, and say what is in it."""
+    """Open any PyTorch checkpoint without running it, say what is in it, and write it again."""
 
 
 def main() -> None:

@@ -139,7 +139,7 @@ def inspect(
             if as_json:
                 objects.append(render.error_as_json(path, error))
             else:
-                _print_error(error)
+                click.echo(render.error_text(error), err=True)
     if as_json:
         _print_json(objects)
     sys.exit(2 if failed else 0)
@@ -236,12 +236,6 @@ def _print(lines: Iterable[str]) -> None:
             batch.clear()
     if batch:
         click.echo("\n".join(batch))
-
-
-def _print_error(error: CkptoolError) -> None:
-    click.echo(f"Error: {tables.show(str(error))}", err=True)
-    if error.hint:
-        click.echo(f"Hint: {tables.show(error.hint)}", err=True)
 
 
 def _print_json(objects: list[dict[str, object]]) -> None:

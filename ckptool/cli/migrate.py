@@ -15,6 +15,7 @@ from ckptool.casting import TARGETS
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.migration import MigrationReport
 from ckptool.migration import migrate as migrate_file
+from ckptool.render import error_text
 from ckptool.tables import show, show_nbytes
 
 SCHEMA = "ckptool.migrate/1"
@@ -97,7 +98,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             code = max(code, 1 if isinstance(outcome, MigrationRefused) else 2)
             reports.append(_error_object(source, outcome))
             if not as_json:
-                _print_error(outcome)
+                click.echo(error_text(outcome), err=True)
         else:
             reports.append(_object(outcome))
             if not as_json:
@@ -259,9 +260,3 @@ def _object(report: MigrationReport) -> dict[str, object]:
 def _error_object(source: str, error: CkptoolError) -> dict[str, object]:
     facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
     return {"schema": SCHEMA, "source": source, "error": facts}
-
-
-def _print_error(error: CkptoolError) -> None:
-    click.echo(f"Error: {show(str(error))}", err=True)
-    if error.hint:
-        click.echo(f"Hint: {show(error.hint)}", err=True)

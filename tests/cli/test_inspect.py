@@ -222,3 +222,10 @@ def test_every_verb_has_help(verb: str) -> None:
 
     assert result.exit_code == 0
     assert result.output.startswith("Usage: ")
+
+
+def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["fixtures", str(tmp_path / "out"), "--device", "cuda:99"])
+
+    assert result.exit_code == 2
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
