@@ -17,8 +17,8 @@ MODULES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) fo
 # The reference trainer makes checkpoints with torch; no other module knows of it.
 TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("reference/")}
 # The one door to torch also builds a class, which the user names and no file.
-EDGE = "torch_bridge.py"
-INSIDE = sorted(set(TOOL) - {EDGE})
+EDGE = "torch_bridge/"
+INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
 
 LONG_MODULES: dict[str, str] = {}
 # Raised and caught inside the pickle code alone.

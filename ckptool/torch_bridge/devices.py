@@ -1,24 +1,15 @@
-"""
-The one door to torch: which devices there are, arithmetic on values, and models that the user names.
-
-torch is imported inside the functions, so that importing this module costs nothing.
-"""
+"""Which devices torch can compute on here, and why CUDA is not among them where it is missing."""
 
 from __future__ import annotations
 
 import os
 import platform
 import warnings
-from ctypes import string_at
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.tensors import LazyTensor
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,101 +180,3 @@ def _failed_start(visible: str | None) -> CudaMissing:
             "Set CUDA_VISIBLE_DEVICES to the numbers that 'nvidia-smi -L' lists.",
         )
     return CudaMissing("no-device", f"CUDA does not start ({reason})", "Check that 'nvidia-smi' lists a device.")
-
-
-class CastBytes(NamedTuple):
-    """Elements in another type, and what the cast cost."""
-
-    data: bytes
-    max_error: float
-    overflowed: int
-
-
-def cast(data: bytes, source: str, target: str) -> CastBytes:
-    """
-    Return packed elements of one floating type as another, rounded as torch rounds.
-
-    Finite values that ``target`` cannot hold become its largest, and are counted.
-    """
-    import torch
-
-    if not data:
-        return CastBytes(b"", 0.0, 0)
-    values = torch.frombuffer(bytearray(data), dtype=getattr(torch, source))
-    wanted = getattr(torch, target)
-    exact = values.to(torch.float64)
-    result = values.to(wanted)
-    lost = exact.isfinite() & ~result.to(torch.float64).isfinite()
-    overflowed = int(lost.sum())
-    if overflowed:
-        largest = torch.finfo(wanted).max
-        result = torch.where(lost, exact.clamp(-largest, largest).to(wanted), result)
-    finite = exact.isfinite() & ~lost
-    errors = (result.to(torch.float64) - exact)[finite].abs()
-    return CastBytes(
-        string_at(result.data_ptr(), result.nbytes),
-        float(errors.max()) if errors.numel() else 0.0,
-        overflowed,
-    )
-
-
-def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor], path: str) -> None:
-    """
-    Build the model that the *user* names, load the tensors into it, and save it whole to ``path``.
-
-    ``spec`` is ``package.module:Class``. Keys must match exactly.
-
-    Raises:
-        MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
-    """
-    import torch
-
-    model = _build(spec, arguments)
-    state = {name: _tensor(tensor) for name, tensor in tensors.items()}
-    expected = model.state_dict()
-    missing = [name for name in expected if name not in state]
-    unexpected = [name for name in state if name not in expected]
-    reshaped = [name for name in state if name in expected and state[name].shape != expected[name].shape]
-    if missing or unexpected or reshaped:
-        listed = (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
-        parts = [f"{what}: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}" for what, names in listed if names]
-        raise MigrationRefused(
-            f"{spec} does not take these weights; {'; '.join(parts)}",
-            kind="key-mismatch",
-            hint="Change names with --strip-module, --strip-prefix or --rename, or pass other --model-arg values.",
-        )
-    model.load_state_dict(state, strict=True)
-    try:
-        with open(path, "wb") as stream:  # noqa: PTH123 - a path of ours, to what has no name yet
-            torch.save(model, stream)
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise OutputFailed(f"torch cannot save the model: {reason}", kind="output-failed") from error
-
-
-def _build(spec: str, arguments: Mapping[str, object]) -> Any:
-    module_name, _, class_name = spec.partition(":")
-    try:
-        cls = import_module(module_name)
-        for part in class_name.split("."):
-            cls = getattr(cls, part)
-        return cls(**arguments)  # type: ignore[operator]
-    except Exception as error:
-        raise MigrationRefused(
-            f"{spec!r} cannot be built: {type(error).__name__}: {error}",
-            kind="model-not-built",
-            hint="Name it as package.module:Class, importable from here, with its --model-arg values.",
-        ) from error
-
-
-def _tensor(tensor: LazyTensor) -> Any:
-    import torch
-
-    info = tensor.info
-    data = tensor.read()
-    dtype = getattr(torch, info.dtype.name)
-    return (
-        torch.frombuffer(bytearray(data), dtype=dtype).reshape(info.shape)
-        if data
-        else torch.empty(info.shape, dtype=dtype)
-    )
