@@ -8,6 +8,7 @@ Every exception that ckptool raises.
     - UnknownFormat         no format recognises them
     - TruncatedFile         they end too early
     - MalformedFile         they contradict themselves
+    - DamagedFile           they are not those that were written, by their own checksum
     - AmbiguousFile         two readers could understand them differently
     - SourceChanged         they changed while being read
   + UnsafePickle            reading it would mean running it, or consulting this process
@@ -16,6 +17,11 @@ Every exception that ckptool raises.
   + MigrationRefused        what was asked for would lose or confuse something
   + OutputFailed            the result could not be written
     - OutputExists          and nothing may be overwritten
+  + WeightsMismatch         the weights do not fit the model
+    - KeyMismatch           by their names
+    - ShapeMismatch         by their shapes
+  + DeviceUnavailable       no such device, or not here
+  + OutOfMemory             the weights need more memory than there is
 
 A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
 sentence, the hint, behind it; both are attributes of their own. Inner code does not know the path:
@@ -105,6 +111,12 @@ class MalformedFile(UnreadableFile):
     default_kind = "malformed"
 
 
+class DamagedFile(UnreadableFile):
+    """A record does not match the checksum that was written with it."""
+
+    default_kind = "damaged-record"
+
+
 class AmbiguousFile(UnreadableFile):
     """Two readers could understand the same bytes differently, so neither reading is given."""
 
@@ -151,3 +163,40 @@ class OutputExists(OutputFailed):
     """Something has the output's name already, and nothing was to be overwritten."""
 
     default_kind = "output-exists"
+
+
+class WeightsMismatch(CkptoolError):
+    """
+    The weights do not fit the model, which was not changed.
+
+    ``missing`` and ``unexpected`` are names, ``reshaped`` is names with the model's shape and the file's.
+    """
+
+    default_kind = "weights-mismatch"
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+
+
+class KeyMismatch(WeightsMismatch):
+    """Names that the model has and the file has not, or the other way round."""
+
+    default_kind = "key-mismatch"
+
+
+class ShapeMismatch(WeightsMismatch):
+    """Names agree, shapes do not."""
+
+    default_kind = "shape-mismatch"
+
+
+class DeviceUnavailable(CkptoolError):
+    """The device that was asked for is none, or is not here; the message says why."""
+
+    default_kind = "device-unavailable"
+
+
+class OutOfMemory(CkptoolError):
+    """The weights need ``needed`` bytes where ``actual`` are free. Nothing was loaded."""
+
+    default_kind = "out-of-memory"

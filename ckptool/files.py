@@ -2,14 +2,16 @@
 Positioned reads from one source of bytes; the only module that opens files.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
-that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Nothing is mapped:
-a truncated mapping kills the process, a short read is an error that can be caught.
+that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
+nothing: a truncated mapping kills the process, a short read is an error that can be caught. ``FileSource.map`` is for
+those who hand memory out.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import mmap
 import os
 import stat
 import threading
@@ -77,10 +79,24 @@ class FileSource:
                 raise _changed(offset, buffer.nbytes, filled)
             filled += count
 
+    def map(self) -> mmap.mmap:
+        """
+        Map the whole file privately: processes share its pages until one writes to them, and the file never changes.
+
+        Raises:
+            SourceChanged: It shrank since it was opened. If it shrinks later, touching what is gone kills the process.
+            OSError: The system has no room for it.
+        """
+        try:
+            # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
+            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except ValueError as error:
+            raise _changed(0, self.nbytes, _status(self.fileno()).st_size) from error
+
     def fileno(self) -> int:
         """Return the open file's descriptor."""
         if self._fd < 0:
-            raise ValueError("the checkpoint is closed")
+            raise ValueError(_CLOSED)
         return self._fd
 
     def file_offset(self, offset: int) -> int | None:
@@ -247,6 +263,23 @@ def directory_entries(path: str) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_file())
     except OSError:
         return []
+
+
+def system_text(path: str) -> str:
+    """Return what the system says in a file of its own, under ``/proc`` say; nothing where it has no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 - no path of a user's
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def file_identity(path: str) -> tuple[int, ...] | None:
+    """Return what tells one state of a file under a path from another, or None if there is none."""
+    try:
+        return _identity(os.stat(path))  # noqa: PTH116 - a system call, like the others here
+    except (OSError, ValueError):
+        return None
 
 
 def exists(path: str) -> bool:

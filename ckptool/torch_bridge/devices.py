@@ -53,7 +53,7 @@ def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
     """
     import torch
 
-    missing = _cuda_missing(cuda_visible_devices)
+    missing = cuda_missing(cuda_visible_devices)
     found = [_cpu()]
     if missing is None:
         found.extend(_cuda())
@@ -126,7 +126,7 @@ def _xpu() -> Iterator[Device]:
         yield Device(tag=f"xpu:{index}", name=properties.name, total_nbytes=properties.total_memory)
 
 
-def _cuda_missing(visible: str | None) -> CudaMissing | None:
+def cuda_missing(visible: str | None = None) -> CudaMissing | None:
     import torch
 
     with warnings.catch_warnings():

@@ -1,0 +1,46 @@
+"""Casts of whole tensors, run where they cannot hang a process that forks later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def in_own_thread(function: Callable[[], T]) -> T:
+    """
+    Return what ``function`` returns, run in a thread that ends with it.
+
+    torch's pool of threads belongs to the thread that first needs it; a child of a fork inherits the pool's state
+    without its threads, and waits for them for ever. A thread of our own takes its pool with it when it ends.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with torch.no_grad():  # which is each thread's own
+                results.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
+            errors.append(error)
+
+    thread = Thread(target=run, name="ckptool-arithmetic")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def is_castable(dtype: torch.dtype) -> bool:
+    """Say whether ``dtype=`` is about tensors of this type: floating, and neither packed nor scaled."""
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return values as another type, on the device where they are."""
+    return in_own_thread(lambda: values.to(dtype)) if values.device.type == "cpu" else values.to(dtype)

@@ -1,0 +1,352 @@
+"""
+``TensorInfo`` → ``torch.Tensor``: each storage once, in the memory of its device, and tensors as views of it.
+
+Tensors that share memory in the file share it again. Of a storage that is not mapped, only the span that the wanted
+tensors use is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, Protocol, TypeAlias
+from zlib import crc32
+
+import torch
+
+from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
+from ckptool.files import Source
+from ckptool.free_memory import free_memory
+from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
+from ckptool.torch_bridge.arithmetic import cast_tensor, is_castable
+from ckptool.torch_bridge.device_memory import DeviceMemory
+from ckptool.torch_bridge.host_memory import HostMemory, Mmap, buffer_of
+from ckptool.torch_bridge.host_memory import Progress as Count
+from ckptool.torch_bridge.layouts import QUANTIZED, SPARSE, special_tensor
+from ckptool.torch_bridge.placement import CPU, META, Mover, Placement
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the bytes read so far, and those in all."""
+
+_ALIGNMENT: Final = 64
+"""What a span of a storage begins on a multiple of, in bytes: enough for any element, and for vector loads."""
+_CAST_NBYTES: Final = 256 << 20
+"""How much is read before it is cast and let go of."""
+
+
+class Memory(Protocol):
+    """Memory of one device."""
+
+    def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:
+        """Return a tensor of uint8 that will hold these bytes once ``fill`` has run."""
+        ...
+
+    def fill(self, progress: Count) -> None:
+        """Read what was taken, and call ``progress`` with the number of bytes of each piece."""
+        ...
+
+
+class Cost(NamedTuple):
+    """What tensors need, in bytes."""
+
+    host_nbytes: int
+    """Memory of this process's own on the host, when all is loaded."""
+    mapped_nbytes: int
+    """Pages of the file that are mapped: the system keeps them once for all processes, and may drop them."""
+    device_nbytes: int
+    """Memory of accelerators, when all is loaded."""
+    passing_nbytes: int
+    """What is needed on top while loading: uncast bytes, staging buffers."""
+
+
+class _Block:
+    """One storage, or the span of it that tensors use."""
+
+    __slots__ = ("cast", "first", "itemsize", "last", "memory", "root", "types")
+
+    def __init__(self, root: StorageRef) -> None:
+        self.root = root
+        self.first = root.nbytes
+        self.last = 0
+        self.itemsize = 1
+        self.types: set[torch.dtype] = set()
+        self.memory: torch.Tensor | None = None
+        self.cast: torch.dtype | None = None
+        """What the elements were cast to, all of them."""
+
+    @property
+    def nbytes(self) -> int:
+        return max(0, self.last - self.first)
+
+
+class Assembly:
+    """
+    Makes the tensors of one state dict. ``dtype`` is what floating tensors are cast to, on the device they go to.
+
+    ``verify`` holds each storage against the checksum that the file has of it, once it is in memory on the CPU.
+    """
+
+    def __init__(
+        self, place: Placement, *, mmap: Mmap = "auto", dtype: torch.dtype | None = None, verify: bool = False
+    ) -> None:
+        self._verify = verify
+        self._place = place
+        self._dtype = dtype
+        self._host = HostMemory(mmap)
+        self._memories: dict[torch.device, Memory] = {CPU: self._host}
+        self._blocks: dict[tuple[int, int], _Block] = {}
+
+    def tensors(self, wanted: Mapping[str, LazyTensor], progress: Progress | None = None) -> dict[str, torch.Tensor]:
+        """
+        Return the tensors by name, in order.
+
+        Raises:
+            UnsupportedFeature: One is of a kind that only code of its own could make.
+            OutOfMemory: They need more than there is.
+            CkptoolError: The file cannot be read any more.
+        """
+        is_changed = self._place.mover is not None or self._dtype is not None or self._verify
+        made = self._mapped_views(wanted) if self._place.everywhere == CPU and not is_changed else {}
+        if len(made) == len(wanted):
+            return made
+        rest = {name: tensor for name, tensor in wanted.items() if name not in made}
+        for name, tensor in rest.items():
+            self._note(name, tensor.info)
+        self._check_room()
+        self._load(progress)
+        built = {name: self._build(name, tensor.info) for name, tensor in rest.items()}
+        return {name: made[name] if name in made else built[name] for name in wanted}
+
+    def cost(self, wanted: Mapping[str, LazyTensor]) -> Cost:
+        """Return what ``tensors`` would need; nothing is allocated."""
+        for name, tensor in wanted.items():
+            self._note(name, tensor.info)
+        return self._cost()
+
+    def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors that are plain views of mapped storages: most are, so this loop has to be fast."""
+        made = {}
+        mapped, blocks, from_buffer = self._host.mapped, self._blocks, torch.frombuffer
+        types: dict[str, torch.dtype] = {}
+        for name, tensor in wanted.items():
+            info = tensor.info
+            storage, dtype = info.storage, info.dtype
+            if storage is None or storage.big_endian or storage.whole is not None or _is_special(info):
+                continue
+            key = (id(storage.source), storage.offset)
+            mapping = mapped(storage.source)
+            count = storage.nbytes // dtype.itemsize
+            if key in blocks or mapping is None or not count:
+                continue
+            offset = mapping[1] + storage.offset
+            if offset % dtype.itemsize:
+                continue
+            known = types.get(dtype.name) or types.setdefault(dtype.name, torch_dtype(info))
+            base = from_buffer(mapping[0], dtype=known, count=count, offset=offset)
+            made[name] = base.as_strided_(info.shape, info.stride, info.storage_offset)
+            block = blocks[key] = _Block(storage)
+            block.memory, block.first, block.last = base, 0, storage.nbytes
+        return made
+
+    def _note(self, name: str, info: TensorInfo) -> None:
+        """Take down what of which storage a tensor needs."""
+        for part, below in info.parts:
+            self._note(f"{name}[{part}]", below)
+        storage, itemsize = info.storage, info.dtype.itemsize
+        if storage is None:
+            return
+        block = self._block(storage)
+        shift = storage.offset - block.root.offset
+        if self._verify:
+            first, last = 0, block.root.nbytes
+        elif info.dtype.packed > 1 or storage.big_endian:
+            first, last = shift, shift + storage.nbytes
+        elif info.numel:
+            steps = sum((size - 1) * step for size, step in zip(info.shape, info.stride, strict=True))
+            first = shift + info.storage_offset * itemsize
+            last = first + (steps + 1) * itemsize
+        else:
+            return
+        if block.memory is not None:
+            if block.first <= first and last <= block.last:
+                return
+            root = storage.whole or storage  # it was loaded as a smaller one
+            block = self._blocks[id(root.source), root.offset] = _Block(root)
+        block.first = min(block.first, first // _ALIGNMENT * _ALIGNMENT)
+        block.last = max(block.last, last)
+        block.itemsize = max(block.itemsize, itemsize)
+        block.types.add(torch_dtype(info))
+        if shift % itemsize:
+            raise MalformedFile(f"tensor {name!r} begins in the middle of an element", kind="malformed-tensor")
+
+    def _block(self, storage: StorageRef) -> _Block:
+        root = storage.whole or storage
+        key = (id(root.source), root.offset)
+        if key not in self._blocks:
+            self._blocks[key] = _Block(root)
+        return self._blocks[key]
+
+    def _open_blocks(self) -> list[_Block]:
+        return [block for block in self._blocks.values() if block.types and block.memory is None]
+
+    def _cost(self) -> Cost:
+        host = mapped = device = uncast = 0
+        for block in self._open_blocks():
+            target = self._cast_of(block)
+            final = block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
+            where = self._place.device(block.root.location).type
+            is_mapped = self._host.can_map(block.root.source, block.root.offset + block.first, block.itemsize)
+            if where == "cpu" and target is None and is_mapped:
+                mapped += block.nbytes
+            elif where == "cpu":
+                host += final
+            elif where != "meta":
+                device += final
+            if target is not None and not (where == "cpu" and is_mapped):
+                uncast += block.nbytes
+        staging = DeviceMemory.STAGING_NBYTES if device else 0
+        return Cost(host, mapped, device, min(uncast, _CAST_NBYTES) + staging)
+
+    def _check_room(self) -> None:
+        cost = self._cost()
+        for device in {self._place.device(block.root.location) for block in self._open_blocks()}:
+            if device.type == "cuda":
+                DeviceMemory(device).check_room(cost.device_nbytes)
+        free = free_memory() if cost.host_nbytes else None
+        if free is not None and cost.host_nbytes > free:
+            raise OutOfMemory(
+                f"the weights need {cost.host_nbytes:,} bytes of memory, {free:,} are free",
+                hint="Map the file with mmap=True, cast with a smaller dtype=, or load fewer tensors.",
+                needed=cost.host_nbytes,
+                actual=free,
+            )
+
+    def _load(self, progress: Progress | None) -> None:
+        blocks = self._open_blocks()
+        total, done = sum(block.nbytes for block in blocks), 0
+
+        def count(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if progress is not None:
+                progress(done, total)
+
+        for batch in self._batches(blocks):
+            for block in batch:
+                block.memory = self._memory(block).take(
+                    block.root.source, block.root.offset + block.first, block.nbytes, block.itemsize
+                )
+            for memory in self._memories.values():
+                memory.fill(count)
+            for block in batch:
+                self._finish(block)
+
+    def _batches(self, blocks: list[_Block]) -> Iterator[list[_Block]]:
+        """Yield what is read in one go: all of it, unless it is cast, and the uncast bytes have to go in between."""
+        batch: list[_Block] = []
+        held = 0
+        for block in blocks:
+            batch.append(block)
+            held += block.nbytes if self._cast_of(block) is not None else 0
+            if held >= _CAST_NBYTES:
+                yield batch
+                batch, held = [], 0
+        yield batch
+
+    def _memory(self, block: _Block) -> Memory:
+        device = self._place.device(block.root.location)
+        if device not in self._memories:
+            self._memories[device] = DeviceMemory(device)
+        return self._memories[device]
+
+    def _cast_of(self, block: _Block) -> torch.dtype | None:
+        """Return what a storage is cast to as a whole: that keeps its tensors sharing it."""
+        only = next(iter(block.types)) if len(block.types) == 1 else None
+        return self._dtype if only is not None and is_castable(only) and only != self._dtype else None
+
+    def _finish(self, block: _Block) -> None:
+        """Bring a storage that was read into the machine's byte order, the user's place, and the type asked for."""
+        memory = block.memory
+        if memory is None or not memory.numel():
+            return
+        if self._verify and block.root.crc32 and crc32(buffer_of(memory)) != block.root.crc32:
+            raise DamagedFile(
+                f"storage {block.root.key!r} of {block.nbytes:,} bytes does not match its checksum",
+                hint="Download the file again.",
+            )
+        if block.root.big_endian:
+            _swap_bytes(memory, block)
+        if self._place.mover is not None:
+            block.memory = memory = _moved(self._place.mover, memory, block.root.location)
+        target = self._cast_of(block)
+        if target is not None:
+            values = memory[: block.nbytes // block.itemsize * block.itemsize].view(next(iter(block.types)))
+            block.memory, block.cast = cast_tensor(values, target), target
+
+    def _build(self, name: str, info: TensorInfo) -> torch.Tensor:
+        if info.layout in SPARSE or info.layout in QUANTIZED:
+            parts = {part: self._build(f"{name}[{part}]", below) for part, below in info.parts}
+            integers = self._strided(info) if info.layout in QUANTIZED and info.storage is not None else None
+            return special_tensor(name, info, parts, integers)
+        if info.layout != "strided" or (info.storage is None and info.location != "meta"):
+            raise UnsupportedFeature(
+                f"tensor {name!r} is {info.subclass or info.layout}, which only code of its own can make",
+                kind="no-plain-bytes",
+                hint="Leave it out, or load the file with the library that wrote it.",
+            )
+        return self._strided(info)
+
+    def _strided(self, info: TensorInfo) -> torch.Tensor:
+        """Return a tensor as a view of its storage."""
+        dtype, storage = torch_dtype(info), info.storage
+        wanted = self._dtype if self._dtype is not None and is_castable(dtype) else dtype
+        if storage is None:
+            return torch.empty_strided(info.shape, info.stride, dtype=wanted, device=META)
+        block = self._block(storage)
+        if block.memory is None or not info.numel:
+            return torch.empty(info.shape, dtype=wanted, device=self._place.device(storage.location))
+        memory = block.memory
+        start = storage.offset - block.root.offset - block.first
+        made = torch.empty(0, dtype=block.cast or dtype, device=memory.device)
+        offset = start // info.dtype.itemsize + info.storage_offset
+        made.set_(memory.untyped_storage(), offset, info.shape, info.stride)
+        if info.conj:
+            made = made.conj()
+        if info.neg:
+            made = torch._neg_view(made)
+        return made if made.dtype == wanted else cast_tensor(made, wanted)
+
+
+def torch_dtype(info: TensorInfo) -> torch.dtype:
+    """Return torch's element type; raise UnsupportedFeature where this torch is older than the type."""
+    found = getattr(torch, info.dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedFeature(
+            f"torch {torch.__version__} has no type {info.dtype}", kind="no-such-dtype", hint="Update torch."
+        )
+    return found
+
+
+def _is_special(info: TensorInfo) -> bool:
+    return info.layout != "strided" or info.conj or info.neg or bool(info.parts) or info.dtype.packed > 1
+
+
+def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
+    if len(block.types) > 1 or memory.device != CPU:
+        raise UnsupportedFeature(
+            f"storage {block.root.key!r} is big-endian",
+            kind="byte-order",
+            hint="Load it to the CPU, or migrate the file first.",
+        )
+    memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
+
+
+def _moved(mover: Mover, memory: torch.Tensor, tag: str) -> torch.Tensor:
+    """Return the bytes where the user's function puts them."""
+    moved = mover(memory.untyped_storage(), tag)
+    if moved is None:
+        return memory
+    if isinstance(moved, torch.storage.TypedStorage):
+        moved = moved._untyped_storage
+    if not isinstance(moved, torch.UntypedStorage):
+        raise TypeError(f"map_location returned {type(moved).__name__}, not a storage")
+    return torch.empty(0, dtype=torch.uint8, device=moved.device).set_(moved, 0, (memory.numel(),), (1,))

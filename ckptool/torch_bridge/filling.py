@@ -1,0 +1,265 @@
+"""
+``load_into``: the weights of a checkpoint into a model that exists, tensor by tensor, never two copies at once.
+
+Everything that can be known beforehand is checked beforehand. Then memory that is to be what the file has is read into
+directly, the rest comes through pieces of a few mebibytes, and what was on the meta device is put in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+import torch
+
+from ckptool.checkpoint import Checkpoint
+from ckptool.errors import KeyMismatch, MigrationRefused, WeightsMismatch
+from ckptool.files import file_under
+from ckptool.formats import Origin, open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.match_keys import Changes
+from ckptool.tensors import LazyTensor
+from ckptool.torch_bridge.arithmetic import in_own_thread
+from ckptool.torch_bridge.assembly import Assembly, Progress
+from ckptool.torch_bridge.device_memory import DeviceMemory
+from ckptool.torch_bridge.host_memory import HostMemory, Mmap
+from ckptool.torch_bridge.loading import chosen_weights, naming
+from ckptool.torch_bridge.optimizers import read_optimizer
+from ckptool.torch_bridge.placement import CPU, MapLocation, placement
+from ckptool.torch_bridge.targets import FillPlan, Target, fits_bytewise, plan
+from ckptool.transfer import check_others
+from ckptool.weights import Which
+
+_PIECE_NBYTES: Final = 4 << 20
+
+logger = logging.getLogger("ckptool")
+
+
+class LoadReport(NamedTuple):
+    """What was loaded into a model."""
+
+    path: str
+    key: str
+    """Where in the file the weights stand; empty for the root."""
+    loaded: int
+    """Tensors of the model that were loaded; those that share one that was count."""
+    expected: int
+    """Tensors that the model has."""
+    share: float
+    """Of the model's elements that were loaded, 0 to 1."""
+    nbytes: int
+    """Size of what was read."""
+    missing: tuple[str, ...]
+    """The model's, not in the file."""
+    unexpected: tuple[str, ...]
+    """The file's, not in the model."""
+    reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+    """Always empty: a load that finds any raises ``ShapeMismatch``."""
+    cast: tuple[tuple[str, str, str], ...]
+    """Name, type in the file, type in the model."""
+    tied: dict[str, str]
+    """Names that the file has not, and the name of the same tensor that it has."""
+    changes: Changes
+    """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
+    still_meta: tuple[str, ...]
+    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
+    optimizer: int
+    """Parameters whose optimizer state was loaded."""
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.loaded:,} of {self.expected:,} tensors loaded, {self.share:.1%} of the elements, "
+            f"{self.nbytes:,} bytes in {self.seconds:.2f} s"
+        )
+
+
+def load_into(
+    model: torch.nn.Module,
+    source: Origin,
+    *,
+    key: str | None = None,
+    weights: Which = "auto",
+    strict: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    map_location: MapLocation = "cpu",
+    dtype: torch.dtype | None = None,
+    mmap: Mmap = "auto",
+    verify: bool = False,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> LoadReport:
+    """
+    Load the weights of a checkpoint of any form into a model, and say what was loaded. Nothing in the file runs.
+
+    Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on
+    the meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes
+    them. At no time are there two copies. Names that differ by a wrapper, or altogether by one prefix, are matched,
+    and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute themselves
+    (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that fits is.
+    ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
+
+    Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
+    file itself breaks while it is read; ``verify`` first holds it against its own checksums, in a pass of its own.
+
+    Raises:
+        KeyMismatch: Names are missing or unexpected; the nearest are named.
+        ShapeMismatch: Shapes differ, whatever ``strict`` says.
+        DamagedFile: ``verify`` found bytes that are not those that were written.
+        UnsupportedFeature: The model loads through hooks or code of its own.
+        CkptoolError: As ``load``.
+    """
+    started = time.perf_counter()
+    place = placement(map_location)
+    with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+        chosen_key, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
+        if verify:
+            check_others([target.source for target in filling.targets], ())
+        state = read_optimizer(checkpoint, optimizer) if optimizer is not None else None
+        fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
+        made = Assembly(place, mmap=mmap, dtype=dtype).tensors(fresh, progress) if fresh else {}
+        checkpoint.check_unchanged()
+        _fill([one for one in filling.targets if one.name not in made], progress)
+        assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
+        if state is not None:
+            state.apply()
+        report = report_of(model, checkpoint.path, chosen_key, filling, started)
+        if state is not None:
+            report = report._replace(optimizer=state.parameters)
+    logger.info("%s", report)
+    if report.still_meta:
+        logger.warning("%s: still on the meta device: %s", report.path, ", ".join(report.still_meta[:8]))
+    return report
+
+
+def choose_targets(
+    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which, *, strict: bool = True
+) -> tuple[str, FillPlan]:
+    """Return the state dict that is meant, and how it fits; of several, the only one that does."""
+    try:
+        chosen = chosen_weights(checkpoint, key, weights, None)
+    except MigrationRefused as error:
+        if key is not None or weights != "auto":
+            raise
+        fitting = []
+        for candidate in checkpoint.state_dicts:
+            if candidate.role == "optimizer":
+                continue
+            try:
+                fitting.append((candidate.key, plan(model, candidate, strict=True)))
+            except WeightsMismatch:
+                continue
+        if len(fitting) != 1:
+            raise KeyMismatch(error.message, hint=error.hint) from error
+        return fitting[0]
+    return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
+
+
+def _fill(targets: list[Target], progress: Progress | None) -> None:
+    """Copy from the file into the model's memory."""
+    host, devices = HostMemory(False), dict[torch.device, DeviceMemory]()
+    others = []
+    for target in targets:
+        info, device = target.source.info, target.tensor.device
+        storage = info.storage
+        if storage is None or not fits_bytewise(target.tensor, target.source):
+            others.append(target)
+            continue
+        memory = _bytes_of(target.tensor)
+        offset = storage.offset + info.storage_offset * info.dtype.itemsize
+        under = file_under(storage.source, offset)
+        if device != CPU:
+            devices.setdefault(device, DeviceMemory(device)).read_into(storage.source, offset, memory)
+        elif under is not None:
+            host.read_into(*under, memory)
+        else:
+            others.append(target)
+    total, done = sum(target.source.info.nbytes for target in targets), 0
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, total)
+
+    host.fill(count)
+    for waiting in devices.values():
+        waiting.fill(count)
+    if others:
+        in_own_thread(partial(_copy_all, others))
+    for target in targets:
+        torch.autograd.graph.increment_version(target.tensor)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a contiguous tensor as uint8."""
+    start = tensor.storage_offset() * tensor.itemsize
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
+
+
+def _copy_all(targets: list[Target]) -> None:
+    for target in targets:
+        _copy(target)
+
+
+def _copy(target: Target) -> None:
+    """Copy one tensor whose values or places change on the way: by pieces, where both sides are plain."""
+    info, tensor = target.source.info, target.tensor.detach()
+    if info.storage is None or info.layout != "strided" or info.dtype.packed > 1 or not tensor.is_contiguous():
+        tensor.copy_(Assembly(placement(CPU)).tensors({target.name: target.source})[target.name])
+        return
+    flat, position = tensor.view(-1), 0
+    dtype = getattr(torch, info.dtype.name)
+    for chunk in target.source.chunks(_PIECE_NBYTES):
+        if chunk:
+            values = torch.frombuffer(bytearray(chunk), dtype=dtype)
+            flat[position : position + len(values)].copy_(values)
+            position += len(values)
+
+
+def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
+    """Put tensors in the place of parameters and buffers, by their ``id``; what was tied is tied again."""
+    parameters: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in made:
+                if id(parameter) not in parameters:
+                    fresh = torch.nn.Parameter(made[id(parameter)], requires_grad=parameter.requires_grad)
+                    parameters[id(parameter)] = fresh
+                module._parameters[name] = parameters[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in made:
+                module._buffers[name] = made[id(buffer)]
+
+
+def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:
+    """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
+    tensors = model.state_dict(keep_vars=True)
+    numel = {name: tensor.numel() for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    loaded = [*(one.name for one in filling.targets), *filling.tied]
+    meta = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    return LoadReport(
+        path=path,
+        key=key,
+        loaded=len(loaded),
+        expected=len(numel),
+        share=sum(numel[name] for name in loaded) / max(1, sum(numel.values())),
+        nbytes=sum(_nbytes(one.source) for one in filling.targets),
+        missing=filling.missing,
+        unexpected=filling.unexpected,
+        reshaped=(),
+        cast=filling.cast,
+        tied=filling.tied,
+        changes=filling.match.changes,
+        still_meta=tuple(meta),
+        optimizer=0,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _nbytes(tensor: LazyTensor) -> int:
+    return tensor.info.total_nbytes

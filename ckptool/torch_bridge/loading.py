@@ -1,0 +1,134 @@
+"""``load``: the weights of any checkpoint as a state dict of ``torch.Tensor``, on the device that the caller wants."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from ckptool import transforms
+from ckptool.checkpoint import Checkpoint
+from ckptool.errors import CkptoolError, MigrationRefused, UnsupportedFeature
+from ckptool.formats import Origin, open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.torch_bridge.assembly import Assembly, Cost, Progress
+from ckptool.torch_bridge.host_memory import Mmap
+from ckptool.torch_bridge.placement import MapLocation, placement
+from ckptool.torch_bridge.plain_values import values_with_tensors
+from ckptool.transfer import check_others
+from ckptool.weights import NameChanges, Weights, Which, choose, prepare
+
+Strip: TypeAlias = Literal["wrappers", "module"] | None
+
+logger = logging.getLogger("ckptool")
+
+
+def load(
+    source: Origin,
+    map_location: MapLocation = "cpu",
+    *,
+    key: str | None = None,
+    weights: Which = "auto",
+    strip: Strip = "wrappers",
+    dtype: torch.dtype | None = None,
+    mmap: Mmap = "auto",
+    verify: bool = False,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> OrderedDict[str, Any]:
+    """
+    Return the weights of a checkpoint of any form as an ordered state dict, with its ``_metadata``.
+
+    Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
+    needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
+    ``torch.load`` takes; tags that were saved are never obeyed, and no accelerator is started that it does not name.
+    ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the ``raw`` ones. ``strip`` takes off
+    what wrappers put before every name; where only some names have it, they all keep it.
+
+    Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
+    ``mmap`` the CPU's are views of a private mapping of the file, whose pages all processes share until they write to
+    them; replacing the file by renaming another over it is safe, but truncating it kills every process that maps it.
+    ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors are cast
+    to. ``verify`` first holds the file against the checksums in it, in a pass of its own. A process that has loaded,
+    with or without a cast, can fork. Safe to call from several threads.
+
+    Raises:
+        DamagedFile: ``verify`` found bytes that are not those that were written.
+        DeviceUnavailable: ``map_location`` names a device that is not here.
+        MigrationRefused: No state dict is the weights, or several could be; the hint lists them.
+        OutOfMemory: They need more than there is. Nothing was loaded.
+        UnsupportedFeature: A tensor is of a kind that only code of its own can make.
+        CkptoolError: The file cannot be read.
+    """
+    place = placement(map_location)
+    with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+        chosen = chosen_weights(checkpoint, key, weights, strip)
+        assembly = Assembly(place, mmap=mmap, dtype=dtype)
+        if verify:
+            check_others(chosen.tensors.values(), ())
+        made = assembly.tensors(chosen.tensors, progress)
+        others = values_with_tensors(chosen.others, checkpoint.rebuilder, assembly) if chosen.others else {}
+        checkpoint.check_unchanged()
+        return _state_dict(chosen, made, others)
+
+
+def predict_memory(
+    source: Origin,
+    device: MapLocation = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    key: str | None = None,
+    weights: Which = "auto",
+    mmap: Mmap = "auto",
+    limits: Limits = DEFAULT_LIMITS,
+) -> Cost:
+    """
+    Return what ``load`` would need of host and device memory, in bytes. Reads the index alone, and allocates nothing.
+
+    Raises:
+        CkptoolError: As ``load``.
+    """
+    place = placement(device)
+    with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+        chosen = chosen_weights(checkpoint, key, weights, None)
+        return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
+
+
+def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:
+    """Return the weights that are meant, under the names that they are to have."""
+    state_dict = choose(checkpoint, key, weights)
+    rules: tuple[transforms.Rule, ...] = ()
+    if strip is not None:
+        rules = (transforms.strip_wrappers if strip == "wrappers" else transforms.strip_module,)
+    try:
+        return prepare(checkpoint, state_dict, NameChanges(rules))
+    except MigrationRefused as error:
+        logger.info("%s: names are kept as they are: %s", checkpoint.path, error.message)
+        return prepare(checkpoint, state_dict, NameChanges())
+
+
+@contextmanager
+def naming(checkpoint: Checkpoint) -> Iterator[None]:
+    """Give errors the path of the checkpoint that they are about."""
+    try:
+        yield
+    except CkptoolError as error:
+        error.path = error.path or checkpoint.path
+        raise
+
+
+def _state_dict(weights: Weights, made: dict[str, torch.Tensor], others: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    entries: OrderedDict[str, Any] = OrderedDict(made)
+    if others:  # packed parameters, extra state: each in its place
+        entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
+    for name, value in others.items():
+        if isinstance(value, UnsupportedFeature):
+            logger.warning("entry %r is left out: it holds %s", name, value.message)
+            del entries[name]
+    if weights.modules:
+        entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]
+    return entries

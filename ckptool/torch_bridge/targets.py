@@ -1,0 +1,200 @@
+"""
+Where the weights of a checkpoint go in a model, decided before a byte is copied.
+
+Strategy: hold the model's own ``state_dict(keep_vars=True)`` against the names and shapes in the file. What differs by
+a wrapper or by a prefix alone, with every name explained, is paired; nothing else is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import torch
+
+from ckptool import match_keys
+from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
+from ckptool.guess_keys import nearest
+from ckptool.match_keys import KeyMatch, Shape, is_benign
+from ckptool.tensors import LazyTensor
+from ckptool.torch_bridge.assembly import torch_dtype
+
+_LISTED: Final = 8
+
+
+class Target(NamedTuple):
+    """One tensor of the model, and the one in the file that goes into it."""
+
+    name: str
+    tensor: torch.Tensor
+    """The model's own parameter or buffer."""
+    source: LazyTensor
+
+
+class FillPlan(NamedTuple):
+    """What goes where. Nothing was changed yet."""
+
+    targets: tuple[Target, ...]
+    match: KeyMatch
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    tied: dict[str, str]
+    """Names of the model that the file has not, and the name of the same tensor that it has."""
+    cast: tuple[tuple[str, str, str], ...]
+    """Name, type in the file, type in the model."""
+
+
+def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: bool = True) -> FillPlan:
+    """
+    Return where each tensor of the file goes.
+
+    Without ``strict``, names may be left over on both sides, but not on all of one.
+
+    Raises:
+        KeyMismatch: Names are missing or left over; the nearest are named.
+        ShapeMismatch: Shapes differ, whatever ``strict`` says.
+    """
+    tensors = model_tensors(model)
+    expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes: dict[str, Shape] = {name: tensor.info.shape for name, tensor in found.items()}
+    matched = match_keys.match(expected, shapes)
+    if matched.changes and not (matched.loads or _unwraps(matched)):
+        matched = match_keys.KeyMatch(*_by_name(expected, shapes))
+    first: dict[int, str] = {}
+    for name in matched.pairs:
+        first.setdefault(id(tensors[name]), name)
+    tied = {name: first[id(tensors[name])] for name in matched.missing if id(tensors[name]) in first}
+    missing = tuple(name for name in matched.missing if name not in tied)
+    _refuse(matched, missing, expected, shapes, strict=strict)
+    targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
+    cast = [(one.name, one.source.info.dtype.name, _name(one.tensor.dtype)) for one in targets]
+    return FillPlan(
+        targets,
+        matched,
+        missing,
+        matched.unexpected,
+        tied,
+        tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
+    )
+
+
+def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """
+    Return the model's own parameters and buffers by the names of its ``state_dict()``.
+
+    Raises:
+        UnsupportedFeature: Its ``state_dict()`` gives copies, or its loading is code of its own.
+    """
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    entries = model.state_dict(keep_vars=True)
+    tensors = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+    strangers = [name for name, tensor in tensors.items() if id(tensor) not in own]
+    loader = _own_loader(model)
+    if strangers or loader:
+        what = f"its state_dict() makes {strangers[0]!r} anew" if strangers else f"{loader} changes what is loaded"
+        raise UnsupportedFeature(
+            f"the model loads through code of its own: {what}",
+            kind="own-loading",
+            hint="Use model.load_state_dict(ckptool.load(path)).",
+        )
+    return tensors
+
+
+def _own_loader(model: torch.nn.Module) -> str | None:
+    """Return the class or hook that takes part in loading, if it is not one of torch's own that only adds defaults."""
+    if type(model).load_state_dict is not torch.nn.Module.load_state_dict:
+        return f"{type(model).__name__}.load_state_dict"
+    for module in model.modules():
+        loader = type(module)._load_from_state_dict
+        if not loader.__module__.startswith("torch.nn.modules."):
+            return f"{type(module).__name__}._load_from_state_dict"
+        if module._load_state_dict_pre_hooks:
+            return f"a hook of {type(module).__name__}"
+    return None
+
+
+def _unwraps(matched: KeyMatch) -> bool:
+    return all(change.option in ("strip_module", "strip_wrappers") for change in matched.changes)
+
+
+def _by_name(
+    expected: Mapping[str, Shape], found: Mapping[str, Shape]
+) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], tuple[match_keys.Reshaped, ...], tuple[()]]:
+    """Return what a match gives when no name is changed."""
+    both = [name for name in expected if name in found]
+    return (
+        {name: name for name in both if expected[name] == found[name]},
+        tuple(name for name in expected if name not in found),
+        tuple(name for name in found if name not in expected),
+        tuple(
+            match_keys.Reshaped(name, name, expected[name], found[name])
+            for name in both
+            if expected[name] != found[name]
+        ),
+        (),
+    )
+
+
+def _refuse(
+    matched: KeyMatch,
+    missing: tuple[str, ...],
+    expected: Mapping[str, Shape],
+    found: Mapping[str, Shape],
+    *,
+    strict: bool,
+) -> None:
+    lacking = [name for name in missing if not is_benign(name)]
+    left = [name for name in matched.unexpected if not is_benign(name)]
+    error: WeightsMismatch
+    if (strict and (lacking or left)) or (expected and not matched.pairs):
+        near = nearest(lacking, expected, matched.unexpected, found)
+        parts = [
+            _listed(f"{len(lacking):,} of {len(expected):,} names are missing", [_near(n, near) for n in lacking]),
+            _listed(f"{len(left):,} are unexpected", left),
+            _listed(f"{len(matched.reshaped):,} have another shape", [_reshaped(one) for one in matched.reshaped]),
+        ]
+        error = KeyMismatch(
+            f"the weights do not fit the model: {'; '.join(part for part in parts if part)}",
+            hint="Pass strict=False to load what fits." if matched.pairs else "Check that this is the model's file.",
+        )
+    elif matched.reshaped:
+        listed = _listed("shapes differ", [_reshaped(one) for one in matched.reshaped])
+        error = ShapeMismatch(listed, hint="Build the model with the sizes that it was saved with.")
+    else:
+        return
+    error.missing, error.unexpected = tuple(lacking), tuple(left)
+    error.reshaped = tuple((one.name, one.expected, one.found) for one in matched.reshaped)
+    raise error
+
+
+def _near(name: str, near: Mapping[str, str]) -> str:
+    return f"{name} (nearest: {near[name]})" if name in near else name
+
+
+def _reshaped(one: match_keys.Reshaped) -> str:
+    return f"{one.name} {list(one.found)}, the model has {list(one.expected)}"
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return f"{what}: {', '.join(names[:_LISTED])}{more}" if names else ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:
+    """Say whether a tensor's memory is to be what the file has, byte for byte."""
+    info = source.info
+    return (
+        target.layout == torch.strided
+        and target.is_contiguous()
+        and not (target.is_neg() or target.is_conj())
+        and info.layout == "strided"
+        and info.storage is not None
+        and not info.storage.big_endian
+        and not (info.conj or info.neg or info.dtype.packed > 1)
+        and info.is_contiguous
+        and torch_dtype(info) == target.dtype
+    )
