@@ -221,13 +221,18 @@ class ReadAhead:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset``: fewer only at the end of the source."""
+        block, begin = self.window(offset, nbytes)
+        return block[begin : begin + nbytes]
+
+    def window(self, offset: int, nbytes: int) -> tuple[bytes, int]:
+        """Return the block that holds what ``read`` would return, and where in the block that begins."""
         begin = offset - self._start
         if begin < 0 or begin + nbytes > len(self._block):
             near = 0 <= begin <= len(self._block) + self.SINGLE
             span = max(nbytes, self.BLOCK if near else self.SINGLE)
             self._block = self._source.read(offset, max(0, min(span, self._source.nbytes - offset)))
             self._start, begin = offset, 0
-        return self._block[begin : begin + nbytes]
+        return self._block, begin
 
 
 def open_source(

@@ -35,10 +35,22 @@ class Machine:
         self.opcode = 0  # where the opcode stands that errors are about
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
-        self.memo: dict[int, Inert] = {}
+        self.memo: list[Inert] | dict[int, Inert] = []
+        """By index: a list as long as they come in order, which is how nearly everybody writes them."""
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent_ids: list[PersistentId] = []
         self.protocol = 0
+
+    def put(self, index: int, value: Inert) -> list[Inert] | dict[int, Inert]:
+        """Remember a value, and return the memo, which may be another one now."""
+        memo = self.memo
+        if isinstance(memo, list) and index >= len(memo):
+            if index == len(memo):
+                memo.append(value)
+                return memo
+            self.memo = memo = dict(enumerate(memo))
+        memo[index] = value
+        return memo
 
     def truncated(self, end: int) -> TruncatedFile:
         begin = self.base + self.pos

@@ -247,7 +247,7 @@ class Opcodes(Machine):
         self.push(self.memo[self._memo_index()])
 
     def op_put(self) -> None:
-        self.memo[self._memo_index()] = self.stack[-1]
+        self.put(self._memo_index(), self.stack[-1])
 
     def op_tuple3(self) -> None:
         self.pos += 1

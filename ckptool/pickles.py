@@ -109,13 +109,17 @@ class _Interpreter(Opcodes):
                     raise NeedMore(pos + 1)
                 op = data[pos]
                 if op == 0x72:  # LONG_BINPUT
-                    memo[_U32(data, pos + 1)[0]] = stack[-1]
+                    index = _U32(data, pos + 1)[0]
+                    if type(memo) is list and index == len(memo):
+                        memo.append(stack[-1])
+                    else:
+                        memo = self.put(index, stack[-1])
                     pos += 5
                 elif op == 0x4B:  # BININT1
                     stack.append(data[pos + 1])
                     pos += 2
                 elif op == 0x71:  # BINPUT
-                    memo[data[pos + 1]] = stack[-1]
+                    memo = self.put(data[pos + 1], stack[-1])
                     pos += 2
                 elif op == 0x68:  # BINGET
                     stack.append(memo[data[pos + 1]])
@@ -141,7 +145,10 @@ class _Interpreter(Opcodes):
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
                     pos = end
                 elif op == 0x94:  # MEMOIZE
-                    memo[len(memo)] = stack[-1]
+                    if type(memo) is list:
+                        memo.append(stack[-1])
+                    else:
+                        memo = self.put(len(memo), stack[-1])
                     pos += 1
                 elif op == 0x51:  # BINPERSID
                     stack[-1] = PersistentId(stack[-1])
@@ -194,6 +201,6 @@ class _Interpreter(Opcodes):
                 else:
                     self.opcode, self.pos, self.stack = pos, pos, stack
                     rare[op](self)
-                    pos, stack = self.pos, self.stack
+                    pos, stack, memo = self.pos, self.stack, self.memo
         finally:
             self.pos, self.stack = pos, stack

@@ -62,17 +62,20 @@ class Rebuilder:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
             LimitExceeded: The tensors so far have more parts than anyone could walk through.
         """
-        if not isinstance(node, (Call, PersistentId)):
+        kind = type(node)
+        if kind is not Call and kind is not PersistentId:
             return None
         key = id(node)
-        if key not in self._known:
-            self._known[key] = None  # a tensor inside itself is none
-            self._known[key] = info = self._recognise(node)
-            if info is not None and info.parts:
-                count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
-                self._part_counts[id(info)] = count
-                self._spend(count)
-        return self._known[key]
+        known = self._known
+        if key in known:
+            return known[key]
+        known[key] = None  # a tensor inside itself is none
+        known[key] = info = self._recognise(node)
+        if info is not None and info.parts:
+            count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
+            self._part_counts[id(info)] = count
+            self._spend(count)
+        return info
 
     def _spend(self, count: int) -> None:
         # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
@@ -121,7 +124,7 @@ class Rebuilder:
         if rule is not None:
             if not isinstance(node.args, tuple):
                 raise malformed_tensor(f"{func} without arguments")
-            return rule(self, node, node.args[:_MOST_ARGS] + (None,) * (_MOST_ARGS - len(node.args)))
+            return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
         if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
             return self._old_tensor(node)
         return None
@@ -154,18 +157,13 @@ class Rebuilder:
         found = self.storage(storage)
         if found is None:
             raise malformed_tensor("a tensor without a storage")
-        flags = metadata.pairs[:_MOST_ARGS] if isinstance(metadata, Dict) else []
-        info = TensorInfo(
-            dtype or found.dtype,
-            as_sequence(size),
-            as_sequence(stride),
-            offset,
-            found.ref,
-            found.ref.location,
-            as_flag(requires_grad),
-            conj=inert.lookup(flags, "conj") is True if flags else False,
-            neg=inert.lookup(flags, "neg") is True if flags else False,
-        )
+        ref = found.ref
+        shape, steps = as_sequence(size), as_sequence(stride)
+        info = TensorInfo(dtype or found.dtype, shape, steps, offset, ref, ref.location, as_flag(requires_grad))
+        if isinstance(metadata, Dict):
+            flags = metadata.pairs[:_MOST_ARGS]
+            conj, neg = (inert.lookup(flags, name) is True for name in ("conj", "neg"))
+            info = info._replace(conj=conj, neg=neg)
         check_extent(info)
         return info
 
@@ -334,6 +332,7 @@ class Rebuilder:
 
 
 _MOST_ARGS = 8
+_NO_ARGS = (None,) * _MOST_ARGS
 
 _SPARSE_PARTS = {
     "sparse_coo": ("indices", "values"),

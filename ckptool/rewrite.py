@@ -7,14 +7,21 @@ storages that the new pickle refers to. What it does not know, it leaves as it i
 
 from __future__ import annotations
 
-from ckptool import inert
+from typing import TypeAlias
+
+from ckptool import dtypes, inert
 from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
 from ckptool.payloads import Payload, StoragePayload
+from ckptool.pickle_writer import PlainTensor
 from ckptool.rebuild import Rebuilder
 from ckptool.tensors import StorageRef, TensorInfo
 
+Place: TypeAlias = tuple[Global, str, str, int]
+"""Class, key, location and size in elements of a storage, as a persistent id says them."""
+
 _UNTYPED = Global("torch.storage", "UntypedStorage")
+_CLASSES = {None: _UNTYPED, **{name: Global("torch", name) for name in dtypes.BY_STORAGE_CLASS}}
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _LAYOUT = Global("torch.serialization", "_get_layout")
 
@@ -76,10 +83,10 @@ class TreeRewriter:
         return made
 
     def _made(self, info: TensorInfo, *, requires_grad: bool) -> Inert:
-        hooks = Call(_ORDERED_DICT, ())
-        parts = dict(info.parts)
         if info.layout == "strided" and info.storage is not None:
             return self._strided(info, info.storage, requires_grad=requires_grad)
+        hooks = Call(_ORDERED_DICT, ())
+        parts = dict(info.parts)
         if info.storage is None and info.location == "meta" and info.layout == "strided":
             facts = (Global("torch", info.dtype.name), info.shape, info.stride, requires_grad)
             return self._finish(Call(Global("torch._utils", "_rebuild_meta_tensor_no_storage"), facts))
@@ -97,7 +104,7 @@ class TreeRewriter:
                 values = (*(self._made(part, requires_grad=False) for part in scales if part), numbers.get("axis"))
             quantizer = (Global("torch", info.layout), *values)
             place, offset = self._place(info.storage, info)
-            args = (place, offset, info.shape, info.stride, quantizer, requires_grad, hooks)
+            args = (self._reference(place), offset, info.shape, info.stride, quantizer, requires_grad, hooks)
             return self._finish(Call(Global("torch._utils", "_rebuild_qtensor"), args))
         raise MigrationRefused(
             f"a tensor that only its own class can write: {info.subclass or info.layout}", kind="unsupported-tensor"
@@ -105,7 +112,10 @@ class TreeRewriter:
 
     def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool) -> Inert:
         place, offset = self._place(storage, info)
-        args: tuple[Inert, ...] = (place, offset, info.shape, info.stride, requires_grad, Call(_ORDERED_DICT, ()))
+        if info.dtype.storage_class is not None and not (info.conj or info.neg):
+            return PlainTensor(*place, offset, info.shape, info.stride, requires_grad)
+        hooks = Call(_ORDERED_DICT, ())
+        args: tuple[Inert, ...] = (self._reference(place), offset, info.shape, info.stride, requires_grad, hooks)
         flags: inert.Pairs = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
         if info.dtype.storage_class is None:
             args = (*args, Global("torch", info.dtype.name))
@@ -114,27 +124,24 @@ class TreeRewriter:
         name = "_rebuild_tensor_v2" if info.dtype.storage_class else "_rebuild_tensor_v3"
         return self._finish(Call(Global("torch._utils", name), args))
 
-    def _place(self, storage: StorageRef, info: TensorInfo) -> tuple[PersistentId, int]:
-        """Return the reference to a tensor's storage, and its offset in elements: views refer to what they view."""
-        whole = storage.whole or storage
-        shift = (storage.offset - whole.offset) * info.dtype.packed // info.dtype.itemsize
+    def _place(self, storage: StorageRef, info: TensorInfo) -> tuple[Place, int]:
+        """Return a tensor's storage, and its offset in it in elements: views refer to what they view."""
         name = info.dtype.storage_class
-        cls = Global("torch", name) if name else _UNTYPED
-        return self._storage(whole, cls, info.dtype.itemsize if name else 1, info.dtype.swap_nbytes), (
-            info.storage_offset + shift
-        )
+        itemsize = info.dtype.itemsize if name else 1
+        offset = info.storage_offset
+        if storage.whole is not None:
+            offset += (storage.offset - storage.whole.offset) * info.dtype.packed // info.dtype.itemsize
+            storage = storage.whole
+        return self._storage(storage, _CLASSES[name], itemsize, info.dtype.swap_nbytes), offset
 
-    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> PersistentId:
-        place = (id(storage.source), storage.offset, storage.nbytes)
-        key = self._keys.get(place)
+    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> Place:
+        known = (id(storage.source), storage.offset, storage.nbytes)
+        key = self._keys.get(known)
         if key is None:
-            key = self._keys[place] = str(len(self.storages))
+            key = self._keys[known] = str(len(self.storages))
             self.storages.append(StoragePayload(storage, unit))
             self._count(storage.location)
-        location = self._location or storage.location
-        node = PersistentId(("storage", cls, key, location, storage.nbytes // itemsize))
-        self._finish(node)
-        return node
+        return cls, key, self._location or storage.location, storage.nbytes // itemsize
 
     def _persistent_id(self, node: PersistentId) -> Inert:
         sourced = inert.sourced_class(node.pid)
@@ -148,24 +155,29 @@ class TreeRewriter:
             return node
         named = inert.global_of(node.pid[1]) if isinstance(node.pid, tuple) and len(node.pid) > 1 else None
         untyped = named is not None and "Untyped" in named.name
-        cls = _UNTYPED if untyped else Global("torch", found.dtype.storage_class or "ByteStorage")
+        cls = _UNTYPED if untyped else _CLASSES[found.dtype.storage_class or "ByteStorage"]
         unit = found.dtype.swap_nbytes
         if untyped and found.ref.big_endian:
             raise MigrationRefused(
                 f"storage {found.ref.key!r} is big-endian and does not say of what", kind="unsupported-tensor"
             )
-        return self._storage(found.ref.whole or found.ref, cls, 1 if untyped else found.dtype.itemsize, unit)
+        itemsize = 1 if untyped else found.dtype.itemsize
+        return self._reference(self._storage(found.ref.whole or found.ref, cls, itemsize, unit))
 
     def _call(self, node: Call) -> Inert:
         func = inert.global_of(node.func)
         if func is None:
             return node
+        if func.name == "_rebuild_tensor_v2":
+            info = self._rebuilder.tensor(node)
+            return self.tensor(info) if info is not None and _is_plain(node, info) else node
         named = (func.module, func.name)
         if named == ("torch.storage", "_load_from_bytes"):
             found = self._rebuilder.storage(node)
             if found is not None:
-                cls = Global("torch", found.dtype.storage_class or "ByteStorage")
-                return self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
+                cls = _CLASSES[found.dtype.storage_class or "ByteStorage"]
+                place = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
+                return self._reference(place)
         if self._location is not None and named == ("torch", "device") and isinstance(node.args, tuple):
             return self._device(node)
         if self._location is not None and func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
@@ -189,7 +201,29 @@ class TreeRewriter:
         if self._location is not None and old != self._location:
             self.retagged[old] = self.retagged.get(old, 0) + 1
 
+    def _reference(self, place: Place) -> Inert:
+        return self._finish(PersistentId(("storage", *place)))
+
     def _finish(self, node: Inert) -> Inert:
         self._kept.append(node)
         self._final.add(id(node))
         return node
+
+
+def _is_plain(node: Call, info: TensorInfo) -> bool:
+    """Say whether all that a call says of a tensor is in ``info``: that it has no hooks, and no state of its own."""
+    storage = info.storage
+    if storage is None or storage.whole is not None:
+        return storage is not None  # a view of a storage is written as a view of the whole
+    if len(node.args) != 6 or not _is_bare(node):
+        return False
+    place, _, _, _, requires_grad, hooks = node.args
+    cls = inert.global_of(place.pid[1]) if isinstance(place, PersistentId) else None
+    if cls is None or cls.name != info.dtype.storage_class or not isinstance(requires_grad, bool):
+        return False
+    made = inert.global_of(hooks.func) if isinstance(hooks, Call) and hooks.args == () and _is_bare(hooks) else None
+    return made is not None and (made.module, made.name) == (_ORDERED_DICT.module, _ORDERED_DICT.name)
+
+
+def _is_bare(node: Call) -> bool:
+    return node.state is None and node.pairs is None and node.items is None

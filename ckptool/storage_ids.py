@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ckptool import dtypes, inert
 from ckptool.dtypes import DType
 from ckptool.errors import AmbiguousFile, MalformedFile, UnsupportedFeature
-from ckptool.inert import Inert
+from ckptool.inert import Global, Inert
 from ckptool.tensors import StorageRef
 
 
@@ -60,7 +60,7 @@ def storage_id(pid: Inert) -> StorageId | None:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     dtype = _dtype(cls)
     itemsize = dtype.itemsize
-    return StorageId(dtype, key, location, numel * itemsize, _view(pid[5:], itemsize))
+    return StorageId(dtype, key, location, numel * itemsize, _view(pid[5], itemsize) if len(pid) > 5 else None)
 
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
@@ -86,7 +86,7 @@ def _describe(storage: TypedStorage) -> str:
 
 
 def _dtype(cls: Inert) -> DType:
-    found = inert.global_of(cls)
+    found = cls if isinstance(cls, Global) else inert.global_of(cls)
     # torch, too, goes by the class's name alone: old files say torch.cuda.FloatStorage.
     if found is not None and found.name in dtypes.BY_STORAGE_CLASS:
         return dtypes.BY_STORAGE_CLASS[found.name]
@@ -95,10 +95,9 @@ def _dtype(cls: Inert) -> DType:
     raise UnsupportedFeature(f"storage class {inert.class_name(cls)} is not known", kind="storage-class")
 
 
-def _view(rest: tuple[Inert, ...], itemsize: int) -> View | None:
-    if not rest or rest[0] is None:
+def _view(view: Inert, itemsize: int) -> View | None:
+    if view is None:
         return None
-    view = rest[0]
     if not (isinstance(view, tuple) and len(view) == 3 and isinstance(view[0], str) and all(map(_is_size, view[1:]))):
         raise MalformedFile("a storage view of the wrong kind", kind="malformed-storage")
     return View(view[0], view[1] * itemsize, view[2] * itemsize)

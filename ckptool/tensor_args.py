@@ -14,13 +14,13 @@ _MAX_RANK: Final = 64
 
 def as_sequence(node: Inert) -> tuple[Inert, ...]:
     """Return a shape or strides as a tuple; ``check_extent`` looks at what is in it."""
+    if type(node) is tuple:
+        return node
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
         node = node.args[0]
-    if isinstance(node, list):
-        node = tuple(node)
-    if not isinstance(node, tuple):
+    if not isinstance(node, list | tuple):
         raise malformed_tensor("a tensor whose shape or strides are no sequence")
-    return node
+    return tuple(node)
 
 
 def as_sizes(node: Inert) -> tuple[int, ...]:

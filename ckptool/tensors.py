@@ -120,13 +120,13 @@ def check_extent(info: TensorInfo) -> None:
     shape, stride, storage = info.shape, info.stride, info.storage
     if len(shape) != len(stride) or len(shape) > MAX_RANK:
         raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
-    for number in (*shape, *stride, info.storage_offset):
+    last = info.storage_offset
+    for number in (*shape, *stride, last):
         if type(number) is not int or not 0 <= number < _MAX_SIZE:
             raise _malformed("a tensor whose shape, strides or offset are no sizes")
     if storage is None or 0 in shape:
         return
-    last = info.storage_offset
-    for size, step in zip(shape, stride, strict=True):
+    for size, step in zip(shape, stride):  # noqa: B905 - as many, as was seen
         last += (size - 1) * step
     held = storage.nbytes // info.dtype.itemsize * info.dtype.packed
     if last >= held or (info.dtype.packed > 1 and info.nbytes > storage.nbytes):

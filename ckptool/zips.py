@@ -17,6 +17,7 @@ Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_contai
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from struct import Struct
 from typing import NamedTuple
 
@@ -37,7 +38,11 @@ _END64_MAGIC = b"PK\x06\x06"
 _ENTRY = Struct("<4s6H3L5H2L")
 _ENTRY_MAGIC = b"PK\x01\x02"
 _LOCAL = Struct("<4s5H3L2H")
-_DESCRIPTOR_MAGIC = b"PK\x07\x08"
+_NARROW, _WIDE = Struct("<3L"), Struct("<LQQ")
+_DESCRIPTORS = ((b"PK\x07\x08", _NARROW), (b"PK\x07\x08", _WIDE), (b"", _NARROW), (b"", _WIDE))
+_FIELD = Struct("<HH")
+_USUAL_EXTRA = 68
+"""Bytes of extra fields that writers use to align payloads, at most."""
 
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
@@ -91,10 +96,11 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     records: dict[str, Record] = {}
     position = 0
     ahead = ReadAhead(source)
-    for entry in sorted(entries, key=lambda entry: entry.header):
+    for entry in sorted(entries, key=attrgetter("header")):
         if entry.header < position:
             raise _ambiguous(f"member {_show(entry.name)} begins inside another", entry.header)
-        notes.extend(_note_gap(source, position, entry.header))
+        if entry.header > position:
+            notes.append(_note_gap(source, position, entry.header))
         record, position = _read_member(ahead, entry, directory.offset)
         if record.name in records:
             raise _ambiguous(f"two members are called {record.name!r} once decoded", entry.header)
@@ -102,20 +108,19 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             records[record.name] = record
     if position > directory.offset:
         raise _ambiguous("the last member reaches into the central directory", directory.offset)
-    notes.extend(_note_gap(source, position, directory.offset))
+    if position < directory.offset:
+        notes.append(_note_gap(source, position, directory.offset))
     return Archive(source, records, limits, tuple(notes))
 
 
-def _note_gap(source: Source, start: int, stop: int) -> list[str]:
-    """Note bytes that belong to no member, unless they could be members to somebody."""
-    if start == stop:
-        return []
+def _note_gap(source: Source, start: int, stop: int) -> str:
+    """Return a note on bytes that belong to no member, unless they could be members to somebody."""
     nbytes = stop - start
     head = source.read(start, min(len(MAGIC), nbytes))
     tail = source.read(max(start, stop - _END_SEARCH), min(_END_SEARCH, nbytes))
     if head == MAGIC or _END_MAGIC in tail:
         raise _ambiguous(f"{nbytes:,} bytes that belong to no member look like members", start)
-    return [f"{nbytes:,} bytes at {start:,} belong to no member"]
+    return f"{nbytes:,} bytes at {start:,} belong to no member"
 
 
 def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
@@ -246,8 +251,7 @@ def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
     found: bytes | None = None
     position = 0
     while position + 4 <= len(extra):
-        tag = extra[position] | extra[position + 1] << 8
-        nbytes = extra[position + 2] | extra[position + 3] << 8
+        tag, nbytes = _FIELD.unpack_from(extra, position)
         begin = position + 4
         position = begin + nbytes
         if position > len(extra):
@@ -258,7 +262,7 @@ def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
             found = extra[begin:position]
         elif tag == _UNICODE_PATH and extra[begin + 5 : position] != name:  # behind a version and a checksum
             raise _ambiguous(f"member {_show(name)} has another name among its extra fields", at)
-    if extra[position:].strip(b"\0"):  # aligners pad with zeros
+    if position < len(extra) and extra[position:].strip(b"\0"):  # aligners pad with zeros
         raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)
     return found
 
@@ -293,63 +297,59 @@ def _refuse_twins(entries: list[_Entry]) -> None:
 
 def _read_member(ahead: ReadAhead, entry: _Entry, limit: int) -> tuple[Record, int]:
     """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
-    header = ahead.read(entry.header, _LOCAL.size) if entry.header + _LOCAL.size <= limit else b""
-    if not header.startswith(MAGIC):
-        raise _ambiguous(f"member {_show(entry.name)} has no local header where the directory says", entry.header)
-    _, _, flags, method, _, _, crc, stored, nbytes, name_n, extra_n = _LOCAL.unpack(header)
-    variable = ahead.read(entry.header + _LOCAL.size, name_n + extra_n)
-    offset = entry.header + _LOCAL.size + name_n + extra_n
-    end = offset + entry.stored_nbytes
+    name, flags, method, crc32, stored_nbytes, nbytes, header = entry
+    block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
+    if header + _LOCAL.size > limit or not block.startswith(MAGIC, at):
+        raise _ambiguous(f"member {_show(name)} has no local header where the directory says", header)
+    local = _LOCAL.unpack_from(block, at)
+    _, _, local_flags, local_method, _, _, local_crc, local_stored, local_nbytes, name_n, extra_n = local
+    block, at = ahead.window(header, _LOCAL.size + name_n + extra_n)
+    at += _LOCAL.size
+    offset = header + _LOCAL.size + name_n + extra_n
+    end = offset + stored_nbytes
     if end > limit:
         raise TruncatedFile(
-            f"truncated: record {_show(entry.name)} ends at byte {end:,}, the members end at {limit:,}",
+            f"truncated: record {_show(name)} ends at byte {end:,}, the members end at {limit:,}",
             kind="truncated-zip",
             hint="Download the file again.",
             offset=offset,
             needed=end,
             actual=limit,
         )
-    if (variable[:name_n], flags, method) != (entry.name, entry.flags, entry.method):
-        raise _ambiguous(f"member {_show(entry.name)}: its local header and the directory disagree", entry.header)
-    extra = variable[name_n:]
-    if _FULL32 in (stored, nbytes):
-        if entry.flags & _DESCRIPTOR and _zip64_field(extra, entry.name, entry.header) is None:
-            nbytes, stored = entry.nbytes, entry.stored_nbytes
+    same_name = name_n == len(name) and block.startswith(name, at)
+    if not same_name or local_flags != flags or local_method != method:
+        raise _ambiguous(f"member {_show(name)}: its local header and the directory disagree", header)
+    extra = block[at + name_n : at + name_n + extra_n]
+    if _FULL32 in (local_stored, local_nbytes):
+        if flags & _DESCRIPTOR and _zip64_field(extra, name, header) is None:
+            local_nbytes, local_stored = nbytes, stored_nbytes
         else:
-            nbytes, stored, _ = _widen(extra, entry.name, (nbytes, stored, 0), entry.header)
+            local_nbytes, local_stored, _ = _widen(extra, name, (local_nbytes, local_stored, 0), header)
     elif extra:
-        _zip64_field(extra, entry.name, entry.header)
-    sizes = (entry.crc32, entry.stored_nbytes, entry.nbytes)
-    if entry.flags & _DESCRIPTOR:
+        _zip64_field(extra, name, header)
+    sizes = (crc32, stored_nbytes, nbytes)
+    found = (local_crc, local_stored, local_nbytes)
+    next_header = end
+    if flags & _DESCRIPTOR:
         # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.
-        agree = (crc, stored, nbytes) == (0, 0, 0) or all(
-            local in (0, value) for local, value in zip((crc, stored, nbytes), sizes, strict=True)
-        )
-        next_header = end + _descriptor_nbytes(ahead.read(end, min(24, limit - end)), sizes)
+        agree = found == (0, 0, 0) or all(one in (0, value) for one, value in zip(found, sizes, strict=True))
+        next_header += _descriptor_nbytes(*ahead.window(end, min(24, limit - end)), limit - end, sizes)
         agree = agree and next_header > end
     else:
-        agree = (crc, stored, nbytes) == sizes
-        next_header = end
+        agree = found == sizes
     if not agree:
-        raise _ambiguous(f"member {_show(entry.name)}: its local header and the directory disagree", entry.header)
-    return (
-        Record(_name(entry), offset, entry.nbytes, entry.stored_nbytes, _METHODS[entry.method], entry.crc32),
-        next_header,
-    )
+        raise _ambiguous(f"member {_show(name)}: its local header and the directory disagree", header)
+    return Record(_name(entry), offset, nbytes, stored_nbytes, _METHODS[method], crc32), next_header
 
 
-def _descriptor_nbytes(data: bytes, sizes: tuple[int, int, int]) -> int:
+def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, int]) -> int:
     """Return the length of the descriptor that repeats ``sizes``, or 0: its signature and its width are optional."""
-    for magic in (_DESCRIPTOR_MAGIC, b""):
-        for width in (4, 8):
-            crc, stored, nbytes = sizes
-            if max(stored, nbytes) >> 8 * width:
-                continue
-            whole = (
-                magic + crc.to_bytes(4, "little") + stored.to_bytes(width, "little") + nbytes.to_bytes(width, "little")
-            )
-            if data.startswith(whole):
-                return len(whole)
+    for magic, layout in _DESCRIPTORS:
+        if layout is _NARROW and max(sizes) > _FULL32:
+            continue
+        whole = magic + layout.pack(*sizes)
+        if block.startswith(whole, at) and len(whole) <= room:
+            return len(whole)
     return 0
 
 

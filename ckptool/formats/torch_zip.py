@@ -122,24 +122,24 @@ class ZipStorages:
         named = storage_id(pid)
         if named is None:
             return None
-        name = f"{self._folder}{named.key}"
-        known = self._known.get(named.key)
-        if known is not None:
-            again = (named.dtype, named.location, named.nbytes)
-            if again != (known.dtype, known.ref.location, known.ref.nbytes):
-                return unify(known, TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype))
-            return known
-        found = TypedStorage(self._ref(named.key, named.location, named.nbytes, name), named.dtype)
-        return self._known.setdefault(named.key, found)
+        dtype, key, location, nbytes, _ = named
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = TypedStorage(self._ref(key, location, nbytes), dtype)
+        elif (dtype, location, nbytes) != (known.dtype, known.ref.location, known.ref.nbytes):
+            return unify(known, TypedStorage(self._ref(key, location, nbytes), dtype))
+        return known
 
     def nested(self, stream: bytes) -> TypedStorage | None:
         """Return the storage of a legacy stream inside the pickle."""
         return torch_legacy.nested_storage(stream, self._archive.limits)
 
-    def _ref(self, key: str, location: str, nbytes: int, name: str) -> StorageRef:
-        record = self._archive.get(name)
-        if record is None:
-            raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage")
+    def _ref(self, key: str, location: str, nbytes: int) -> StorageRef:
+        name = self._folder + key
+        try:
+            record = self._archive[name]
+        except KeyError:
+            raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage") from None
         if record.nbytes != nbytes:
             raise MalformedFile(
                 f"storage {key!r} needs {nbytes:,} bytes, its record {name!r} has {record.nbytes:,}",
@@ -148,9 +148,8 @@ class ZipStorages:
                 actual=record.nbytes,
             )
         if record.compression == "stored":
-            return StorageRef(
-                key, location, nbytes, self._archive.source, record.offset, self._big_endian, record.crc32 or 0
-            )
+            source = self._archive.source
+            return StorageRef(key, location, nbytes, source, record.offset, self._big_endian, record.crc32 or 0)
         return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, record.crc32 or 0)
 
 
