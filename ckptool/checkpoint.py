@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -63,6 +63,12 @@ class StateDict(Mapping[str, LazyTensor]):
 
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def items(self) -> ItemsView[str, LazyTensor]:
+        return self._tensors.items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -144,7 +150,8 @@ class Checkpoint:
     @property
     def weights(self) -> StateDict | None:
         """The state dict that is the model's weights, or None if none is, or several could be."""
-        chosen = choose_weights([(s.key, s.role, s.numel) for s in self.state_dicts])
+        found = self.state_dicts
+        chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
         return None if chosen is None else self.state_dicts[chosen]
 
     def add_attributes(self, prefix: str, contents: Contents) -> None:

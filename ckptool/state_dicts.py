@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from ckptool.contents import Contents, Group
@@ -50,9 +50,11 @@ def role_of(group: Group, contents: Contents) -> Role:
     return "model"
 
 
-def choose_weights(candidates: Sequence[tuple[str, Role, int]]) -> int | None:
+def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int], int]) -> int | None:
     """
-    Return the index of the model's weights among ``(key, role, numel)``, or None if no one stands out.
+    Return the index of the model's weights among ``(key, role)``, or None if no one stands out.
+
+    ``numel`` gives the elements of the candidate with an index; it is asked only where nothing else tells.
 
     The only one there is, else the one under the best known key, else the one with nine tenths of all elements;
     averaged weights stand in where there are no others.
@@ -67,7 +69,7 @@ def choose_weights(candidates: Sequence[tuple[str, Role, int]]) -> int | None:
             named = [index for index in found if candidates[index][0].rpartition(".")[2] == key]
             if len(named) == 1:
                 return named[0]
-        total = sum(candidates[index][2] for index in found)
-        largest = max(found, key=lambda index: candidates[index][2])
-        return largest if candidates[largest][2] > _CLEAR_MAJORITY * total else None
+        sizes = {index: numel(index) for index in found}
+        largest = max(found, key=lambda index: sizes[index])
+        return largest if sizes[largest] > _CLEAR_MAJORITY * sum(sizes.values()) else None
     return None

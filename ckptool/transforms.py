@@ -28,6 +28,9 @@ MARKED_WRAPPERS = (
 """Components that no model has of its own: they go wherever they stand."""
 
 
+_MARKS = re.compile("|".join(MARKED_WRAPPERS))
+
+
 def strip_module(names: Sequence[str]) -> list[str]:
     """
     Return the names without the ``module`` components at their head, however many there are.
@@ -45,6 +48,8 @@ def strip_wrappers(names: Sequence[str]) -> list[str]:
     Raises:
         MigrationRefused: Some names have a ``module`` at their head and some have not.
     """
+    if _MARKS.search("\n".join(names)) is None:
+        return _strip_heads(names, HEAD_WRAPPERS)
     wrapped = all(name.partition(".")[0] in MARKED_WRAPPERS for name in names)
     return _strip_heads([_without_marked(name) for name in names], HEAD_WRAPPERS, wrapped=wrapped)
 
@@ -103,6 +108,8 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
     renamed = list(names)
     for rule in rules:
         renamed = rule(renamed) if renamed else renamed
+    if renamed == list(names):
+        return renamed
     seen: dict[str, str] = {}
     for old, new in zip(names, renamed, strict=True):
         if not new and old:
@@ -151,7 +158,8 @@ def _module_of(name: str, marker: str) -> str | None:
 def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = False) -> list[str]:
     """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
     stripped = list(names)
-    while stripped:
+    dotted = tuple(f"{head}." for head in heads)
+    while any(name.startswith(dotted) for name in stripped):
         parts = [name.partition(".") for name in stripped]
         headed = [head in heads and bool(rest) for head, _, rest in parts]
         if not any(headed) or (wrapped and not all(headed)):

@@ -94,6 +94,8 @@ class Assembly:
         self._host = HostMemory(mmap)
         self._memories: dict[torch.device, Memory] = {CPU: self._host}
         self._blocks: dict[tuple[int, int], _Block] = {}
+        self._whole: dict[tuple[int, int], torch.Tensor] = {}
+        """Tensors on storages that are mapped as a whole: what else is on such a storage shares it."""
 
     def tensors(self, wanted: Mapping[str, LazyTensor], progress: Progress | None = None) -> dict[str, torch.Tensor]:
         """
@@ -124,27 +126,25 @@ class Assembly:
 
     def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
         """Return the tensors that are plain views of mapped storages: most are, so this loop has to be fast."""
-        made = {}
-        mapped, blocks, from_buffer = self._host.mapped, self._blocks, torch.frombuffer
+        made: dict[str, torch.Tensor] = {}
+        whole, from_buffer, mapped = self._whole, torch.frombuffer, self._host.mapped
         types: dict[str, torch.dtype] = {}
+        last: Source | None = None
         for name, tensor in wanted.items():
             info = tensor.info
             storage, dtype = info.storage, info.dtype
             if storage is None or storage.big_endian or storage.whole is not None or _is_special(info):
                 continue
-            key = (id(storage.source), storage.offset)
-            mapping = mapped(storage.source)
-            count = storage.nbytes // dtype.itemsize
-            if key in blocks or mapping is None or not count:
-                continue
-            offset = mapping[1] + storage.offset
-            if offset % dtype.itemsize:
+            if storage.source is not last:
+                last = storage.source
+                mapping, start = mapped(last) or (None, 0)
+            key = (id(last), storage.offset)
+            offset, itemsize = start + storage.offset, dtype.itemsize
+            if mapping is None or key in whole or offset % itemsize or storage.nbytes < itemsize:
                 continue
             known = types.get(dtype.name) or types.setdefault(dtype.name, torch_dtype(info))
-            base = from_buffer(mapping[0], dtype=known, count=count, offset=offset)
-            made[name] = base.as_strided_(info.shape, info.stride, info.storage_offset)
-            block = blocks[key] = _Block(storage)
-            block.memory, block.first, block.last = base, 0, storage.nbytes
+            base = from_buffer(mapping, dtype=known, count=storage.nbytes // itemsize, offset=offset)
+            made[name] = whole[key] = base.as_strided_(info.shape, info.stride, info.storage_offset)
         return made
 
     def _note(self, name: str, info: TensorInfo) -> None:
@@ -181,9 +181,12 @@ class Assembly:
     def _block(self, storage: StorageRef) -> _Block:
         root = storage.whole or storage
         key = (id(root.source), root.offset)
-        if key not in self._blocks:
-            self._blocks[key] = _Block(root)
-        return self._blocks[key]
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = _Block(root)
+            if key in self._whole:
+                block.memory, block.first, block.last = self._whole[key], 0, self._whole[key].untyped_storage().nbytes()
+        return block
 
     def _open_blocks(self) -> list[_Block]:
         return [block for block in self._blocks.values() if block.types and block.memory is None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -21,17 +22,17 @@ from ckptool.files import file_under
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.match_keys import Changes
-from ckptool.tensors import LazyTensor
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap
-from ckptool.torch_bridge.loading import chosen_weights, naming
+from ckptool.torch_bridge.loading import chosen_weights, naming, torch_state_dict
 from ckptool.torch_bridge.optimizers import read_optimizer
+from ckptool.torch_bridge.own_loading import OwnLoading, load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
 from ckptool.torch_bridge.targets import FillPlan, Target, fits_bytewise, plan
 from ckptool.transfer import check_others
-from ckptool.weights import Which
+from ckptool.weights import Weights, Which
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -50,25 +51,23 @@ class LoadReport(NamedTuple):
     """Tensors that the model has."""
     share: float
     """Of the model's elements that were loaded, 0 to 1."""
-    nbytes: int
-    """Size of what was read."""
-    missing: tuple[str, ...]
-    """The model's, not in the file."""
-    unexpected: tuple[str, ...]
-    """The file's, not in the model."""
-    reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
-    """Always empty: a load that finds any raises ``ShapeMismatch``."""
-    cast: tuple[tuple[str, str, str], ...]
-    """Name, type in the file, type in the model."""
-    tied: dict[str, str]
-    """Names that the file has not, and the name of the same tensor that it has."""
-    changes: Changes
-    """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
-    still_meta: tuple[str, ...]
-    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
-    optimizer: int
-    """Parameters whose optimizer state was loaded."""
     seconds: float
+    nbytes: int = 0
+    """Size of what was read."""
+    missing: tuple[str, ...] = ()
+    """The model's, not in the file."""
+    unexpected: tuple[str, ...] = ()
+    """The file's, not in the model."""
+    cast: tuple[tuple[str, str, str], ...] = ()
+    """Name, type in the file, type in the model."""
+    tied: dict[str, str] = {}
+    """Names that the file has not, and the name of the same tensor that it has."""
+    changes: Changes = ()
+    """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
+    still_meta: tuple[str, ...] = ()
+    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
+    optimizer: int = 0
+    """Parameters whose optimizer state was loaded."""
 
     def __str__(self) -> str:
         return (
@@ -100,7 +99,8 @@ def load_into(
     them. At no time are there two copies. Names that differ by a wrapper, or altogether by one prefix, are matched,
     and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute themselves
     (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that fits is.
-    ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
+    ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes part in
+    loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
     file itself breaks while it is read; ``verify`` first holds it against its own checksums, in a pass of its own.
@@ -109,30 +109,43 @@ def load_into(
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
-        UnsupportedFeature: The model loads through hooks or code of its own.
+        UnsupportedFeature: The model loads through code of its own that cannot be tried beforehand.
         CkptoolError: As ``load``.
     """
     started = time.perf_counter()
     place = placement(map_location)
     with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
-        chosen_key, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
-        if verify:
-            check_others([target.source for target in filling.targets], ())
         state = read_optimizer(checkpoint, optimizer) if optimizer is not None else None
-        fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
-        made = Assembly(place, mmap=mmap, dtype=dtype).tensors(fresh, progress) if fresh else {}
-        checkpoint.check_unchanged()
-        _fill([one for one in filling.targets if one.name not in made], progress)
-        assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
+        assembly = Assembly(place, mmap=mmap, dtype=dtype)
+        if own_loader(model) is None:
+            found, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
+            if verify:
+                check_others([target.source for target in filling.targets], ())
+            _load_plainly(model, checkpoint, filling, assembly, progress)
+            report = report_of(model, checkpoint.path, found, filling, started)
+        else:
+            chosen = chosen_weights(checkpoint, key, weights, "wrappers")
+            if verify:
+                check_others(chosen.tensors.values(), ())
+            taken = load_through(model, torch_state_dict(checkpoint, chosen, assembly, progress), strict=strict)
+            report = _report_through(model, checkpoint.path, chosen, taken, started)
         if state is not None:
             state.apply()
-        report = report_of(model, checkpoint.path, chosen_key, filling, started)
-        if state is not None:
             report = report._replace(optimizer=state.parameters)
     logger.info("%s", report)
     if report.still_meta:
         logger.warning("%s: still on the meta device: %s", report.path, ", ".join(report.still_meta[:8]))
     return report
+
+
+def _load_plainly(
+    model: torch.nn.Module, checkpoint: Checkpoint, filling: FillPlan, assembly: Assembly, progress: Progress | None
+) -> None:
+    fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
+    made = assembly.tensors(fresh, progress) if fresh else {}
+    checkpoint.check_unchanged()
+    _fill([one for one in filling.targets if one.name not in made], progress)
+    assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
 
 
 def choose_targets(
@@ -238,28 +251,38 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
 
 def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:
     """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
-    tensors = model.state_dict(keep_vars=True)
-    numel = {name: tensor.numel() for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
-    loaded = [*(one.name for one in filling.targets), *filling.tied]
-    meta = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    report = _report(model, path, key, {one.name for one in filling.targets} | set(filling.tied), started)
+    return report._replace(
+        nbytes=sum(one.source.info.total_nbytes for one in filling.targets),
+        missing=filling.missing,
+        unexpected=filling.unexpected,
+        cast=filling.cast,
+        tied=filling.tied,
+        changes=filling.match.changes,
+    )
+
+
+def _report_through(
+    model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float
+) -> LoadReport:
+    loaded = model.state_dict().keys() - set(taken.missing)
+    return _report(model, path, chosen.state_dict.key, loaded, started)._replace(
+        nbytes=sum(tensor.info.total_nbytes for tensor in chosen.tensors.values()),
+        missing=taken.missing,
+        unexpected=taken.unexpected,
+    )
+
+
+def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str], started: float) -> LoadReport:
+    entries = model.state_dict(keep_vars=True)
+    numel = {name: entry.numel() if isinstance(entry, torch.Tensor) else 0 for name, entry in entries.items()}
+    named = (*model.named_parameters(), *model.named_buffers())
     return LoadReport(
         path=path,
         key=key,
         loaded=len(loaded),
         expected=len(numel),
         share=sum(numel[name] for name in loaded) / max(1, sum(numel.values())),
-        nbytes=sum(_nbytes(one.source) for one in filling.targets),
-        missing=filling.missing,
-        unexpected=filling.unexpected,
-        reshaped=(),
-        cast=filling.cast,
-        tied=filling.tied,
-        changes=filling.match.changes,
-        still_meta=tuple(meta),
-        optimizer=0,
+        still_meta=tuple(name for name, tensor in named if tensor.is_meta),
         seconds=time.perf_counter() - started,
     )
-
-
-def _nbytes(tensor: LazyTensor) -> int:
-    return tensor.info.total_nbytes

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.files import file_identity
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -33,6 +33,7 @@ from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.filling import LoadReport, assign, choose_targets, report_of
 from ckptool.torch_bridge.loading import naming
+from ckptool.torch_bridge.own_loading import own_loader
 from ckptool.torch_bridge.placement import CPU, placement
 from ckptool.torch_bridge.targets import Target
 from ckptool.weights import Which
@@ -116,6 +117,13 @@ class LiveModel:
         """
         started = time.perf_counter()
         key, weights = self._which
+        loader = own_loader(self._model)
+        if loader is not None:
+            raise UnsupportedFeature(
+                f"the model loads through code of its own: {loader}",
+                kind="own-loading",
+                hint="Build a second model, fill it with ckptool.load_into, and serve that one.",
+            )
         with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
             found, filling = choose_targets(self._model, checkpoint, key, weights)
             assembly = Assembly(placement(CPU), mmap=False, verify=True)

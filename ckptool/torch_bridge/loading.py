@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -70,10 +70,9 @@ def load(
         assembly = Assembly(place, mmap=mmap, dtype=dtype)
         if verify:
             check_others(chosen.tensors.values(), ())
-        made = assembly.tensors(chosen.tensors, progress)
-        others = values_with_tensors(chosen.others, checkpoint.rebuilder, assembly) if chosen.others else {}
+        state = torch_state_dict(checkpoint, chosen, assembly, progress)
         checkpoint.check_unchanged()
-        return _state_dict(chosen, made, others)
+        return state
 
 
 def predict_memory(
@@ -121,13 +120,18 @@ def naming(checkpoint: Checkpoint) -> Iterator[None]:
         raise
 
 
-def _state_dict(weights: Weights, made: dict[str, torch.Tensor], others: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def torch_state_dict(
+    checkpoint: Checkpoint, weights: Weights, assembly: Assembly, progress: Progress | None = None
+) -> OrderedDict[str, Any]:
+    """Return weights as ``state_dict()`` would give them: tensors, other entries in their places, ``_metadata``."""
+    made = assembly.tensors(weights.tensors, progress)
+    others = values_with_tensors(weights.others, checkpoint.rebuilder, assembly) if weights.others else {}
     entries: OrderedDict[str, Any] = OrderedDict(made)
-    if others:  # packed parameters, extra state: each in its place
+    if others:  # packed parameters, extra state
         entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
     for name, value in others.items():
         if isinstance(value, UnsupportedFeature):
-            logger.warning("entry %r is left out: it holds %s", name, value.message)
+            logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, value.message)
             del entries[name]
     if weights.modules:
         entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]

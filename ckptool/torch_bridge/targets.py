@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ckptool import match_keys
-from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
+from ckptool.errors import KeyMismatch, ShapeMismatch, WeightsMismatch
 from ckptool.guess_keys import nearest
 from ckptool.match_keys import KeyMatch, Shape, is_benign
 from ckptool.tensors import LazyTensor
@@ -79,38 +79,8 @@ def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: boo
 
 
 def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """
-    Return the model's own parameters and buffers by the names of its ``state_dict()``.
-
-    Raises:
-        UnsupportedFeature: Its ``state_dict()`` gives copies, or its loading is code of its own.
-    """
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    entries = model.state_dict(keep_vars=True)
-    tensors = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
-    strangers = [name for name, tensor in tensors.items() if id(tensor) not in own]
-    loader = _own_loader(model)
-    if strangers or loader:
-        what = f"its state_dict() makes {strangers[0]!r} anew" if strangers else f"{loader} changes what is loaded"
-        raise UnsupportedFeature(
-            f"the model loads through code of its own: {what}",
-            kind="own-loading",
-            hint="Use model.load_state_dict(ckptool.load(path)).",
-        )
-    return tensors
-
-
-def _own_loader(model: torch.nn.Module) -> str | None:
-    """Return the class or hook that takes part in loading, if it is not one of torch's own that only adds defaults."""
-    if type(model).load_state_dict is not torch.nn.Module.load_state_dict:
-        return f"{type(model).__name__}.load_state_dict"
-    for module in model.modules():
-        loader = type(module)._load_from_state_dict
-        if not loader.__module__.startswith("torch.nn.modules."):
-            return f"{type(module).__name__}._load_from_state_dict"
-        if module._load_state_dict_pre_hooks:
-            return f"a hook of {type(module).__name__}"
-    return None
+    """Return the model's own parameters and buffers by the names of its ``state_dict()``."""
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
 def _unwraps(matched: KeyMatch) -> bool:
