@@ -60,7 +60,7 @@ class LoadReport(NamedTuple):
     """The file's, not in the model."""
     cast: tuple[tuple[str, str, str], ...] = ()
     """Name, type in the file, type in the model."""
-    tied: dict[str, str] = {}
+    tied: tuple[tuple[str, str], ...] = ()
     """Names that the file has not, and the name of the same tensor that it has."""
     changes: Changes = ()
     """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
@@ -257,7 +257,7 @@ def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, st
         missing=filling.missing,
         unexpected=filling.unexpected,
         cast=filling.cast,
-        tied=filling.tied,
+        tied=tuple(filling.tied.items()),
         changes=filling.match.changes,
     )
 

@@ -91,8 +91,10 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same kind that has no memory."""
     with torch.no_grad():
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-            return type(tensor)(device="meta")  # type: ignore[call-arg]
+        if isinstance(tensor, torch.nn.UninitializedParameter):
+            return torch.nn.UninitializedParameter(tensor.requires_grad, device="meta")
+        if isinstance(tensor, torch.nn.parameter.UninitializedBuffer):
+            return torch.nn.parameter.UninitializedBuffer(tensor.requires_grad, device="meta")
         made = tensor.detach().to("meta")
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
@@ -105,3 +107,7 @@ def _untried(model: torch.nn.Module, error: Exception) -> UnsupportedFeature:
         kind="own-loading",
         hint="Use model.load_state_dict(ckptool.load(path)).",
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
