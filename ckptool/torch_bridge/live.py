@@ -93,8 +93,13 @@ class LiveModel:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
-        with self.use() as model:
-            return model(*arguments, **keywords)
+        if self._commit == "swap":
+            return self._model(*arguments, **keywords)
+        self._gate.enter()
+        try:
+            return self._model(*arguments, **keywords)
+        finally:
+            self._gate.leave()
 
     @contextmanager
     def use(self) -> Iterator[torch.nn.Module]:
@@ -102,8 +107,11 @@ class LiveModel:
         if self._commit == "swap":
             yield self._model
             return
-        with self._gate.shared():
+        self._gate.enter()
+        try:
             yield self._model
+        finally:
+            self._gate.leave()
 
     def reload(self, source: Origin) -> Reload:
         """
@@ -224,8 +232,8 @@ class _Gate:
         self._is_alone = False
         self._mine = threading.local()
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def enter(self) -> None:
+        """Come in, once nobody is alone inside or waits to be."""
         depth = getattr(self._mine, "depth", 0)
         if not depth:  # a thread that is inside already must not wait for itself
             with self._changed:
@@ -233,15 +241,15 @@ class _Gate:
                     self._changed.wait()
                 self._inside += 1
         self._mine.depth = depth + 1
-        try:
-            yield
-        finally:
-            self._mine.depth = depth
-            if not depth:
-                with self._changed:
-                    self._inside -= 1
-                    if not self._inside:
-                        self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Go out, as often as one came in."""
+        self._mine.depth -= 1
+        if not self._mine.depth:
+            with self._changed:
+                self._inside -= 1
+                if not self._inside and self._waiting:
+                    self._changed.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

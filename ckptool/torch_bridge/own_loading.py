@@ -92,9 +92,9 @@ def _hollow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same kind that has no memory."""
     with torch.no_grad():
         if isinstance(tensor, torch.nn.UninitializedParameter):
-            return torch.nn.UninitializedParameter(tensor.requires_grad, device="meta")
+            return torch.nn.UninitializedParameter(tensor.requires_grad, device="meta")  # type: ignore[call-arg, arg-type]
         if isinstance(tensor, torch.nn.parameter.UninitializedBuffer):
-            return torch.nn.parameter.UninitializedBuffer(tensor.requires_grad, device="meta")
+            return torch.nn.parameter.UninitializedBuffer(device="meta")  # type: ignore[call-arg]
         made = tensor.detach().to("meta")
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
