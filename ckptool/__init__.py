@@ -25,7 +25,8 @@ from ckptool.limits import Limits
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
 
 if TYPE_CHECKING:
-    from ckptool.migration import MigrationReport, migrate
+    from ckptool.migration import migrate
+    from ckptool.report import MigrationReport
 
 __version__ = "0.1.0"
 
@@ -62,7 +63,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Writing is imported when it is asked for: inspecting starts in a third less time without it.
     if name in ("migrate", "MigrationReport"):
-        from ckptool.migration import MigrationReport, migrate
+        from ckptool.migration import migrate
+        from ckptool.report import MigrationReport
 
         return migrate if name == "migrate" else MigrationReport
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,8 @@ storages that the new pickle refers to. What it does not know, it leaves as it i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckptool import inert
 from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
@@ -25,18 +27,26 @@ _DEVICE_ARGUMENT = {
 }
 """Calls whose third argument names the device that a tensor goes to."""
 
+_PARAMETER = {"_rebuild_parameter", "_rebuild_parameter_with_state"}
+_FROM_TYPE = {"_rebuild_from_type", "_rebuild_from_type_v2"}
+"""Calls round that of a plain tensor: their first argument is the tensor, or the first two are how to make it."""
+
 
 class TreeRewriter:
     """Answers with the node to write in place of each node, and knows the storages that were written."""
 
-    def __init__(self, rebuilder: Rebuilder, location: str | None) -> None:
+    def __init__(
+        self, rebuilder: Rebuilder, location: str | None, recast: Callable[[TensorInfo], TensorInfo] | None = None
+    ) -> None:
         self._rebuilder = rebuilder
         self._location = location
+        self._recast = recast or (lambda info: info)
         self._replacements: dict[int, Inert] = {}
         self._answers: dict[int, Inert] = {}
         self._final: set[int] = set()
         self._kept: list[Inert] = []  # an id is a node's only while it lives
         self._keys: dict[tuple[int, int, int], str] = {}
+        self._units: dict[str, int] = {}
         self.storages: list[Payload] = []
         """The storages of the new file, in the order of their keys."""
         self.retagged: dict[str, int] = {}
@@ -67,6 +77,7 @@ class TreeRewriter:
         Raises:
             MigrationRefused: It is of a layout that only its own class can write.
         """
+        info = self._recast(info)
         requires_grad = info.requires_grad is True and not detached
         made = self._made(info, requires_grad=requires_grad and info.kind != "parameter")
         if info.kind == "parameter" and not detached:
@@ -131,6 +142,10 @@ class TreeRewriter:
             key = self._keys[place] = str(len(self.storages))
             self.storages.append(StoragePayload(storage, unit))
             self._count(storage.location)
+        if self._units.setdefault(key, unit) != unit and storage.big_endian:
+            raise MigrationRefused(
+                f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
+            )
         location = self._location or storage.location
         node = PersistentId(("storage", cls, key, location, storage.nbytes // itemsize))
         self._finish(node)
@@ -172,9 +187,26 @@ class TreeRewriter:
             self._count(str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown")
             return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
         info = self._rebuilder.tensor(node)
-        if info is not None and info.storage is not None and info.storage.whole is not None:
-            return self.tensor(info)
-        return node
+        if info is None or info.storage is None:
+            return node
+        storage, changed = info.storage, self._recast(info) is not info
+        if storage.whole is None and not storage.big_endian and not changed:
+            return node
+        if func.name in _DEVICE_ARGUMENT:  # names the type once more, and keeps its values in ways of its own
+            if changed:
+                raise MigrationRefused(
+                    "a tensor that is built on its device cannot be cast where it stands",
+                    kind="unsupported-cast",
+                    hint="Take the weights alone: --form state_dict or --form safetensors.",
+                )
+            return node
+        if func.name in _PARAMETER or (func.name in _FROM_TYPE and info.kind == "parameter"):
+            return node  # what it is made of is a call of its own
+        if func.name in _FROM_TYPE and isinstance(node.args, tuple):
+            made = self._made(self._recast(info), requires_grad=info.requires_grad is True)
+            assert isinstance(made, Call)  # noqa: S101 - one of torch._utils
+            return self._finish(Call(node.func, (made.func, node.args[1], made.args, *node.args[3:])))
+        return self.tensor(info)
 
     def _device(self, node: Call) -> Inert:
         assert self._location is not None  # noqa: S101 - the caller looked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint
@@ -40,22 +40,27 @@ class Summary(NamedTuple):
 
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
+    return count(checkpoint.tensors.values(), list(checkpoint.weights or ()))
+
+
+def count(tensors: Collection[LazyTensor], weights: Sequence[str]) -> Summary:
+    """Return the counts of tensors, and the prefixes of the names of those that are the weights. Reads nothing."""
     devices: dict[str, int] = {}
     dtypes: dict[str, int] = {}
     distinct: dict[tuple[object, ...], TensorInfo] = {}
-    for tensor in checkpoint.tensors.values():
+    for tensor in tensors:
         info = tensor.info
         devices[info.location] = devices.get(info.location, 0) + 1
         dtypes[info.dtype.name] = dtypes.get(info.dtype.name, 0) + 1
         distinct.setdefault(identity(info), info)
     return Summary(
-        tensors=len(checkpoint.tensors),
-        tied=len(checkpoint.tensors) - len(distinct),
+        tensors=len(tensors),
+        tied=len(tensors) - len(distinct),
         numel=sum(info.numel for info in distinct.values()),
-        nbytes=storage_nbytes(checkpoint.tensors.values()),
+        nbytes=storage_nbytes(tensors),
         devices=devices,
         dtypes=dtypes,
-        prefixes=_prefixes(list(checkpoint.weights or ())),
+        prefixes=_prefixes(weights),
     )
 
 
@@ -99,7 +104,7 @@ def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:
     return merged
 
 
-def _prefixes(names: list[str]) -> tuple[str, ...]:
+def _prefixes(names: Sequence[str]) -> tuple[str, ...]:
     """Return the components that all names begin with, up to and including the first that no wrapper adds."""
     found: list[str] = []
     split = [name.split(".") for name in names]
