@@ -171,6 +171,11 @@ def _carry_out(
 
 
 def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
+    if checkpoint.form == "archive":
+        members = [f"{checkpoint.path}::{member.name}" for member in checkpoint.members]
+        raise MigrationRefused(
+            f"an archive of {len(members):,} checkpoints", kind="archive", hint=f"Pick one: {', '.join(members[:12])}"
+        )
     picks = changes.key is not None or changes.weights != "auto"
     form = changes.form or form_of(dst, checkpoint, builds=changes.model is not None, picks=picks)
     if form == "same" and checkpoint.format == "safetensors":
@@ -286,21 +291,21 @@ def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
 
 def _report(checkpoint: Checkpoint, job: _Job, changes: Changes) -> MigrationReport:
     plan = job.plan
-    dropped = list(plan.dropped)
     key = None if job.weights is None else job.weights.state_dict.key
+    dropped = [f"{key}.{name}" if key else name for name in plan.dropped]
     if key:  # what stands beside the weights stays behind
         beside = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
         dropped += [path for path in beside if path and not path.startswith(f"{key}.")]
     loses_training = _loses_training(checkpoint, job, dropped)
     return MigrationReport(
-        source=checkpoint.path,
+        source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=job.target,
         form=job.form,
         source_format=checkpoint.format,
         tensors=plan.tensor_count,
         nbytes=plan.nbytes,
         retagged=plan.retagged,
-        location=changes.to,
+        location="cpu" if job.form == "model" and job.weights is not None else changes.to,
         renamed=plan.renamed,
         dropped=tuple(dropped),
         casts=job.casting.casts if job.casting else (),
@@ -322,8 +327,8 @@ def _after(checkpoint: Checkpoint, job: _Job, changes: Changes) -> Side:
         return planned_safetensors({name: weights.tensors[name].info for name, _ in plan.tensors}, plan.nbytes)
     if weights is not None:
         location = "cpu" if job.form == "model" else changes.to
-        form = job.form if job.form == "model" else "state_dict"
-        return planned_torch(form, plan, location, list(weights.tensors))
+        plain = "state_dict" if len(plan.expected) == len(weights.tensors) else "checkpoint"
+        return planned_torch("model" if job.form == "model" else plain, plan, location, list(weights.tensors))
     chosen, new = checkpoint.weights, dict(plan.renamed)
     head = f"{chosen.key}." if chosen is not None and chosen.key else ""
     names = [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
@@ -335,9 +340,11 @@ def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_trainin
         yield "training cannot be resumed from it: the optimizer's state is left out"
     if job.weights is not None and job.form != "model":
         if checkpoint.format in ("torchscript", "pt2"):
-            yield f"it does not run without a model's class: the {checkpoint.format} program is left out"
+            yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
         elif job.weights.state_dict.class_name is not None:
-            yield f"it is loaded into a model: {job.weights.state_dict.class_name} is left out"
+            yield f"it holds weights alone: to load them, build {job.weights.state_dict.class_name} first"
+    if checkpoint.member:
+        yield "the other files of the archive are left out"
     if checkpoint.class_sources:
         count = len(checkpoint.class_sources)
         yield f"the source of {count:,} class{'es' * (count > 1)} is left out: inspect --source prints it"

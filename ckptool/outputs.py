@@ -44,6 +44,7 @@ class Output:
     def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
         self._fd = -1
         self._temporary: str | None = None
+        self._syncing: Future[None] | None = None
         try:
             self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
         except ValueError as error:  # a NUL in it
@@ -51,7 +52,6 @@ class Output:
         self._force = force
         self._progress = progress
         self._expected: int | None = None
-        self._syncing: Future[None] | None = None
         self.position = 0
         """Bytes written so far."""
         self._folder = os.path.dirname(self.path)

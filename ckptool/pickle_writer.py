@@ -15,6 +15,7 @@ from collections.abc import Callable
 from struct import pack
 from typing import Final
 
+from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
@@ -233,6 +234,12 @@ class _Writer:
         """The object is on the stack: it can be referred to from now on, also by what is put into it."""
         key, value = made
         known = self._memo.get(key)
+        if known is not None and _copies_its_items(value):
+            raise MigrationRefused(
+                "a list or dict of a class of its own leads back to itself, in a way that only protocol 0 or 1 writes",
+                kind="unsupported-cycle",
+                hint="Take the weights alone: --form state_dict or --form safetensors.",
+            )
         if known is not None:  # one of its arguments led back to it, and wrote it whole
             self._out += b"0"
             self._get(known)
@@ -246,6 +253,12 @@ class _Writer:
         if value.state is not None:
             steps += [(self._node, value.state), (self._raw, b"b")]
         self._then(*steps)
+
+
+def _copies_its_items(value: Call) -> bool:
+    """Say whether an object is made of the items that a list or dict has when it is made, not of those it gets."""
+    rebuilt = isinstance(value.func, Global) and value.func.name == "_reconstructor"
+    return rebuilt and isinstance(value.args, tuple) and any(isinstance(arg, list | Dict) for arg in value.args)
 
 
 _ATOMS = frozenset({type(None), bool, int, float, str})

@@ -74,4 +74,6 @@ def planned_safetensors(infos: dict[str, TensorInfo], nbytes: int) -> Side:
 
 
 def _tagged(info: TensorInfo, location: str | None) -> TensorInfo:
-    return info if location is None or info.location in ("meta", location) else info._replace(location=location)
+    if location is None or (info.storage is None and not info.parts):  # a meta tensor has no storage to be tagged
+        return info
+    return info._replace(location=location)

@@ -187,9 +187,11 @@ class TreeRewriter:
             self._count(str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown")
             return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
         info = self._rebuilder.tensor(node)
-        if info is None or info.storage is None:
-            return node
-        storage, changed = info.storage, self._recast(info) is not info
+        return node if info is None or info.storage is None else self._tensor_call(node, func, info, info.storage)
+
+    def _tensor_call(self, node: Call, func: Global, info: TensorInfo, storage: StorageRef) -> Inert:
+        """Return the call to write for one that makes a tensor: itself, unless its memory is not to be what it was."""
+        changed = self._recast(info) is not info
         if storage.whole is None and not storage.big_endian and not changed:
             return node
         if func.name in _DEVICE_ARGUMENT:  # names the type once more, and keeps its values in ways of its own

@@ -88,12 +88,14 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
         MigrationRefused: There is none, or there are several that could be meant; the hint lists them.
     """
     found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
-    listed = ", ".join(one.key or "(root)" for one in checkpoint.state_dicts[:12])
-    hint = f"Pick one with --key: {listed}" if checkpoint.state_dicts else None
+    listed = ", ".join(one.key or "(root)" for one in found[:12])
+    hint = f"Pick one with --key: {listed}" if found else "Keep everything with --form same."
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
             raise MigrationRefused(f"no state dict under {key!r}", kind="no-state-dict", hint=hint)
+        if named[0].role == "optimizer":
+            raise MigrationRefused(f"{key!r} is an optimizer's state, no weights", kind="no-state-dict", hint=hint)
         return named[0]
     if which == "ema":
         found = [one for one in found if one.role == "ema"]
@@ -103,7 +105,9 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
         if which == "raw" and chosen is not None and chosen.role != "model":
             chosen = None
     if chosen is None:
-        what = "several state dicts could be the weights" if len(found) > 1 else "no state dict is the weights"
+        kinds = {"ema": "averaged weights", "raw": "weights that are not averaged", "auto": "weights"}
+        several = len(found) > 1 and which != "raw"
+        what = f"several state dicts could be the {kinds[which]}" if several else f"there are no {kinds[which]}"
         raise MigrationRefused(what, kind="which-weights", hint=hint)
     return chosen
 
