@@ -322,7 +322,7 @@ def test_a_link_to_nothing_gets_a_target(way: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
-        ("folder/model.pth", "not-a-file"),
+        ("folder", "not-a-file"),
         ("loop", "not-a-file"),
         ("pipe", "not-a-file"),
         ("/dev/full", "not-a-file"),
