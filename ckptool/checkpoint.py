@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -141,7 +142,7 @@ class Checkpoint:
         )
         self.form: Form = form or _form(contents, self.state_dicts)
 
-    @property
+    @cached_property
     def weights(self) -> StateDict | None:
         """The state dict that is the model's weights, or None if none is, or several could be."""
         chosen = choose_weights([(s.key, s.role, s.numel) for s in self.state_dicts])

@@ -297,13 +297,14 @@ def _report(checkpoint: Checkpoint, job: _Job, changes: Changes) -> MigrationRep
         beside = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
         dropped += [path for path in beside if path and not path.startswith(f"{key}.")]
     loses_training = _loses_training(checkpoint, job, dropped)
+    nbytes = plan.nbytes
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=job.target,
         form=job.form,
         source_format=checkpoint.format,
         tensors=plan.tensor_count,
-        nbytes=plan.nbytes,
+        nbytes=nbytes,
         retagged=plan.retagged,
         location="cpu" if job.form == "model" and job.weights is not None else changes.to,
         renamed=plan.renamed,
@@ -315,24 +316,24 @@ def _report(checkpoint: Checkpoint, job: _Job, changes: Changes) -> MigrationRep
         verified=False,
         written=False,
         before=side_of(checkpoint),
-        after=_after(checkpoint, job, changes),
+        after=_after(checkpoint, job, changes, nbytes),
         notes=tuple(_notes(checkpoint, job, changes, loses_training=loses_training)),
     )
 
 
-def _after(checkpoint: Checkpoint, job: _Job, changes: Changes) -> Side:
+def _after(checkpoint: Checkpoint, job: _Job, changes: Changes, nbytes: int) -> Side:
     plan, weights = job.plan, job.weights
     if isinstance(plan, SafetensorsPlan):
         assert weights is not None  # noqa: S101 - it holds nothing else
-        return planned_safetensors({name: weights.tensors[name].info for name, _ in plan.tensors}, plan.nbytes)
+        return planned_safetensors({name: weights.tensors[name].info for name, _ in plan.tensors}, nbytes)
     if weights is not None:
         location = "cpu" if job.form == "model" else changes.to
         plain = "state_dict" if len(plan.expected) == len(weights.tensors) else "checkpoint"
-        return planned_torch("model" if job.form == "model" else plain, plan, location, list(weights.tensors))
+        return planned_torch("model" if job.form == "model" else plain, plan, nbytes, location, weights.tensors)
     chosen, new = checkpoint.weights, dict(plan.renamed)
     head = f"{chosen.key}." if chosen is not None and chosen.key else ""
     names = [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
-    return planned_torch("model" if job.form == "model" else checkpoint.form, plan, changes.to, names)
+    return planned_torch("model" if job.form == "model" else checkpoint.form, plan, nbytes, changes.to, names)
 
 
 def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_training: bool) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ckptool.casting import Cast
 from ckptool.checkpoint import Checkpoint
-from ckptool.summary import Summary, count, summarise
+from ckptool.summary import count, prefixes_of
 from ckptool.targets import TargetForm
-from ckptool.tensors import LazyTensor, TensorInfo
+from ckptool.tensors import TensorInfo
 from ckptool.to_torch import TorchPlan
 
 
@@ -18,7 +19,12 @@ class Side(NamedTuple):
     format: str
     form: str
     file_nbytes: int
-    summary: Summary
+    tensors: int
+    tied: int
+    numel: int
+    devices: dict[str, int]
+    dtypes: dict[str, int]
+    prefixes: tuple[str, ...]
 
 
 class MigrationReport(NamedTuple):
@@ -56,24 +62,20 @@ class MigrationReport(NamedTuple):
 
 def side_of(checkpoint: Checkpoint) -> Side:
     """Return the side of a file that is there."""
-    return Side(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, summarise(checkpoint))
+    counts = count([tensor.info for tensor in checkpoint.tensors.values()])
+    prefixes = prefixes_of(checkpoint.weights or ())
+    return Side(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
 
 
-def planned_torch(form: str, plan: TorchPlan, location: str | None, weights: list[str]) -> Side:
+def planned_torch(form: str, plan: TorchPlan, nbytes: int, location: str | None, weights: Collection[str]) -> Side:
     """Return the side of a torch zip that is not written yet; ``weights`` are the names of the weights in it."""
-    found = [LazyTensor(name or "", _tagged(info, location)) for name, info in plan.expected]
-    return Side("torch_zip", form, plan.nbytes, count(found, weights))
+    counts = count([info for _, info in plan.expected], location)
+    return Side("torch_zip", form, nbytes, *counts, prefixes_of(weights))
 
 
 def planned_safetensors(infos: dict[str, TensorInfo], nbytes: int) -> Side:
-    """Return the side of a safetensors file of ``nbytes`` that is not written yet: it keeps no devices and no ties."""
-    found = [LazyTensor(name, info._replace(location="cpu")) for name, info in infos.items()]
-    numel, packed = sum(info.numel for info in infos.values()), sum(info.nbytes for info in infos.values())
-    summary = count(found, list(infos))._replace(tied=0, numel=numel, nbytes=packed)
-    return Side("safetensors", "state_dict" if infos else "data", nbytes, summary)
-
-
-def _tagged(info: TensorInfo, location: str | None) -> TensorInfo:
-    if location is None or (info.storage is None and not info.parts):  # a meta tensor has no storage to be tagged
-        return info
-    return info._replace(location=location)
+    """Return the side of a safetensors file that is not written yet: it keeps no devices and no ties."""
+    counts = count(list(infos.values()), "cpu")
+    numel = sum(info.numel for info in infos.values())
+    form = "state_dict" if infos else "data"
+    return Side("safetensors", form, nbytes, *counts._replace(tied=0, numel=numel), prefixes_of(infos))

@@ -146,6 +146,8 @@ def prepare(
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
     """Yield the paths, relative to a state dict, of what is to be dropped from it; what stands outside goes anyway."""
+    if not drop:
+        return
     head = f"{state_dict.key}." if state_dict.key else ""
     everything = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
     for path in drop:

@@ -39,7 +39,7 @@ def report_as_json(report: MigrationReport) -> dict[str, object]:
     found["renamed"] = [list(pair) for pair in report.renamed]
     found["casts"] = [cast._asdict() for cast in report.casts]
     for name, side in (("before", report.before), ("after", report.after)):
-        found[name] = {**side._asdict(), "summary": side.summary._asdict()}
+        found[name] = side._asdict()
     return {"schema": SCHEMA, **found}
 
 
@@ -65,13 +65,12 @@ def _taken(report: MigrationReport) -> str:
 def _rows(*sides: Side) -> Iterator[tuple[str, ...]]:
     yield "format", *(f"{side.format}, {show_nbytes(side.file_nbytes)}" for side in sides)
     yield "form", *(FORMS[side.form] for side in sides)
-    found = [side.summary for side in sides]
-    yield "tensors", *(f"{one.tensors:,}" + (f", {one.tied:,} of them tied" if one.tied else "") for one in found)
-    yield "parameters", *(f"{one.numel:,}" for one in found)
-    yield "devices", *(counts(one.devices) or "-" for one in found)
-    yield "dtypes", *(counts(one.dtypes) or "-" for one in found)
-    if any(one.prefixes for one in found):
-        yield "prefix", *(show("".join(one.prefixes)) or "-" for one in found)
+    yield "tensors", *(f"{side.tensors:,}" + (f", {side.tied:,} of them tied" if side.tied else "") for side in sides)
+    yield "parameters", *(f"{side.numel:,}" for side in sides)
+    yield "devices", *(counts(side.devices) or "-" for side in sides)
+    yield "dtypes", *(counts(side.dtypes) or "-" for side in sides)
+    if any(side.prefixes for side in sides):
+        yield "prefix", *(show("".join(side.prefixes)) or "-" for side in sides)
 
 
 def _casts(report: MigrationReport) -> Iterator[str]:
