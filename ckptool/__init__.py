@@ -31,7 +31,8 @@ from ckptool.limits import Limits
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
 
 if TYPE_CHECKING:
-    from ckptool.migration import MigrationReport, migrate
+    from ckptool.migration import migrate
+    from ckptool.report import MigrationReport
     from ckptool.torch_bridge.assembly import Cost
     from ckptool.torch_bridge.filling import LoadReport, load_into
     from ckptool.torch_bridge.live import LiveModel, Reload
@@ -86,10 +87,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Writing, and torch, are imported when they are asked for: most of what there is to import, and seldom needed.
-    if name in ("MigrationReport", "migrate"):
+    if name == "migrate":
         from ckptool import migration
 
         return migration.__dict__[name]
+    if name == "MigrationReport":
+        from ckptool import report
+
+        return report.__dict__[name]
     if name in ("load", "predict_memory"):
         from ckptool.torch_bridge import loading
 

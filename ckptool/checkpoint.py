@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -147,7 +148,7 @@ class Checkpoint:
         )
         self.form: Form = form or _form(contents, self.state_dicts)
 
-    @property
+    @cached_property
     def weights(self) -> StateDict | None:
         """The state dict that is the model's weights, or None if none is, or several could be."""
         found = self.state_dicts

@@ -56,7 +56,7 @@ def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Changes
     guesses: list[Change] = []
     for (old, new), _ in runs.most_common(_TRIED):
         change = Change("rename", f"(^|\\.){re.escape(old)}\\.=\\g<1>{new}.")
-        becomes = dict(zip(left, change.rule(list(left)), strict=True))
+        becomes = dict(zip(left, map(str, change.rule(list(left))), strict=True))
         changed = {before: after for before, after in becomes.items() if before != after}
         held = all(missing.get(after) == found[left[before]] for before, after in changed.items())
         if not changed or not held or len(set(changed.values())) != len(changed) or change.rule(paired) != paired:

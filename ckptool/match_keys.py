@@ -28,6 +28,7 @@ BENIGN = frozenset(
         "relative_position_index",
         "relative_coords_table",
         "inv_freq",
+        "n_averaged",
         "attn_mask",
         "causal_mask",
         "total_ops",
@@ -204,9 +205,10 @@ def _without_wrappers(expected: Shapes) -> Shapes | None:
 def renamed(names: Sequence[str], changes: Changes) -> list[str] | None:
     """Return the names after some changes, in order; None where they cannot be made without losing one."""
     try:
-        return transforms.rename(names, [change.rule for change in changes])
+        found = transforms.rename(names, [change.rule for change in changes])
     except MigrationRefused:
         return None
+    return ["" if name is None else name for name in found]  # what goes with its wrapper, nothing is called
 
 
 def _unwrapped(names: list[str]) -> Iterator[tuple[Changes, list[str]]]:

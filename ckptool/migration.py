@@ -8,58 +8,25 @@ verifying reads the new file back; only then does it get its name. The source is
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn
 
 from ckptool import modules, to_safetensors, to_torch, transforms
-from ckptool.casting import Cast, Casting
+from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import CkptoolError, MalformedFile, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
 from ckptool.payloads import Payload
+from ckptool.report import MigrationReport, Side, planned_safetensors, planned_torch, side_of
+from ckptool.targets import TargetForm, archive_root, check_device, form_of, place_of
+from ckptool.tensors import LazyTensor
 from ckptool.to_safetensors import SafetensorsPlan
 from ckptool.to_torch import TorchPlan
 from ckptool.transfer import check_others
 from ckptool.weights import NameChanges, Weights, Which, choose, prepare
-
-TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
-
-_DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
-_LAST_DEVICE = 127  # torch counts them in eight bits
-_DEVICE_KINDS = ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "npu", "xla", "mtia", "mlu", "ipu", "privateuseone")
-
-
-class MigrationReport(NamedTuple):
-    """What was done, or would be."""
-
-    source: str
-    target: str
-    form: TargetForm
-    source_format: str
-    tensors: int
-    nbytes: int
-    """Size of what was written, in bytes."""
-    retagged: dict[str, int]
-    """Storages and devices that got the new device tag, by the tag that they had."""
-    location: str | None
-    renamed: tuple[tuple[str, str], ...]
-    dropped: tuple[str, ...]
-    """Entries that the source has and the target has not."""
-    casts: tuple[Cast, ...]
-    """Tensors that got another type, and the largest error of each."""
-    tied: dict[str, str]
-    """Names that a safetensors file leaves out, and the name that stands for each."""
-    loses_training: bool
-    """The source holds an optimizer's state and the target does not: training cannot be resumed from it."""
-    weights_key: str | None
-    """Where in the source the weights stand that were taken; None if everything was."""
-    verified: bool
-    written: bool
-    """False for a dry run."""
 
 
 class Changes(NamedTuple):
@@ -75,14 +42,14 @@ class Changes(NamedTuple):
     strip_module: bool = False
     strip_wrappers: bool = False
     rules: tuple[transforms.Rule, ...] = ()
-    """Changes of names, applied in order after the wrappers are stripped."""
+    """Changes of names, applied in order; the wrappers are stripped before."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Globs: which names of the weights to take, as they were before."""
     drop: tuple[str, ...] = ()
-    """Paths or roles (``optimizer``, ``ema``) to leave out of form ``same``."""
+    """Paths or roles (``optimizer``, ``ema``) to leave out."""
     dtype: str | None = None
-    """Floating type that the weights are cast to."""
+    """Floating type that weights are cast to, averaged ones too; an optimizer's state is not."""
     keep_dtype: tuple[str, ...] = ()
     saturate: bool = False
     expand_tied: bool = False
@@ -133,13 +100,15 @@ def migrate(
     """
     Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
 
-    ``dst`` is by default a name beside the source. ``form`` is ``state_dict`` or ``safetensors`` for the weights alone,
-    ``model`` for a whole model, ``same`` for everything the source holds; by default it goes by the suffix of ``dst``.
-    What else can be changed is described at ``Changes``. ``progress`` is called with the bytes written and to come.
+    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. ``form`` is
+    ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
+    source holds; by default it goes by the suffix of ``dst``. What else can be changed is described at ``Changes``.
+    ``progress`` is called with the bytes written and to come.
     Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
     Guarantees: ``src`` is never changed; ``dst`` is never half written, and appears only after what was written was
-    read back and compared (``verify=False`` leaves that out); nothing is overwritten without ``force``.
+    read back and compared, and is on the disk; nothing is overwritten without ``force``. ``verify=False`` neither reads
+    back, nor checks the source's checksums, nor waits for the disk unless an old file is replaced.
 
     Raises:
         MigrationRefused: It would lose or confuse something; the hint names the option that allows it.
@@ -168,7 +137,7 @@ def migrate(
     )
     target = None if dst is None else os.fspath(dst)
     if to is not None:
-        _check_device(to)
+        check_device(to)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         return _carry_out(checkpoint, target, changes, force=force, verify=verify, dry_run=dry_run, progress=progress)
 
@@ -194,17 +163,26 @@ def _carry_out(
         with Output(job.target, force=force, progress=progress) as output:
             nbytes = _write(checkpoint, job, changes, output, verify=verify)
             casts = job.casting.casts if job.casting else ()
-            return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts)
+            after = report.after._replace(file_nbytes=nbytes)
+            return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts, after=after)
     except CkptoolError as error:
         error.path = error.path or checkpoint.path
         raise
 
 
 def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
-    form = changes.form or _form_of(dst, checkpoint, changes)
+    if checkpoint.form == "archive":
+        members = [f"{checkpoint.path}::{member.name}" for member in checkpoint.members]
+        raise MigrationRefused(
+            f"an archive of {len(members):,} checkpoints", kind="archive", hint=f"Pick one: {', '.join(members[:12])}"
+        )
+    picks = changes.key is not None or changes.weights != "auto"
+    form = changes.form or form_of(dst, checkpoint, builds=changes.model is not None, picks=picks)
     if form == "same" and checkpoint.format == "safetensors":
         form = "safetensors"
-    target = dst if dst is not None else _default_name(checkpoint.path, form, changes.to)
+    _refuse_contradictions(form, changes, picks=picks)
+    marks = [mark for mark in (changes.dtype, changes.to if form != "safetensors" else None) if mark]
+    target = place_of(dst, checkpoint, form, marks)
     wrappers: tuple[transforms.Rule, ...] = ()
     peel: frozenset[str] = frozenset()
     if changes.strip_wrappers:
@@ -212,25 +190,41 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
     elif changes.strip_module:
         wrappers, peel = (transforms.strip_module,), modules.DATA_PARALLEL
     names = NameChanges((*wrappers, *changes.rules), changes.include, changes.exclude)
-    root = _archive_root(target)
-    if form == "same" or (form == "model" and changes.model is None):
-        if changes.dtype is not None:
-            raise MigrationRefused(
-                "values are cast in weights alone",
-                kind="cast-needs-weights",
-                hint="Add --form state_dict or safetensors.",
-            )
-        tree = _model_in(checkpoint, changes) if form == "model" else None
-        plan = to_torch.plan_same(checkpoint, names, changes.to, root, peel=peel, drop=changes.drop, model=tree)
-        return _Job(form, target, plan, None, None)
-    weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), names)
     casting = Casting(changes.dtype, changes.keep_dtype, saturate=changes.saturate) if changes.dtype else None
+    root = archive_root(target)
+    if form == "same" or (form == "model" and changes.model is None):
+        tree = _model_in(checkpoint, changes) if form == "model" else None
+        whole = to_torch.plan_same(
+            checkpoint, names, changes.to, root, peel=peel, drop=changes.drop, model=tree, casting=casting
+        )
+        return _Job(form, target, whole, None, casting)
+    chosen = choose(checkpoint, changes.key, changes.weights)
+    weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
         return _Job(form, target, to_safetensors.plan(weights, **options), weights, casting)
-    return _Job(form, target, to_torch.plan_weights(checkpoint, weights, changes.to, root), weights, casting)
+    location = "cpu" if form == "model" else changes.to  # a model is built there
+    return _Job(form, target, to_torch.plan_weights(checkpoint, weights, location, root), weights, casting)
+
+
+def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:
+    """Raise MigrationRefused where one thing asked for would make another have no effect."""
+    if changes.model is not None and form != "model":
+        _refuse(f"form {form!r} builds no model", "Leave --form out, or --model.")
+    if changes.model is not None and changes.to not in (None, "cpu"):
+        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with --to.")
+    if form == "same" and picks:
+        _refuse("form 'same' takes everything", "Leave --form out to take those weights alone.")
+    if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
+        _refuse("nothing is cast", "Say to which type with --dtype.")
+    if changes.model_arguments and changes.model is None:
+        _refuse("no model is built", "Name its class with --model package.module:Class.")
+
+
+def _refuse(fact: str, hint: str) -> NoReturn:
+    raise MigrationRefused(fact, kind="contradiction", hint=hint)
 
 
 def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> int:
@@ -249,15 +243,23 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
     else:
         check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
         copied = tuple(payload for _, payload in job.plan.tensors)
-    if verify and job.weights is not None:
-        taken = job.weights.state_dict
-        check_others([taken[name] for name in job.weights.old_names.values() if name in taken], copied)
+    if verify:
+        check_others(_read_apart(job), copied)
     checkpoint.check_unchanged()
     if verify:
+        output.sync()
         _verify(checkpoint, output, check)
     nbytes = output.nbytes
     output.publish()
     return nbytes
+
+
+def _read_apart(job: _Job) -> list[LazyTensor]:
+    """Return the tensors of the source that may have been read otherwise than from end to end."""
+    if job.weights is None:
+        return job.casting.tensors if job.casting else []
+    taken = job.weights.state_dict
+    return [taken[name] for name in job.weights.old_names.values() if name in taken]
 
 
 def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
@@ -289,76 +291,70 @@ def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
 
 def _report(checkpoint: Checkpoint, job: _Job, changes: Changes) -> MigrationReport:
     plan = job.plan
-    dropped = list(plan.dropped)
     key = None if job.weights is None else job.weights.state_dict.key
+    dropped = [f"{key}.{name}" if key else name for name in plan.dropped]
     if key:  # what stands beside the weights stays behind
         beside = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
         dropped += [path for path in beside if path and not path.startswith(f"{key}.")]
+    loses_training = _loses_training(checkpoint, job, dropped)
+    nbytes = plan.nbytes
     return MigrationReport(
-        source=checkpoint.path,
+        source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=job.target,
         form=job.form,
         source_format=checkpoint.format,
         tensors=plan.tensor_count,
-        nbytes=plan.nbytes,
+        nbytes=nbytes,
         retagged=plan.retagged,
-        location=changes.to,
+        location="cpu" if job.form == "model" and job.weights is not None else changes.to,
         renamed=plan.renamed,
         dropped=tuple(dropped),
         casts=job.casting.casts if job.casting else (),
         tied=plan.tied,
-        loses_training=_loses_training(checkpoint, job, dropped),
+        loses_training=loses_training,
         weights_key=key,
         verified=False,
         written=False,
+        before=side_of(checkpoint),
+        after=_after(checkpoint, job, changes, nbytes),
+        notes=tuple(_notes(checkpoint, job, changes, loses_training=loses_training)),
     )
+
+
+def _after(checkpoint: Checkpoint, job: _Job, changes: Changes, nbytes: int) -> Side:
+    plan, weights = job.plan, job.weights
+    if isinstance(plan, SafetensorsPlan):
+        assert weights is not None  # noqa: S101 - it holds nothing else
+        return planned_safetensors({name: weights.tensors[name].info for name, _ in plan.tensors}, nbytes)
+    if weights is not None:
+        location = "cpu" if job.form == "model" else changes.to
+        plain = "state_dict" if len(plan.expected) == len(weights.tensors) else "checkpoint"
+        return planned_torch("model" if job.form == "model" else plain, plan, nbytes, location, weights.tensors)
+    chosen, new = checkpoint.weights, dict(plan.renamed)
+    head = f"{chosen.key}." if chosen is not None and chosen.key else ""
+    names = [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
+    return planned_torch("model" if job.form == "model" else checkpoint.form, plan, nbytes, changes.to, names)
+
+
+def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_training: bool) -> Iterator[str]:
+    if loses_training:
+        yield "training cannot be resumed from it: the optimizer's state is left out"
+    if job.weights is not None and job.form != "model":
+        if checkpoint.format in ("torchscript", "pt2"):
+            yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
+        elif job.weights.state_dict.class_name is not None:
+            yield f"it holds weights alone: to load them, build {job.weights.state_dict.class_name} first"
+    if checkpoint.member:
+        yield "the other files of the archive are left out"
+    if checkpoint.class_sources:
+        count = len(checkpoint.class_sources)
+        yield f"the source of {count:,} class{'es' * (count > 1)} is left out: inspect --source prints it"
+    if job.form == "safetensors" and changes.to is not None:
+        yield "safetensors keeps no device tags: there is none to set"
+    if (changes.strip_module or changes.strip_wrappers) and not job.plan.renamed:
+        yield "no name begins with what a wrapper adds: nothing was stripped"
 
 
 def _loses_training(checkpoint: Checkpoint, job: _Job, dropped: list[str]) -> bool:
     optimizers = [one.key for one in checkpoint.state_dicts if one.role == "optimizer"]
     return bool(optimizers) and (job.weights is not None or any(key in dropped for key in optimizers))
-
-
-def _form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
-    suffix = os.path.splitext(dst)[1].lower() if dst else ""  # noqa: PTH122 - a name, not a path
-    if changes.model is not None:
-        return "model"
-    if suffix == ".safetensors" or (dst is None and checkpoint.format == "safetensors"):
-        return "safetensors"
-    if changes.dtype is not None and checkpoint.form == "state_dict":
-        return "state_dict"
-    if checkpoint.format in ("safetensors", "torchscript", "pt2") and suffix:
-        return "state_dict"
-    return "same"
-
-
-def _default_name(source: str, form: TargetForm, location: str | None) -> str:
-    """Return a name beside the source that says what was done: ``model.cpu.pth``."""
-    path = source.partition("::")[0]
-    stem, suffix = os.path.splitext(path)  # noqa: PTH122
-    if form == "safetensors":
-        return f"{stem}.safetensors"
-    device = f".{location.replace(':', '')}" if location else ""
-    kind = f".{form}" if form in ("state_dict", "model") else "" if device else ".migrated"
-    return f"{stem}{kind}{device}{suffix if suffix in ('.pth', '.pt', '.bin', '.ckpt', '.th', '.pkl') else '.pth'}"
-
-
-def _archive_root(target: str) -> str:
-    """Return the folder that everything in a zip stands in: torch takes the file's name for it, where it is ASCII."""
-    stem = os.path.splitext(os.path.basename(target))[0]  # noqa: PTH119, PTH122
-    return stem if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", stem) else "archive"
-
-
-def _check_device(device: str) -> None:
-    match = _DEVICE.fullmatch(device)
-    kind, number = (match[1].lower(), match[2]) if match else ("", "")
-    kind = "cuda" if kind == "gpu" else kind
-    meant = f"{kind}:{int(number)}" if number and kind not in ("cpu", "meta") else kind
-    known = kind in _DEVICE_KINDS and int(number or 0) <= _LAST_DEVICE
-    if known and meant == device:
-        return
-    raise MigrationRefused(
-        f"not a device: {device!r}",
-        kind="not-a-device",
-        hint=f"Did you mean {meant!r}?" if known else "Devices are written like 'cpu' or 'cuda:0'.",
-    )

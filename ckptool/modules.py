@@ -14,6 +14,7 @@ See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from ckptool import inert
@@ -64,10 +65,12 @@ class ModuleTensor(NamedTuple):
 class StateDictWalk:
     """What a module's state_dict() would hold, and what cannot be known about it."""
 
-    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "own_savers")
+    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "own_savers", "transient")
 
     def __init__(self) -> None:
         self.entries: list[ModuleTensor] = []
+        self.transient: list[ModuleTensor] = []
+        """Buffers that are not persistent: part of the model, but not of its state_dict()."""
         self.modules: list[tuple[str, str]] = []
         """Each module's path, and its class."""
         self.hooks: list[tuple[str, str]] = []
@@ -157,6 +160,7 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
         walk.modules.append((prefix[:-1], body.class_name))
         _note_doubts(walk, body, seen_classes)
         walk.entries.extend(_own_entries(body, prefix))
+        walk.transient.extend(_own_transient(body, prefix))
         for name, child in reversed(body.children):
             if child is not None and isinstance(name, str):
                 todo.append((child, f"{prefix}{name}.", False))
@@ -169,6 +173,12 @@ def _own_entries(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
             yield ModuleTensor(prefix + name, node, "parameter")
     for name, node in body.buffers:
         if node is not None and isinstance(name, str) and name not in body.non_persistent:
+            yield ModuleTensor(prefix + name, node, "buffer")
+
+
+def _own_transient(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
+    for name, node in body.buffers:
+        if node is not None and isinstance(name, str) and name in body.non_persistent:
             yield ModuleTensor(prefix + name, node, "buffer")
 
 
@@ -257,6 +267,19 @@ def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
     name = inert.class_name(node)
     body = _body(node) if name in classes else None
     return inert.lookup(body.children, WRAPPERS[name]) if body is not None else None
+
+
+def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str]:
+    """Return the name that each entry has once wrappers of ``classes`` give way to the model inside them."""
+    gone = {f"{path}.{WRAPPERS[cls]}" if path else WRAPPERS[cls] for path, cls in walk.modules if cls in classes}
+    return {entry.name: _without(entry.name, gone) for entry in walk.entries} if gone else {}
+
+
+def _without(name: str, gone: set[str]) -> str:
+    """Return a name without those of its components that end a path in ``gone``."""
+    components = name.split(".")
+    ends = accumulate(components, lambda path, component: f"{path}.{component}")
+    return ".".join(component for component, end in zip(components, ends, strict=True) if end not in gone)
 
 
 def version_of(class_name: str) -> int:

@@ -2,8 +2,9 @@
 Files that appear under their name only whole: the one place where anything is written.
 
 An output is written without a name where the system can do that, else beside its place under a name of its own, and
-gets its name by one rename or link. Whatever stood there before stands there until then. A killed process leaves
-nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
+gets its name by one rename or link. Whatever stood there before stands there until then, and leaves its mode and, where
+the system allows, its owner and its extended attributes to what takes its place. A killed process leaves nothing, or
+one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -42,6 +44,7 @@ class Output:
     def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
         self._fd = -1
         self._temporary: str | None = None
+        self._syncing: Future[None] | None = None
         try:
             self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
         except ValueError as error:  # a NUL in it
@@ -142,15 +145,28 @@ class Output:
         """Return what was written, for reading back."""
         return FileSource(self.reading_path())
 
+    def sync(self) -> None:
+        """
+        Begin to put what was written on the disk; ``publish`` waits for it.
+
+        After that, the name never stands for less than the file, even if the power fails. Reading back meanwhile
+        hides nearly all of the time that it takes.
+        """
+        pool = ThreadPoolExecutor(1)
+        self._syncing = pool.submit(os.fsync, self._fd)
+        pool.shutdown(wait=False)
+
     def publish(self) -> None:
         """
-        Give the file its name, in one step.
+        Give the file its name, in one step. Over an old file it is on the disk by then, ``sync`` or not.
 
         Raises:
             OutputExists: Something took the name in the meantime.
             OutputFailed: The system did not let us.
         """
         try:
+            if self._syncing is not None:
+                self._syncing.result()
             if not (self._force and os.path.lexists(self.path)):
                 try:
                     self._take_name()
@@ -177,6 +193,8 @@ class Output:
 
     def close(self) -> None:
         """Give up what has no name yet."""
+        if self._syncing is not None:
+            wait([self._syncing])  # it has hold of the file's number
         fd, self._fd = self._fd, -1
         temporary, self._temporary = self._temporary, None
         try:
@@ -241,8 +259,7 @@ class Output:
             os.rename(self._temporary, self.path)  # a stick's file system has one name for a file
 
     def _replace(self) -> None:
-        with suppress(FileNotFoundError, PermissionError):  # it has gone by now; a file system without modes
-            os.fchmod(self._fd, stat.S_IMODE(os.stat(self.path).st_mode))
+        self._take_after()
         os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
@@ -250,6 +267,24 @@ class Output:
             self._link_nameless(self._temporary)
         os.replace(self._temporary, self.path)
         _sync_folder(self._folder)
+
+    def _take_after(self) -> None:
+        """Take over the old file's mode, and its owner and attributes as far as we may."""
+        try:
+            old = os.stat(self.path)
+        except FileNotFoundError:  # it has gone by now
+            return
+        if hasattr(os, "fchown"):
+            for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # whose it is may be for root alone to say
+                with suppress(OSError):
+                    os.fchown(self._fd, owner, group)
+        if hasattr(os, "listxattr"):
+            with suppress(OSError):
+                for name in os.listxattr(self.path):
+                    with suppress(OSError):
+                        os.setxattr(self._fd, name, os.getxattr(self.path, name))
+        with suppress(PermissionError):  # a file system without modes
+            os.fchmod(self._fd, stat.S_IMODE(old.st_mode))
 
     def _link_nameless(self, target: str) -> None:
         # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import pack
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
+from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
@@ -250,6 +251,12 @@ class _Writer:
         """The object is on the stack: it can be referred to from now on, also by what is put into it."""
         key, value = made
         known = self._memo.get(key)
+        if known is not None and _copies_its_items(value):
+            raise MigrationRefused(
+                "a list or dict of a class of its own leads back to itself, in a way that only protocol 0 or 1 writes",
+                kind="unsupported-cycle",
+                hint="Take the weights alone: --form state_dict or --form safetensors.",
+            )
         if known is not None:  # one of its arguments led back to it, and wrote it whole
             self._out += b"0"
             self._get(known)
@@ -310,6 +317,13 @@ _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
 _BOOLS: Final = (b"\x89", b"\x88")
 _TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
 """What makes a tuple of so many things that stand on the stack."""
+
+
+def _copies_its_items(value: Call) -> bool:
+    """Say whether an object is made of the items that a list or dict has when it is made, not of those it gets."""
+    rebuilt = isinstance(value.func, Global) and value.func.name == "_reconstructor"
+    return rebuilt and isinstance(value.args, tuple) and any(isinstance(arg, list | Dict) for arg in value.args)
+
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 """Types that hold nothing else; text is remembered by its value, the others are never referred to."""

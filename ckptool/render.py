@@ -15,6 +15,16 @@ from ckptool.tensors import LazyTensor
 
 SCHEMA = "ckptool.inspect/1"
 
+FORMS = {
+    "state_dict": "state_dict",
+    "checkpoint": "checkpoint: weights and more",
+    "model": "model",
+    "tensors": "tensors, not named by a model",
+    "data": "no tensors",
+    "archive": "archive of several checkpoints",
+}
+"""What people are told of each form."""
+
 _EXTRAS_SHOWN = 8
 _SHARED_LISTED = 32
 _LABEL = 13
@@ -26,33 +36,35 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     """Yield the lines that say what a file is, one fact a line."""
     member = f"::{checkpoint.member}" if checkpoint.member else ""
     yield show(f"{checkpoint.path}{member}")
-    yield _line("format", f"{checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}")
-    yield _line("form", _form(checkpoint))
+    yield labelled("format", f"{checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}")
+    yield labelled("form", _form(checkpoint))
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
-    yield _line(
+    yield labelled(
         "tensors",
         f"{summary.tensors:,}{tied}; {_many(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
     )
     if summary.tensors:
-        yield _line("devices", _counts(summary.devices))
-        yield _line("dtypes", _counts(summary.dtypes))
+        yield labelled("devices", counts(summary.devices))
+        yield labelled("dtypes", counts(summary.dtypes))
     if summary.prefixes:
-        yield _line("prefix", show("".join(summary.prefixes)))
+        yield labelled("prefix", show("".join(summary.prefixes)))
     if len(checkpoint.state_dicts) > 1 or checkpoint.form == "checkpoint":
         for index, state_dict in enumerate(checkpoint.state_dicts):
-            yield _line("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
+            yield labelled("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
     for index, member_found in enumerate(checkpoint.members):
         facts = f"{member_found.format}, {member_found.form}, {_many(member_found.tensors, 'tensor')}"
-        yield _line("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
+        yield labelled("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
     if checkpoint.metadata:
-        yield _line("metadata", show(", ".join(f"{key}={value}" for key, value in checkpoint.metadata.items())[:200]))
+        yield labelled(
+            "metadata", show(", ".join(f"{key}={value}" for key, value in checkpoint.metadata.items())[:200])
+        )
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
-        yield _line("also holds", _extras(extras))
+        yield labelled("also holds", _extras(extras))
     for finding in findings:
-        yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
+        yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
         if finding.hint:
-            yield _line("", show(finding.hint))
+            yield labelled("", show(finding.hint))
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
@@ -193,26 +205,21 @@ def _tensor_json(tensor: LazyTensor, shared: Mapping[str, Sequence[str]]) -> dic
     return found
 
 
-def _line(label: str, text: str) -> str:
+def labelled(label: str, text: str) -> str:
+    """Return one line of a head: a fact, and what it is about."""
     return f"  {label:<{_LABEL}}{text}"
 
 
 def _form(checkpoint: Checkpoint) -> str:
-    meanings = {
-        "state_dict": "state_dict",
-        "checkpoint": "checkpoint: weights and more",
-        "tensors": "tensors, not named by a model",
-        "data": "no tensors",
-        "archive": "archive of several checkpoints",
-    }
     if checkpoint.form != "model":
-        return meanings[checkpoint.form]
+        return FORMS[checkpoint.form]
     cls = checkpoint.state_dicts[0].class_name if checkpoint.state_dicts else None
     return f"model: {show(cls)}" if cls else "model"
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{show(name)} ({count:,})" for name, count in counts.items())
+def counts(found: Mapping[str, int]) -> str:
+    """Return what there is, and how many of each."""
+    return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())
 
 
 def _extras(extras: Sequence[tuple[str, Inert]]) -> str:

@@ -7,6 +7,7 @@ storages that the new pickle refers to. What it does not know, it leaves as it i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from ckptool import dtypes, inert
@@ -21,7 +22,10 @@ Place: TypeAlias = tuple[Global, str, str, int]
 """Class, key, location and size in elements of a storage, as a persistent id says them."""
 
 _UNTYPED = Global("torch.storage", "UntypedStorage")
-_CLASSES = {None: _UNTYPED, **{name: Global("torch", name) for name in dtypes.BY_STORAGE_CLASS}}
+_CLASSES: dict[str | None, Global] = {
+    None: _UNTYPED,
+    **{name: Global("torch", name) for name in dtypes.BY_STORAGE_CLASS},
+}
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _LAYOUT = Global("torch.serialization", "_get_layout")
 
@@ -32,18 +36,26 @@ _DEVICE_ARGUMENT = {
 }
 """Calls whose third argument names the device that a tensor goes to."""
 
+_PARAMETER = {"_rebuild_parameter", "_rebuild_parameter_with_state"}
+_FROM_TYPE = {"_rebuild_from_type", "_rebuild_from_type_v2"}
+"""Calls round that of a plain tensor: their first argument is the tensor, or the first two are how to make it."""
+
 
 class TreeRewriter:
     """Answers with the node to write in place of each node, and knows the storages that were written."""
 
-    def __init__(self, rebuilder: Rebuilder, location: str | None) -> None:
+    def __init__(
+        self, rebuilder: Rebuilder, location: str | None, recast: Callable[[TensorInfo], TensorInfo] | None = None
+    ) -> None:
         self._rebuilder = rebuilder
         self._location = location
+        self._recast = recast or (lambda info: info)
         self._replacements: dict[int, Inert] = {}
         self._answers: dict[int, Inert] = {}
         self._final: set[int] = set()
         self._kept: list[Inert] = []  # an id is a node's only while it lives
         self._keys: dict[tuple[int, int, int], str] = {}
+        self._units: dict[str, int] = {}
         self.storages: list[Payload] = []
         """The storages of the new file, in the order of their keys."""
         self.retagged: dict[str, int] = {}
@@ -74,6 +86,7 @@ class TreeRewriter:
         Raises:
             MigrationRefused: It is of a layout that only its own class can write.
         """
+        info = self._recast(info)
         requires_grad = info.requires_grad is True and not detached
         made = self._made(info, requires_grad=requires_grad and info.kind != "parameter")
         if info.kind == "parameter" and not detached:
@@ -82,9 +95,10 @@ class TreeRewriter:
             )
         return made
 
-    def _made(self, info: TensorInfo, *, requires_grad: bool) -> Inert:
+    def _made(self, info: TensorInfo, *, requires_grad: bool, spelled: bool = False) -> Inert:
+        """Return what makes a tensor: a call if it is to be ``spelled`` out, else maybe something shorter."""
         if info.layout == "strided" and info.storage is not None:
-            return self._strided(info, info.storage, requires_grad=requires_grad)
+            return self._strided(info, info.storage, requires_grad=requires_grad, spelled=spelled)
         hooks = Call(_ORDERED_DICT, ())
         parts = dict(info.parts)
         if info.storage is None and info.location == "meta" and info.layout == "strided":
@@ -110,9 +124,9 @@ class TreeRewriter:
             f"a tensor that only its own class can write: {info.subclass or info.layout}", kind="unsupported-tensor"
         )
 
-    def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool) -> Inert:
+    def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool, spelled: bool) -> Inert:
         place, offset = self._place(storage, info)
-        if info.dtype.storage_class is not None and not (info.conj or info.neg):
+        if info.dtype.storage_class is not None and not (info.conj or info.neg or spelled):
             return PlainTensor(*place, offset, info.shape, info.stride, requires_grad)
         hooks = Call(_ORDERED_DICT, ())
         args: tuple[Inert, ...] = (self._reference(place), offset, info.shape, info.stride, requires_grad, hooks)
@@ -141,6 +155,10 @@ class TreeRewriter:
             key = self._keys[known] = str(len(self.storages))
             self.storages.append(StoragePayload(storage, unit))
             self._count(storage.location)
+        if self._units.setdefault(key, unit) != unit and storage.big_endian:
+            raise MigrationRefused(
+                f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
+            )
         return cls, key, self._location or storage.location, storage.nbytes // itemsize
 
     def _persistent_id(self, node: PersistentId) -> Inert:
@@ -170,7 +188,8 @@ class TreeRewriter:
             return node
         if func.name == "_rebuild_tensor_v2":
             info = self._rebuilder.tensor(node)
-            return self.tensor(info) if info is not None and _is_plain(node, info) else node
+            if info is not None and _is_plain(node, info):
+                return self.tensor(info)
         named = (func.module, func.name)
         if named == ("torch.storage", "_load_from_bytes"):
             found = self._rebuilder.storage(node)
@@ -184,9 +203,28 @@ class TreeRewriter:
             self._count(str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown")
             return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
         info = self._rebuilder.tensor(node)
-        if info is not None and info.storage is not None and info.storage.whole is not None:
-            return self.tensor(info)
-        return node
+        return node if info is None or info.storage is None else self._tensor_call(node, func, info, info.storage)
+
+    def _tensor_call(self, node: Call, func: Global, info: TensorInfo, storage: StorageRef) -> Inert:
+        """Return the call to write for one that makes a tensor: itself, unless its memory is not to be what it was."""
+        changed = self._recast(info) is not info
+        if storage.whole is None and not storage.big_endian and not changed:
+            return node
+        if func.name in _DEVICE_ARGUMENT:  # names the type once more, and keeps its values in ways of its own
+            if changed:
+                raise MigrationRefused(
+                    "a tensor that is built on its device cannot be cast where it stands",
+                    kind="unsupported-cast",
+                    hint="Take the weights alone: --form state_dict or --form safetensors.",
+                )
+            return node
+        if func.name in _PARAMETER or (func.name in _FROM_TYPE and info.kind == "parameter"):
+            return node  # what it is made of is a call of its own
+        if func.name in _FROM_TYPE and isinstance(node.args, tuple):
+            made = self._made(self._recast(info), requires_grad=info.requires_grad is True, spelled=True)
+            assert isinstance(made, Call)  # noqa: S101 - one of torch._utils
+            return self._finish(Call(node.func, (made.func, node.args[1], made.args, *node.args[3:])))
+        return self.tensor(info)
 
     def _device(self, node: Call) -> Inert:
         assert self._location is not None  # noqa: S101 - the caller looked

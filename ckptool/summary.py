@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint
@@ -38,24 +39,36 @@ class Summary(NamedTuple):
     """Leading components, with their dots, that every name of the weights has; outermost first."""
 
 
+class Counts(NamedTuple):
+    """Counts over some tensors, by what the file says of them alone."""
+
+    tensors: int
+    tied: int
+    numel: int
+    devices: dict[str, int]
+    dtypes: dict[str, int]
+
+
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
-    devices: dict[str, int] = {}
-    dtypes: dict[str, int] = {}
-    distinct: dict[tuple[object, ...], TensorInfo] = {}
-    for tensor in checkpoint.tensors.values():
-        info = tensor.info
-        devices[info.location] = devices.get(info.location, 0) + 1
-        dtypes[info.dtype.name] = dtypes.get(info.dtype.name, 0) + 1
-        distinct.setdefault(identity(info), info)
-    return Summary(
-        tensors=len(checkpoint.tensors),
-        tied=len(checkpoint.tensors) - len(distinct),
+    counts = count([tensor.info for tensor in checkpoint.tensors.values()])
+    nbytes = storage_nbytes(checkpoint.tensors.values())
+    tensors, tied, numel, devices, dtypes = counts
+    return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()))
+
+
+def count(infos: Sequence[TensorInfo], location: str | None = None) -> Counts:
+    """Return the counts of tensors; with ``location``, as if all that have memory had been saved there."""
+    tags = [info.location for info in infos]
+    if location is not None:  # a meta tensor has no storage to be tagged
+        tags = [location if info.storage or info.parts else info.location for info in infos]
+    distinct = {identity(info): info for info in infos}
+    return Counts(
+        tensors=len(infos),
+        tied=len(infos) - len(distinct),
         numel=sum(info.numel for info in distinct.values()),
-        nbytes=storage_nbytes(checkpoint.tensors.values()),
-        devices=devices,
-        dtypes=dtypes,
-        prefixes=_prefixes(list(checkpoint.weights or ())),
+        devices=dict(Counter(tags)),
+        dtypes=dict(Counter(info.dtype.name for info in infos)),
     )
 
 
@@ -99,13 +112,15 @@ def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:
     return merged
 
 
-def _prefixes(names: list[str]) -> tuple[str, ...]:
+def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
     """Return the components that all names begin with, up to and including the first that no wrapper adds."""
+    if not names:
+        return ()
     found: list[str] = []
-    split = [name.split(".") for name in names]
-    while split and all(len(parts) > len(found) + 1 for parts in split):
-        component = split[0][len(found)]
-        if any(parts[len(found)] != component for parts in split):
+    # What the first and the last in the alphabet begin with, all that stand between them do.
+    first, last = min(names).split("."), max(names).split(".")
+    for component, other in zip(first[:-1], last[:-1], strict=False):
+        if component != other:
             break
         found.append(component)
         if component not in WRAPPER_COMPONENTS:

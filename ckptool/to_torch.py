@@ -7,28 +7,32 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ckptool import inert, transforms
+from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.inert import Call, Dict, Global, Inert
-from ckptool.modules import unwrapped
+from ckptool.modules import StateDictWalk, names_without, unwrapped
 from ckptool.outputs import Output
 from ckptool.payloads import Payload
 from ckptool.pickle_writer import write_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
-from ckptool.tensors import TensorInfo
+from ckptool.tensors import LazyTensor, TensorInfo
 from ckptool.transfer import checksums_of_file
 from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
-from ckptool.zip_writer import WrittenZip, write_torch_zip
+from ckptool.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
 _REWRITABLE = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
-"""Formats that are a pickled tree and nothing else: TorchScript has code beside it, an exported program a graph."""
+"""Formats that are a pickled tree and nothing else."""
+
+_BESIDE = {"torchscript": "the code of a TorchScript model", "pt2": "the graph of an exported program"}
+"""What other formats hold that no one but torch can write."""
 
 
 class TorchPlan(NamedTuple):
@@ -38,7 +42,7 @@ class TorchPlan(NamedTuple):
     pickled: bytes
     storages: tuple[Payload, ...]
     expected: tuple[tuple[str | None, TensorInfo], ...]
-    """The tensors that must be found in the file, in order; None where a wrapper's going changes the name."""
+    """The tensors that must be found in the file, in order; None for one that lies deeper in an entry."""
     retagged: dict[str, int]
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
@@ -55,8 +59,8 @@ class TorchPlan(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the file in bytes, less headers of a few hundred bytes a storage."""
-        return len(self.pickled) + sum(payload.nbytes for payload in self.storages)
+        """Size of the file in bytes."""
+        return torch_zip_nbytes(self.root, len(self.pickled), [payload.nbytes for payload in self.storages])
 
     def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
@@ -143,38 +147,42 @@ def plan_same(
     peel: frozenset[str] = frozenset(),
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
+    casting: Casting | None = None,
 ) -> TorchPlan:
     """
     Return how a checkpoint becomes itself: everything it holds, with device tags set and names changed.
 
     ``peel`` names the classes of training wrappers that give way to the model inside them, ``drop`` the paths and
-    roles of what is left out; with ``model``, that whole model is all that is written.
+    roles of what is left out; with ``model``, that whole model is all that is written. ``casting`` casts weights, and
+    nothing of an optimizer.
 
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
     """
-    if checkpoint.format not in _REWRITABLE:
-        raise MigrationRefused(
-            f"a {checkpoint.format} file cannot be written as it is",
-            kind="no-tree",
-            hint="Take its weights: --form state_dict or --form safetensors.",
-        )
-    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
+    _refuse_what_has_no_tree(checkpoint)
+    recast = casting.info if casting is not None else None
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location, recast)
     tree = checkpoint.root if model is None else model.node
     tensors = checkpoint.tensors if model is None else dict(model)
-    wrapped = any(cls in peel for _, walk in checkpoint.walks for _, cls in walk.modules)
-    peeled = _peel(tree, rewriter, peel) if wrapped else False
+    walks = checkpoint.walks if model is None else [("", walk) for path, walk in checkpoint.walks if path == model.key]
+    new_names = _peeled_names(walks, peel)
+    if new_names:
+        _peel(tree, rewriter, peel)
     edits = _Edits()
-    new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
-    dropped = _drop(checkpoint, drop, edits)
+    renamed_mappings, left_out = _rename_state_dicts(checkpoint, changes, edits) if model is None else ({}, {})
+    new_names |= renamed_mappings
+    dropped = _drop(checkpoint, drop, edits) if model is None else ()
     for node, other in edits.mappings():
         rewriter.replace(node, other)
+    gone = tuple(f"{path}." for path in dropped) or ("\0",)
+    kept = {name: t for name, t in tensors.items() if name not in left_out and not f"{name}.".startswith(gone)}
+    if casting is not None:
+        casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
     pickled = write_pickle(tree, rewriter)
-    gone = tuple(f"{path}." for path in dropped)
+    if casting is not None:
+        casting.refuse_what_was_missed(rewriter.storages)
     expected = tuple(
-        (None if peeled else new_names.get(name, name), tensor.info)
-        for name, tensor in tensors.items()
-        if name not in left_out and not f"{name}.".startswith(gone or ("\0",))
+        (new_names.get(name, name), recast(tensor.info) if recast else tensor.info) for name, tensor in kept.items()
     )
     renamed = tuple((old, new) for old, new in new_names.items() if new != old)
     return TorchPlan(
@@ -240,11 +248,18 @@ def _rename_state_dicts(
     """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
     new_names: dict[str, str] = {}
     left_out: dict[str, None] = {}
-    for state_dict in checkpoint.state_dicts:
-        if state_dict.role not in ("model", "ema") or state_dict.class_name is not None:
-            continue
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    mappings = [one for one in found if one.class_name is None]
+    if found and not mappings and changes.is_by_name:
+        raise MigrationRefused(
+            "the names inside a whole model are its class's",
+            kind="names-of-a-model",
+            hint="Take its weights: --form state_dict or --form safetensors.",
+        )
+    for state_dict in mappings:
         own = changes
-        if "n_averaged" in state_dict:  # an AveragedModel's, whose names begin with "module." by right
+        # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it.
+        if state_dict is not checkpoint.weights and not transforms.COMPANIONS.isdisjoint(state_dict):
             own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in transforms.WRAPPER_RULES))
         weights = prepare(checkpoint, state_dict, own)
         renamed = dict(weights.renamed)
@@ -289,9 +304,42 @@ def _entry_of(root: Inert, path: str) -> tuple[Inert, str, str] | None:
     return found
 
 
-def _peel(root: Inert, rewriter: TreeRewriter, classes: frozenset[str]) -> bool:
+def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
+    if checkpoint.format not in _REWRITABLE:
+        beside = _BESIDE.get(checkpoint.format)
+        raise MigrationRefused(
+            f"{beside} cannot be written by anything but torch" if beside else f"{checkpoint.format} has no objects",
+            kind="no-tree",
+            hint="Take its weights: --form state_dict or --form safetensors.",
+        )
+
+
+def _to_cast(
+    checkpoint: Checkpoint, kept: dict[str, LazyTensor], model: StateDict | None
+) -> Iterator[tuple[str, LazyTensor]]:
+    """Yield the weights, averaged ones too, and with a whole model what its own ``to`` would cast beside them."""
+    chosen = [model] if model is not None else [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    for state_dict in chosen:
+        head = f"{state_dict.key}." if state_dict.key and model is None else ""
+        yield from ((head + name, tensor) for name, tensor in state_dict.items() if head + name in kept)
+        walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
+        for entry in walks[0].transient if walks and checkpoint.rebuilder else ():
+            info = checkpoint.rebuilder.tensor(entry.node) if checkpoint.rebuilder else None
+            if info is not None and any(head + name in kept for name in state_dict):
+                yield head + entry.name, LazyTensor(head + entry.name, info)
+
+
+def _peeled_names(walks: Iterable[tuple[str, StateDictWalk]], classes: frozenset[str]) -> dict[str, str]:
+    """Return the new full name of every tensor of every whole model that has a wrapper of these classes."""
+    return {
+        f"{path}.{old}" if path else old: f"{path}.{new}" if path else new
+        for path, walk in walks
+        for old, new in names_without(walk, classes).items()
+    }
+
+
+def _peel(root: Inert, rewriter: TreeRewriter, classes: frozenset[str]) -> None:
     """Put the model in the place of each wrapper of these classes, wherever in the tree."""
-    peeled = False
     seen: set[int] = set()
     todo = [root]
     while todo:
@@ -302,9 +350,7 @@ def _peel(root: Inert, rewriter: TreeRewriter, classes: frozenset[str]) -> bool:
         inside = unwrapped(node, classes)
         if inside is not None:
             rewriter.replace(node, inside)
-            peeled = True
         todo.extend(child for _, child in inert.children(node))
-    return peeled
 
 
 def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | None, TensorInfo]]:

@@ -1,9 +1,9 @@
 """
 Changes of names: pure functions from the names of a state dict to their new names.
 
-A rule maps a list of names to a list of the same length; ``rename`` runs rules in order and refuses what would lose a
-tensor. Prefixes are whole dotted components, never characters: ``module.`` is not in ``submodule.x``, and a name is
-never sliced by the length of something that it does not begin with.
+A rule maps a list of names to a list of the same length, with None for an entry that goes with its wrapper; ``rename``
+runs rules in order and refuses what would lose a tensor. Prefixes are whole dotted components, never characters:
+``module.`` is not in ``submodule.x``, and a name is never sliced by the length of what it does not begin with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ckptool.errors import MigrationRefused
 
-Rule = Callable[[Sequence[str]], list[str]]
+Rule = Callable[[Sequence[str]], Sequence[str | None]]
 
 HEAD_WRAPPERS = ("module",)
 """Components that DataParallel and DistributedDataParallel put at the head of every name; models use the word too."""
@@ -27,13 +27,16 @@ MARKED_WRAPPERS = (
 )
 """Components that no model has of its own: they go wherever they stand."""
 
-
+COMPANIONS = frozenset({"n_averaged"})
+"""Entries of a wrapper's own that stand beside ``module.…``, and go with it: AveragedModel's counter."""
 _MARKS = re.compile("|".join(MARKED_WRAPPERS))
 
 
-def strip_module(names: Sequence[str]) -> list[str]:
+def strip_module(names: Sequence[str]) -> Sequence[str | None]:
     """
     Return the names without the ``module`` components at their head, however many there are.
+
+    What an AveragedModel counts beside them goes too.
 
     Raises:
         MigrationRefused: Some names have one and some have not.
@@ -41,7 +44,7 @@ def strip_module(names: Sequence[str]) -> list[str]:
     return _strip_heads(names, HEAD_WRAPPERS)
 
 
-def strip_wrappers(names: Sequence[str]) -> list[str]:
+def strip_wrappers(names: Sequence[str]) -> Sequence[str | None]:
     """
     Return the names without what any training wrapper put there, in any nest.
 
@@ -98,20 +101,24 @@ def substitute(pattern: str, replacement: str) -> Rule:
     return lambda names: [compiled.sub(replacement, name) for name in names]
 
 
-def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
+def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
     """
-    Return the new name of each name, in order.
+    Return the new name of each name, in order; None for one that goes with its wrapper.
 
     Raises:
         MigrationRefused: Two names would become one, or one would be empty.
     """
-    renamed = list(names)
+    renamed: list[str | None] = list(names)
     for rule in rules:
-        renamed = rule(renamed) if renamed else renamed
+        left = [(place, name) for place, name in enumerate(renamed) if name is not None]
+        for (place, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
+            renamed[place] = new
     if renamed == list(names):
         return renamed
     seen: dict[str, str] = {}
     for old, new in zip(names, renamed, strict=True):
+        if new is None:
+            continue
         if not new and old:
             raise MigrationRefused(f"{old!r} would have no name left", kind="empty-name")
         twin = seen.setdefault(new, old)
@@ -134,7 +141,7 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
         # What all names begin with, the first and the last in the alphabet begin with.
         ends = sorted({min(current), max(current)}) if current else []
         inside = [_with_others(rule, ends, name) for name in inside]
-        current = rule(current) if current else current
+        current = [name for name in rule(current) if name is not None] if current else current
     renamed = [_module_of(name, marker) for name in inside]
     # The wrapper's own entry and its module's now have one key: the module's is the later one.
     last = {key: index for index, key in enumerate(renamed)}
@@ -144,9 +151,10 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
 def _with_others(rule: Rule, others: Sequence[str], name: str) -> str:
     """Return what a rule makes of a name among others; the name itself where it is not of their kind."""
     try:
-        return rule([*others, name])[-1]
+        renamed = rule([*others, name])[-1]
     except MigrationRefused:
         return name
+    return name if renamed is None else renamed
 
 
 def _module_of(name: str, marker: str) -> str | None:
@@ -155,23 +163,30 @@ def _module_of(name: str, marker: str) -> str | None:
     return name[: -len(marker) - 1] if name.endswith(f".{marker}") else None
 
 
-def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = False) -> list[str]:
+def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = False) -> list[str | None]:
     """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
-    stripped = list(names)
+    stripped: list[str | None] = list(names)
     dotted = tuple(f"{head}." for head in heads)
-    while any(name.startswith(dotted) for name in stripped):
-        parts = [name.partition(".") for name in stripped]
-        headed = [head in heads and bool(rest) for head, _, rest in parts]
-        if not any(headed) or (wrapped and not all(headed)):
+    while any(name is not None and name.startswith(dotted) for name in stripped):
+        left = [name for name in stripped if name is not None and name not in COMPANIONS]
+        bare = [name for name in left if not _has_head(name, heads)]
+        if not left or len(bare) == len(left) or (wrapped and bare):
             break
-        if not all(headed):
+        if bare:
+            headed = next(name for name in left if _has_head(name, heads))
             raise MigrationRefused(
-                f"{stripped[headed.index(True)]!r} has the prefix and {stripped[headed.index(False)]!r} has not",
+                f"{headed!r} has the prefix and {bare[0]!r} has not",
                 kind="mixed-prefix",
                 hint="Name the prefix with --strip-prefix to remove it from those that have it.",
             )
-        stripped, wrapped = [rest for _, _, rest in parts], True
+        stripped = [None if name is None or name in COMPANIONS else name.partition(".")[2] for name in stripped]
+        wrapped = True
     return stripped
+
+
+def _has_head(name: str, heads: Sequence[str]) -> bool:
+    head, _, rest = name.partition(".")
+    return head in heads and bool(rest)
 
 
 def _without_marked(name: str) -> str:

@@ -8,7 +8,7 @@ the entries that are none (packed parameters, extra state) and the metadata of t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -42,6 +42,12 @@ class NameChanges(NamedTuple):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
+    @property
+    def is_by_name(self) -> bool:
+        """Whether anything is asked for but that wrappers be stripped, which whole models can be freed of too."""
+        asked = [rule for rule in self.rules if rule not in transforms.WRAPPER_RULES]
+        return bool(asked or self.include or self.exclude)
+
     def takes(self, name: str) -> bool:
         """Say whether a name, as it was, is among those asked for."""
         if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
@@ -61,7 +67,7 @@ class Weights(NamedTuple):
     old_names: dict[str, str]
     """The name that each entry had, by the name that it has now; all entries, in order."""
     dropped: tuple[str, ...]
-    """Names that were asked to be left out."""
+    """Names that were asked to be left out, or that went with a wrapper."""
 
     @property
     def names(self) -> list[str]:
@@ -82,12 +88,14 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
         MigrationRefused: There is none, or there are several that could be meant; the hint lists them.
     """
     found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
-    listed = ", ".join(one.key or "(root)" for one in checkpoint.state_dicts[:12])
-    hint = f"Pick one with --key: {listed}" if checkpoint.state_dicts else None
+    listed = ", ".join(one.key or "(root)" for one in found[:12])
+    hint = f"Pick one with --key: {listed}" if found else "Keep everything with --form same."
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
             raise MigrationRefused(f"no state dict under {key!r}", kind="no-state-dict", hint=hint)
+        if named[0].role == "optimizer":
+            raise MigrationRefused(f"{key!r} is an optimizer's state, no weights", kind="no-state-dict", hint=hint)
         return named[0]
     if which == "ema":
         found = [one for one in found if one.role == "ema"]
@@ -97,17 +105,21 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
         if which == "raw" and chosen is not None and chosen.role != "model":
             chosen = None
     if chosen is None:
-        what = "several state dicts could be the weights" if len(found) > 1 else "no state dict is the weights"
+        kinds = {"ema": "averaged weights", "raw": "weights that are not averaged", "auto": "weights"}
+        several = len(found) > 1 and which != "raw"
+        what = f"several state dicts could be the {kinds[which]}" if several else f"there are no {kinds[which]}"
         raise MigrationRefused(what, kind="which-weights", hint=hint)
     return chosen
 
 
-def prepare(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) -> Weights:
+def prepare(
+    checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges, *, drop: Sequence[str] = ()
+) -> Weights:
     """
-    Return the weights of a state dict under their new names.
+    Return the weights of a state dict under their new names, without the paths in ``drop``.
 
     Raises:
-        MigrationRefused: Two names would become one, or a prefix is not what was said.
+        MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
     """
     others = _others(state_dict)
     # What lies deeper, in a tuple say, goes where its entry goes.
@@ -117,9 +129,10 @@ def prepare(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges)
     if checkpoint.format == "safetensors":
         tensors, modules = _restored(checkpoint, tensors)
     entries = [name for name, _ in _entries(state_dict)] if others else list(tensors)
-    kept = [name for name in entries if changes.takes(name)]
-    dropped = tuple(name for name in entries if not changes.takes(name))
-    new = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
+    gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
+    kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
+    renamed = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
+    new = {old: name for old, name in renamed.items() if name is not None}
     paths = transforms.rename_metadata(list(modules), changes.rules, kept)
     return Weights(
         state_dict,
@@ -127,8 +140,24 @@ def prepare(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges)
         {new[name]: node for name, node in others.items() if name in new},
         {path: facts for path, facts in zip(paths, modules.values(), strict=True) if path is not None},
         {name: old for old, name in new.items()},
-        dropped,
+        tuple(name for name in entries if name not in new),
     )
+
+
+def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
+    """Yield the paths, relative to a state dict, of what is to be dropped from it; what stands outside goes anyway."""
+    if not drop:
+        return
+    head = f"{state_dict.key}." if state_dict.key else ""
+    everything = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
+    for path in drop:
+        if any(one.role == path for one in checkpoint.state_dicts if one is not state_dict):
+            continue
+        if not any(f"{name}.".startswith(f"{path}.") for name in everything):
+            raise MigrationRefused(f"there is nothing called {path!r} to drop", kind="nothing-to-drop")
+        if head.startswith(f"{path}."):
+            raise MigrationRefused(f"{path!r} is what was to be taken", kind="nothing-left")
+        yield path[len(head) :] if path.startswith(head) else "\0"
 
 
 def _others(state_dict: StateDict) -> dict[str, Inert]:

@@ -81,6 +81,21 @@ def write_torch_zip(
     return WrittenZip(written, frame.crc32)
 
 
+def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
+    """Return the size in bytes of what ``write_torch_zip`` would write."""
+    members = [("data.pkl", pickled_nbytes), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)]
+    members += [(f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes)]
+    members.append(("version", 2))
+    position = directory = 0
+    for name, nbytes in members:
+        length, long, far = len(f"{root}/{name}".encode()), nbytes >= _FULL32, position >= _FULL32
+        wide = 4 + 8 * (2 * long + far) if long or far else 0
+        directory += 46 + length + wide
+        start = position + 30 + length + wide + 4
+        position = start + -start % _ALIGNMENT + nbytes + (0 if not nbytes else 24 if long or far else 16)
+    return position + directory + 56 + 20 + 22
+
+
 def _write_member(output: Output, frame: _Frame, transfer: Transfer, name: str, payload: Payload) -> Written:
     header = output.position
     encoded = name.encode()

@@ -14,7 +14,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
     """
     Build the model that the *user* names, load the tensors into it, and save it whole to ``path``.
 
-    ``spec`` is ``package.module:Class``. Keys must match exactly.
+    ``spec`` is ``package.module:Class``. Keys must match exactly. The model gets the types of the tensors.
 
     Raises:
         MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
@@ -35,6 +35,9 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             kind="key-mismatch",
             hint="Change names with --strip-module, --strip-prefix or --rename, or pass other --model-arg values.",
         )
+    for name, place in model.state_dict(keep_vars=True).items():
+        if name in state and place.dtype != state[name].dtype:
+            place.data = place.data.to(state[name].dtype)  # loading would cast the weights to the model's type
     model.load_state_dict(state, strict=True)
     try:
         with open(path, "wb") as stream:  # noqa: PTH123 - a path of ours, to what has no name yet

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from torch import nn
 
 import ckptool
-from ckptool import MigrationRefused
+from ckptool import MigrationRefused, torch_bridge
 from ckptool.cli import cli
+from tests import build
 
 LENET = Path(__file__).parents[2] / "fixtures" / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
 
@@ -150,3 +154,173 @@ def test_a_class_that_cannot_be_built_is_refused(spec: str, tmp_path: Path) -> N
     report = run(LENET, tmp_path / "model.pth", "--model", spec, code=1)
 
     assert report["error"]["kind"] == "model-not-built"  # type: ignore[index]
+
+
+def test_a_model_that_is_built_gets_the_type_of_the_weights(tmp_path: Path) -> None:
+    spec = ("--model", "ckptool.reference.nets:LeNet")
+    run(LENET, tmp_path / "half.pth", "--strip-module", "--dtype", "bfloat16", "--to", "cpu", *spec)
+    model = torch.load(tmp_path / "half.pth", weights_only=False)
+    wanted = torch.load(LENET, map_location="cpu")
+
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, wanted[f"module.{name}"].bfloat16())
+    assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+
+
+# Where the weights stand
+
+
+class Net(nn.Module):
+    """A model with ties, a buffer that is not persistent, an empty parameter, a strided and a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.again = self.conv
+        self.turned = nn.Parameter(torch.randn(5, 4).t(), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.register_buffer("angles", torch.randn(6), persistent=False)
+        self.scale = torch.randn(3)
+
+
+def trained(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(parameter for parameter in model.parameters() if parameter.requires_grad)
+    torch.stack([parameter.sum() for parameter in model.parameters()]).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_training_checkpoint_is_cast_where_its_weights_stand(legacy: bool, tmp_path: Path) -> None:
+    model = Net()
+    optimizer = trained(model)
+    averaged = {name: tensor * 2 for name, tensor in model.state_dict().items()}
+    content = {"model": model.state_dict(), "ema": averaged, "optimizer": optimizer.state_dict(), "best": 0.5}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=not legacy)
+
+    report = ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="bfloat16")
+
+    found = torch.load(tmp_path / "b.pth")
+    assert list(found) == list(content)
+    for key in ("model", "ema"):
+        for name, tensor in content[key].items():  # type: ignore[attr-defined]
+            wanted = tensor.bfloat16() if tensor.is_floating_point() else tensor
+            assert torch.equal(found[key][name], wanted), name
+            assert found[key][name].dtype == wanted.dtype
+    assert found["model"]["conv.weight"].data_ptr() == found["model"]["again.weight"].data_ptr()
+    assert found["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+    for number, state in content["optimizer"]["state"].items():  # type: ignore[index]
+        assert all(torch.equal(found["optimizer"]["state"][number][name], value) for name, value in state.items())
+        assert found["optimizer"]["state"][number]["exp_avg"].dtype == torch.float32
+    assert {cast.name.partition(".")[0] for cast in report.casts} == {"model", "ema"}
+    assert report.form == "same"
+    optimizer.load_state_dict(found["optimizer"])
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_whole_model_is_cast_as_its_own_to_would(inside: bool, legacy: bool, tmp_path: Path) -> None:
+    model = Net()
+    content = {"epoch": 1, "net": model} if inside else model
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=not legacy)
+
+    ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="float16")
+
+    loaded = torch.load(tmp_path / "b.pth", weights_only=False)
+    found, wanted = loaded["net"] if inside else loaded, copy.deepcopy(model).half()
+    for name, tensor in [*wanted.named_parameters(remove_duplicate=False), *wanted.named_buffers()]:
+        mine = found.get_parameter(name) if isinstance(tensor, nn.Parameter) else found.get_buffer(name)
+        assert torch.equal(mine, tensor), name
+        assert (mine.dtype, mine.requires_grad, type(mine)) == (tensor.dtype, tensor.requires_grad, type(tensor))
+    assert found.again is found.conv
+    assert torch.equal(found.scale, model.scale)  # ``to`` leaves plain attributes alone
+    assert found.scale.dtype == torch.float32
+    assert found.norm.num_batches_tracked.dtype == torch.int64
+
+
+def test_what_is_left_out_is_not_cast(tmp_path: Path) -> None:
+    state = Net().state_dict()
+    torch.save({"model": state, "ema": dict(state)}, tmp_path / "a.pth")
+    torch.save({"model": state, "ema": {name: tensor * 2 for name, tensor in state.items()}}, tmp_path / "b.pth")
+
+    for name in ("a.pth", "b.pth"):
+        report = ckptool.migrate(
+            tmp_path / name, tmp_path / "c.pth", dtype="float16", drop=["ema"], exclude=["norm.*"], force=True
+        )
+        found = torch.load(tmp_path / "c.pth")
+        assert found["model"]["conv.weight"].dtype == torch.float16
+        assert {cast.name.split(".")[1] for cast in report.casts} == {"conv", "turned", "empty"}
+
+
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_a_tied_tensor_keeps_its_type_under_every_name(form: Any, tmp_path: Path) -> None:
+    weight = torch.randn(4)
+    torch.save({"embed": weight, "head": weight, "x": torch.randn(2)}, tmp_path / "a.pth")
+    ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="float16", keep_dtype=["head"], form=form)
+    found = torch.load(tmp_path / "b.pth")
+
+    assert [tensor.dtype for tensor in found.values()] == [torch.float32, torch.float32, torch.float16]
+    assert found["embed"].data_ptr() == found["head"].data_ptr()
+
+
+def test_attributes_of_a_tensor_survive_its_cast(tmp_path: Path) -> None:
+    plain, parameter = torch.randn(4), nn.Parameter(torch.randn(4))
+    plain.note, parameter.note = "seen", "kept"  # type: ignore[attr-defined]
+    torch.save({"plain": plain, "parameter": parameter}, tmp_path / "a.pth")
+    ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="bfloat16")
+    found = torch.load(tmp_path / "b.pth", weights_only=False)
+
+    assert (found["plain"].note, found["parameter"].note) == ("seen", "kept")
+    assert torch.equal(found["plain"], plain.bfloat16())
+    assert torch.equal(found["parameter"], parameter.bfloat16())
+    assert isinstance(found["parameter"], nn.Parameter)
+
+
+def test_damage_to_what_is_cast_is_noticed(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.arange(64.0)}, "epoch": 1}, tmp_path / "a.pth")
+    data = bytearray((tmp_path / "a.pth").read_bytes())
+    place = data.index(torch.arange(64.0).numpy().tobytes())
+    data[place + 100] ^= 1
+    (tmp_path / "a.pth").write_bytes(data)
+
+    with pytest.raises(ckptool.MalformedFile) as caught:
+        ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="bfloat16")
+    assert caught.value.kind == "damaged-record"
+    assert not (tmp_path / "b.pth").exists()
+
+
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_an_overflow_where_weights_stand_leaves_nothing(form: Any, tmp_path: Path) -> None:
+    torch.save({"w": torch.tensor([1e30])}, tmp_path / "a.pth")
+    with pytest.raises(MigrationRefused) as caught:
+        ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="float16", form=form)
+
+    assert caught.value.kind == "overflow"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.pth"]
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_a_large_tensor_is_read_once_however_it_lies(deflated: bool, tmp_path: Path) -> None:
+    rows, columns = 2100, 1100  # more than two pieces
+    data = torch.randn(rows, columns)
+    storage = build.storage(numel=rows * columns)
+    turned = build.tensor(storage, (columns, rows), (1, columns))
+    members = {"archive/data.pkl": build.pickled({"turned": turned}), "archive/byteorder": b"little"}
+    members |= {"archive/data/0": data.numpy().tobytes(), "archive/version": b"3\n"}
+    packed = ["archive/data/0"] if deflated else []
+    (tmp_path / "a.pth").write_bytes(build.zip_file(members, deflated=packed))
+    read: list[int] = []
+    real = torch_bridge.cast
+
+    def cast(piece: bytes, source: str, target: str) -> torch_bridge.CastBytes:
+        read.append(len(piece))
+        return real(piece, source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_bridge, "cast", cast)
+        ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="float64")
+
+    assert torch.equal(torch.load(tmp_path / "b.pth")["turned"], data.t().double())
+    assert sum(read) == data.nbytes
+    assert max(read) <= 1 << 22

@@ -17,6 +17,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Inert, children, is_container
 from ckptool.migration import migrate
 from ckptool.reference.forging import forged, mixed, tagged
+from tests import build
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FORGED = sorted(path.name for path in VALID.glob("*forged*.pth"))
@@ -220,3 +221,57 @@ def test_what_torch_takes_for_a_device_is_taken(device: str, tmp_path: Path) -> 
     source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
 
     assert migrate(source, tmp_path / "b.pth", to=device, dry_run=True).location == device
+
+
+# Byte order
+
+
+def big_endian_zip(tree: dict[str, bytes], storages: dict[str, bytes]) -> bytes:
+    members = {"archive/data.pkl": build.pickled(tree), "archive/byteorder": b"big", "archive/version": b"3\n"}
+    return build.zip_file(members | {f"archive/data/{key}": data for key, data in storages.items()})
+
+
+def untyped(key: str, nbytes: int) -> bytes:
+    parts = ("storage", build.named("torch.storage", "UntypedStorage"), key, "cuda:0", nbytes)
+    return build.ops(parts) + b"Q"
+
+
+def of_type(stored: bytes, dtype: str, numel: int, offset: int = 0) -> bytes:
+    hooks = build.call(build.named("collections", "OrderedDict"))
+    function = build.named("torch._utils", "_rebuild_tensor_v3")
+    return build.call(function, stored, offset, (numel,), (1,), False, hooks, build.named("torch", dtype))
+
+
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_big_endian_tensors_without_a_typed_storage_are_turned_round(form: Any, tmp_path: Path) -> None:
+    values = torch.arange(8, dtype=torch.int32).to(torch.uint16)
+    swapped = values.numpy().byteswap().tobytes()
+    tree = {"a": of_type(untyped("0", 16), "uint16", 8), "view": of_type(untyped("0", 16), "uint16", 3, 2)}
+    (tmp_path / "a.pth").write_bytes(big_endian_zip(tree, {"0": swapped}))
+
+    migrate(tmp_path / "a.pth", tmp_path / "b.pth", form=form, to="cpu")
+
+    found = loaded(tmp_path / "b.pth")
+    assert torch.equal(found["a"], values)
+    assert torch.equal(found["view"], values[2:5])
+    assert found["a"].untyped_storage().data_ptr() == found["view"].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_a_big_endian_storage_of_two_sizes_of_elements_is_refused(form: Any, tmp_path: Path) -> None:
+    tree = {"a": of_type(untyped("0", 16), "uint16", 8), "b": of_type(untyped("0", 16), "uint32", 4)}
+    (tmp_path / "a.pth").write_bytes(big_endian_zip(tree, {"0": bytes(16)}))
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(tmp_path / "a.pth", tmp_path / "b.pth", form=form)
+    assert caught.value.kind == "unsupported-tensor"
+    assert not (tmp_path / "b.pth").exists()
+
+
+def test_a_big_endian_storage_of_nobody_knows_what_is_refused(tmp_path: Path) -> None:
+    tree = {"a": of_type(untyped("0", 16), "uint16", 8), "bare": untyped("1", 16)}
+    (tmp_path / "a.pth").write_bytes(big_endian_zip(tree, {"0": bytes(16), "1": bytes(16)}))
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
+    assert "does not say of what" in caught.value.message

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def large(nbytes: int, storages: int = 4) -> bytes:
 # Processes that can be killed
 
 SERVER = """
-import json, os, resource, signal, sys, time
+import itertools, json, os, resource, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import numpy, safetensors, zlib, concurrent.futures.thread
 import ckptool.formats, ckptool.zips
@@ -68,17 +69,16 @@ from ckptool.errors import CkptoolError
 from ckptool.migration import migrate
 
 CALLS = ("open", "write", "copy_file_range", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
-calls = 0
+numbers = itertools.count(1)
 
 def watch(name, at, after):
     real = getattr(os, name)
     def call(*args, **named):
-        global calls
-        calls += 1
-        if calls == at and not after:
+        mine = next(numbers)  # of all threads
+        if mine == at and not after:
             os.kill(os.getpid(), signal.SIGKILL)
         result = real(*args, **named)
-        if calls == at:
+        if mine == at:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
     setattr(os, name, call)
@@ -93,7 +93,7 @@ def work(job):
             watch(name, job["kill_at"], job["after"])
     try:
         migrate(job["src"], job["dst"], to="cpu", force=job["force"])
-        return {"error": None, "calls": calls}
+        return {"error": None, "calls": next(numbers) - 1}
     except CkptoolError as error:
         return {"error": type(error).__name__, "kind": error.kind, "needed": error.needed, "actual": error.actual}
     except BaseException as error:
@@ -896,4 +896,41 @@ def test_the_new_file_is_on_the_disk_before_the_old_one_goes(
     monkeypatch.setattr(os, "replace", take_the_place)
     migrate(folder / "source.pth", folder / "out.pth", force=True)
 
-    assert synced == ["file", "name", "folder"]
+    assert [what for what, _ in groupby(synced)] == ["file", "name", "folder"]
+
+
+def test_a_new_file_is_on_the_disk_before_it_has_its_name(
+    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def sync(fd: int) -> None:
+        time.sleep(0.05)
+        fsync(fd)
+        done.append("file")
+
+    def take_the_name(*args: Any, **named: Any) -> None:
+        done.append("name")
+        link(*args, **named)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "link", take_the_name)
+    migrate(folder / "source.pth", folder / "out.pth")
+    assert done == ["file", "name"]
+
+    migrate(folder / "source.pth", folder / "fast.pth", verify=False)
+    assert done == ["file", "name", "name"]
+
+
+def test_a_disk_that_does_not_take_what_was_written(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(errno.EIO, "fault")
+
+    (folder / "source.pth").write_bytes(checkpoint())
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OutputFailed):
+        migrate(folder / "source.pth", folder / "out.pth")
+
+    assert names_in(folder) == {"source.pth"}

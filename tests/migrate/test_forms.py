@@ -211,7 +211,61 @@ NESTED: dict[str, Any] = {
     "two deep": lambda state: {"a": {"b": {"net": state}}},
     "a whole model inside": lambda state: {"epoch": -1, "ema": None, "model": state, "train_args": {}},
     "a list": lambda state: [state, {"epoch": 3}],
+    "fastai with its optimizer": lambda state: {
+        "model": state,
+        "opt": {"state": [{"grad_avg": torch.ones(3)}, {}], "hypers": [{"lr": 0.1}]},
+    },
 }
+
+
+class Detector(Net):
+    """A whole model beside which a trainer saves things, as ultralytics does."""
+
+    stride = torch.tensor([8.0, 16.0])
+
+
+def trainers_file(model: nn.Module) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    torch.stack([parameter.float().sum() for parameter in model.parameters()]).sum().backward()
+    optimizer.step()
+    return {"epoch": -1, "ema": None, "updates": None, "model": model, "optimizer": optimizer.state_dict()}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_a_whole_model_in_a_trainers_file_comes_out_as_weights(form: Any, half: bool, tmp_path: Path) -> None:
+    model = Detector().half() if half else Detector()
+    report = migrate(saved(trainers_file(model), tmp_path / "best.pt"), tmp_path / "b", form=form)
+
+    with open_checkpoint(tmp_path / "b") as found:
+        assert {name: tensor.read() for name, tensor in found.tensors.items()} == {
+            name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()
+        }
+    assert report.weights_key == "model"
+    assert report.loses_training
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_a_policy_in_a_zip_of_several_files_comes_out(form: Any, tmp_path: Path) -> None:
+    policy = saved({"policy.net.weight": torch.arange(4.0)}, tmp_path / "policy.pth").read_bytes()
+    rest = saved({"state": {0: {"exp_avg": torch.ones(4)}}, "param_groups": []}, tmp_path / "rest.pth").read_bytes()
+    members = {"data": b"{}", "policy.pth": policy, "policy.optimizer.pth": rest, "_stable_baselines3_version": b"2"}
+    (tmp_path / "agent.zip").write_bytes(build.zip_file(members))
+
+    report = migrate(f"{tmp_path}/agent.zip::policy.pth", form=form)
+
+    assert (
+        Path(report.target).name
+        == {
+            "same": "agent.policy.pth",
+            "state_dict": "agent.policy.state_dict.pth",
+            "safetensors": "agent.policy.safetensors",
+        }[form]
+    )
+    assert report.source == f"{tmp_path}/agent.zip::policy.pth"
+    assert "the other files of the archive are left out" in report.notes
+    with open_checkpoint(report.target) as found:
+        assert found.tensors["policy.net.weight"].read() == torch.arange(4.0).numpy().tobytes()
 
 
 @pytest.mark.parametrize("nest", NESTED)
@@ -300,16 +354,33 @@ def test_an_averaged_model_keeps_its_own_names_beside_what_is_unwrapped(tmp_path
     assert list(found["ema"]) == list(AveragedModel(Net()).state_dict())
 
 
-@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
-def test_an_averaged_model_with_its_counter_is_refused_as_mixed(form: Any, tmp_path: Path) -> None:
-    source = saved(AveragedModel(Net()).state_dict(), tmp_path / "a.pth")
-    with pytest.raises(MigrationRefused) as caught:
-        migrate(source, tmp_path / "b", form=form, strip_module=True)
+AVERAGED: dict[str, Any] = {
+    "a state dict": lambda averaged: averaged.state_dict(),
+    "in a checkpoint": lambda averaged: {"model": averaged.state_dict(), "epoch": 1},
+    "in a wrapper": lambda averaged: nn.DataParallel(averaged).state_dict(),
+    "a whole model": lambda averaged: averaged,
+}
 
-    assert caught.value.kind == "mixed-prefix"
-    migrate(source, tmp_path / "b", form=form, rules=[strip_prefix("module")], exclude=["n_averaged"])
+
+@pytest.mark.parametrize("strip", ["strip_module", "strip_wrappers"])
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+@pytest.mark.parametrize("kind", AVERAGED)
+def test_an_averaged_model_gives_the_names_of_the_model(kind: str, form: Any, strip: Any, tmp_path: Path) -> None:
+    if (kind, form) == ("a whole model", "same"):
+        pytest.skip("AveragedModel is the model there")
+    averaged = AveragedModel(Net())
+    source = saved(AVERAGED[kind](averaged), tmp_path / "a.pth")
+
+    report = migrate(source, tmp_path / "b", form=form, **{strip: True})
+
     with open_checkpoint(tmp_path / "b") as found:
-        assert set(found.tensors) == set(Net().state_dict())
+        assert found.weights is not None
+        assert sorted(found.weights) == sorted(averaged.module.state_dict())
+        for name, tensor in averaged.module.state_dict().items():
+            assert found.weights[name].read() == tensor.numpy().tobytes()
+    assert [name.rpartition(".")[2] for name in report.dropped if "epoch" not in name] == ["n_averaged"]
+    if form == "state_dict":
+        Net().load_state_dict(torch.load(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])

@@ -323,29 +323,56 @@ def test_a_link_to_nothing_gets_a_target(way: str, folder: Path) -> None:
     ("place", "kind"),
     [
         ("folder", "not-a-file"),
-        ("link to folder", "not-a-file"),
         ("loop", "not-a-file"),
         ("pipe", "not-a-file"),
         ("/dev/full", "not-a-file"),
         ("missing/out.pth", "no-folder"),
+        ("missing/", "no-folder"),
         ("model.pth/out.pth", "output-failed"),
         ("n" * 256, "output-failed"),
         ("nul\0.pth", "not-a-path"),
     ],
 )
 def test_no_place_for_a_file(way: str, place: str, kind: str, force: bool, folder: Path) -> None:
-    (folder / "folder").mkdir()
-    (folder / "link to folder").symlink_to("folder")
+    (folder / "folder" / "model.pth").mkdir(parents=True)
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
     before = names_in(folder)
 
     with pytest.raises(OutputFailed) as caught:
-        migrate(folder / "model.pth", folder / place, force=force)
+        migrate(folder / "model.pth", f"{folder}/{place}" if place[0] != "/" else place, force=force)
 
     assert caught.value.kind == kind
     assert names_in(folder) == before
-    assert not names_in(folder / "folder")
+    assert names_in(folder / "folder") == {"model.pth"}
+
+
+@pytest.mark.parametrize("place", ["folder", "folder/", "link to folder", "link to folder/", "./", ".."])
+def test_a_folder_gets_a_file_of_the_sources_name(
+    way: str, place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "folder").mkdir()
+    (folder / "link to folder").symlink_to("folder")
+    (folder / "source").mkdir()
+    (folder / "model.pth").rename(folder / "source" / "model.pth")
+    monkeypatch.chdir(folder / "folder" if place == ".." else folder)
+
+    report = migrate(folder / "source" / "model.pth", place)
+
+    assert Path(report.target) == Path(place, "model.pth")
+    expected = folder if place in ("./", "..") else folder / "folder"
+    assert (expected / "model.pth").read_bytes() == Path(report.target).read_bytes()
+    assert not any(name.startswith(".") for name in names_in(expected))
+
+
+def test_the_folder_of_the_source_holds_the_source_already(way: str, folder: Path) -> None:
+    before = (folder / "model.pth").read_bytes()
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder, to="cpu")
+    assert (folder / "model.pth").read_bytes() == before
+
+    migrate(folder / "model.pth", folder, to="cpu", force=True)
+    assert (folder / "model.pth").read_bytes() != before
 
 
 def test_a_folder_that_may_not_be_written_to(way: str, folder: Path) -> None:
@@ -405,6 +432,44 @@ def test_an_old_file_keeps_its_mode(way: str, mode: int, mask: int, folder: Path
 
     assert stat.S_IMODE((folder / "out.pth").stat().st_mode) == mode
     assert stat.S_IMODE((folder / "model.pth").stat().st_mode) == 0o644
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root gives files away")
+def test_an_old_file_keeps_its_owner(way: str, folder: Path) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+    os.chown(folder / "out.pth", 1234, 2345)
+    (folder / "out.pth").chmod(0o640)
+
+    migrate(folder / "model.pth", folder / "out.pth", force=True)
+
+    found = (folder / "out.pth").stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o640)
+
+
+def test_an_owner_that_cannot_be_kept_is_no_error(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    (folder / "out.pth").write_bytes(OLD)
+    for name in ("fchown", "setxattr", "getxattr", "listxattr"):
+        monkeypatch.setattr(os, name, refuse)
+    migrate(folder / "model.pth", folder / "out.pth", force=True)
+
+    assert (folder / "out.pth").read_bytes() != OLD
+
+
+def test_an_old_file_keeps_its_extended_attributes(way: str, folder: Path) -> None:
+    (folder / "out.pth").write_bytes(OLD)
+    try:
+        os.setxattr(folder / "out.pth", "user.origin", b"https://example.org")
+    except OSError:
+        pytest.skip("this file system has no extended attributes")
+
+    migrate(folder / "model.pth", folder / "out.pth", force=True)
+    migrate(folder / "model.pth", folder / "new.pth")
+
+    assert os.getxattr(folder / "out.pth", "user.origin") == b"https://example.org"
+    assert os.listxattr(folder / "new.pth") == []
 
 
 # Parts that killed processes left

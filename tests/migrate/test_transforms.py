@@ -71,11 +71,22 @@ def test_names_without_a_wrapper_stay_as_they_are(names: list[str]) -> None:
 @pytest.mark.parametrize("strip", [transforms.strip_module, transforms.strip_wrappers])
 def test_a_prefix_that_only_some_have_is_refused_with_both_names(strip: Callable[[list[str]], list[str]]) -> None:
     with pytest.raises(MigrationRefused) as caught:
-        strip(["module.conv.weight", "n_averaged"])
+        strip(["n_averaged", "module.conv.weight", "head.weight"])
 
     assert caught.value.kind == "mixed-prefix"
     assert "'module.conv.weight'" in caught.value.message
-    assert "'n_averaged'" in caught.value.message
+    assert "'head.weight'" in caught.value.message
+
+
+@pytest.mark.parametrize("strip", [transforms.strip_module, transforms.strip_wrappers])
+def test_what_a_wrapper_counts_beside_its_model_goes_with_it(strip: transforms.Rule) -> None:
+    assert strip(["n_averaged", "module.a", "module.b"]) == [None, "a", "b"]
+    assert strip(["module.n_averaged", "module.module.a"]) == [None, "a"]
+    assert strip(["n_averaged", "module.module.a"]) == [None, "a"]
+    assert strip(["n_averaged", "a"]) == ["n_averaged", "a"]  # a model's own
+    assert strip(["n_averaged"]) == ["n_averaged"]
+    rules = [strip, transforms.add_prefix("net")]
+    assert transforms.rename(["n_averaged", "module.a"], rules) == [None, "net.a"]
 
 
 @given(names_of_models(), st.lists(COMPONENTS, min_size=1, max_size=3), st.booleans())

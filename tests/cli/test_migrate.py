@@ -1,0 +1,284 @@
+"""``ckptool migrate`` as a person and as a program use it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import ckptool.cli.migrate as verb
+from ckptool.cli import cli
+from tests import build
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+STATE_DICT = "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+CHECKPOINT = "checkpoint-ddp-forged-cuda0-zip.pth"
+LEGACY_MODEL = "lenet-model-forged-cuda0-legacy.pth"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["migrate", *map(str, arguments)])
+
+
+def as_json(*arguments: object, code: int = 0) -> Any:
+    result = invoke("--json", *arguments)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(autouse=True)
+def at_fixtures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (STATE_DICT, CHECKPOINT, LEGACY_MODEL):
+        (tmp_path / name).symlink_to(FIXTURES / name)
+    monkeypatch.chdir(tmp_path)
+
+
+# What is printed
+
+SNAPSHOT_CASES = {
+    "migrate-dry-run": [CHECKPOINT, "--to", "cpu", "--strip-module", "--dry-run"],
+    "migrate-safetensors": [CHECKPOINT, "out.safetensors", "--strip-module"],
+    "migrate-cast": [STATE_DICT, "--dtype", "float16", "--keep-dtype", "bias"],
+    "migrate-cast-dry-run": [STATE_DICT, "--dtype", "float16", "--dry-run"],
+    "migrate-model": [LEGACY_MODEL, "--to", "cpu"],
+}
+
+
+@pytest.mark.parametrize("case", SNAPSHOT_CASES)
+def test_output_is_the_snapshot(case: str) -> None:
+    """A change of output is a change of design: look at it, then write it with CKPTOOL_WRITE_SNAPSHOTS=1."""
+    result = invoke(*SNAPSHOT_CASES[case])
+    assert result.exit_code == 0, result.output
+    snapshot = SNAPSHOTS / f"{case}.txt"
+    if os.environ.get("CKPTOOL_WRITE_SNAPSHOTS"):
+        snapshot.write_text(result.stdout, encoding="utf-8")
+
+    assert result.stdout == snapshot.read_text(encoding="utf-8")
+
+
+def test_json_has_the_published_shape() -> None:
+    found = as_json(CHECKPOINT, "out.pth", "--strip-module", "--to", "cpu")
+
+    assert found["schema"] == "ckptool.migrate/1"
+    assert set(found) == {
+        *("schema", "source", "target", "form", "source_format", "tensors", "nbytes", "retagged", "location"),
+        *("renamed", "dropped", "casts", "tied", "loses_training", "weights_key", "verified", "written"),
+        *("before", "after", "notes"),
+    }
+    assert set(found["before"]) == set(found["after"])
+    assert found["before"]["devices"] == {"cuda:0": 25, "cpu": 7}
+    assert found["after"]["devices"] == {"cpu": 32}
+    assert found["after"]["file_nbytes"] == found["nbytes"] == Path("out.pth").stat().st_size
+
+
+def test_control_characters_and_bidi_marks_never_reach_the_terminal() -> None:
+    tree = {"\x1b[2Jred": build.tensor(build.storage("0", 4, "FloatStorage", "\x1b[31mgpu")), "\u202eevil": 7}
+    Path("a.pth").write_bytes(build.torch_zip(tree, {"0": build.floats()}))
+
+    said = invoke("a.pth", "--to", "cpu", "--drop", "\u202eevil", "--rename", "red=\x07").stdout
+
+    assert "red" in said
+    assert not set(said) & set("\x1b\u202e\x07")
+
+
+def test_several_sources_are_set_apart_by_an_empty_line() -> None:
+    said = invoke(STATE_DICT, LEGACY_MODEL, "--out-dir", "out").stdout
+
+    assert [block.splitlines()[0] for block in said.split("\n\n")] == [f"out/{STATE_DICT}", f"out/{LEGACY_MODEL}"]
+
+
+# Names
+
+
+def renamed(*options: str) -> list[str]:
+    found = as_json(STATE_DICT, "out.pth", "--force", "--include", "module.conv1.*", *options)
+    return [new for _, new in found["renamed"]]
+
+
+def test_changes_of_names_run_in_the_order_in_which_they_are_given() -> None:
+    prefix, strip = ["--add-prefix", "net"], ["--strip-prefix", "module.conv1"]
+    change = ["--rename", r"^net\.="]
+
+    assert renamed(*strip, *prefix) == ["net.weight", "net.bias"]
+    assert renamed(*prefix, *change, *strip) == ["weight", "bias"]
+    assert renamed(*change, *strip, *prefix) == ["net.weight", "net.bias"]
+    assert renamed("--add-prefix=a", "--rename=^a=b", "--add-prefix=c") == [
+        "c.b.module.conv1.weight",
+        "c.b.module.conv1.bias",
+    ]
+    assert invoke(STATE_DICT, "x.pth", *prefix, *strip).exit_code == 1  # "net.module…" does not begin with it
+
+
+def test_wrappers_go_first_wherever_the_option_stands() -> None:
+    assert renamed("--add-prefix", "net", "--strip-module") == ["net.conv1.weight", "net.conv1.bias"]
+
+
+def test_a_file_of_renames_runs_where_it_stands() -> None:
+    Path("names.txt").write_text("# a comment\n  # another\n\n  module=m\nconv1=c \n", encoding="utf-8")
+    Path("more.txt").write_text("m=n\n", encoding="utf-8")
+
+    assert renamed("--rename-file", "names.txt") == ["m.c.weight", "m.c.bias"]
+    assert renamed("--rename-file", "names.txt", "--rename-file", "more.txt")[0] == "n.c.weight"
+    assert renamed("--rename-file", "more.txt", "--rename-file", "names.txt")[0] == "nodule.c.weight"
+    assert renamed("--rename", "module=x", "--rename-file", "names.txt", "--rename", "x.c=y")[0] == "y.weight"
+
+
+def test_an_equals_sign_that_belongs_to_the_pattern_does_not_end_it() -> None:
+    assert renamed("--rename", r"(?<=module\.)conv1(?=\.weight)=first")[0] == "module.first.weight"
+    assert renamed("--rename", r"(?<!x)module\.=a=b.")[0] == "a=b.conv1.weight"
+    assert invoke(STATE_DICT, "x.pth", "--rename", r"a\=b").exit_code == 2
+    assert invoke(STATE_DICT, "x.pth", "--rename", "(=x").exit_code == 2
+
+
+# Places
+
+
+def test_the_default_target_is_the_first_line() -> None:
+    said = invoke(STATE_DICT, "--to", "cpu").stdout
+    target = Path(said.splitlines()[0])
+
+    assert target.name == STATE_DICT.replace(".pth", ".cpu.pth")
+    assert target.is_file()
+
+
+@pytest.mark.parametrize("options", [["out/"], ["out"], ["--out-dir", "out"], ["--out-dir", "out/"]])
+@pytest.mark.parametrize(
+    ("source", "form", "name"),
+    [
+        (STATE_DICT, "same", STATE_DICT),
+        (STATE_DICT, "safetensors", STATE_DICT.replace(".pth", ".safetensors")),
+        ("a.safetensors", "state_dict", "a.pth"),
+        ("a.safetensors", "same", "a.safetensors"),
+        ("a.tar.gz::inner/model.pth", "same", "a.tar.model.pth"),
+    ],
+)
+def test_in_a_folder_the_result_has_the_name_of_its_source(
+    options: list[str], source: str, form: str, name: str
+) -> None:
+    Path("out").mkdir()
+    Path("a.safetensors").write_bytes(build.safetensors({"weight": build.floats()}))
+    inner = build.torch_zip({"weight": build.tensor(build.storage())}, {"0": build.floats()})
+    Path("a.tar.gz").write_bytes(build.tar_file({"inner/model.pth": inner, "inner/other.txt": b""}))
+
+    report = as_json(source, "--form", form, *options)
+
+    assert [place.name for place in Path("out").iterdir()] == [name]
+    assert Path(report["target"]) == Path("out", name)
+
+
+def test_a_folder_that_is_not_there_is_not_taken_for_a_file() -> None:
+    result = invoke(STATE_DICT, "missing/")
+
+    assert result.exit_code == 2
+    assert "no such folder" in result.stderr
+    assert not Path("missing").exists()
+
+
+def test_two_sources_of_one_name_are_refused_before_anything_is_written() -> None:
+    Path("other").mkdir()
+    Path("other", STATE_DICT).symlink_to(FIXTURES / STATE_DICT)
+    result = invoke(STATE_DICT, f"other/{STATE_DICT}", "--out-dir", "out", "--force")
+
+    assert result.exit_code == 2
+    assert f"other/{STATE_DICT}" in result.stderr
+    assert not Path("out").exists()
+
+
+# Contradictions
+
+CONTRADICTIONS = {
+    "same picks": [CHECKPOINT, "--form", "same", "--key", "model"],
+    "nothing is cast": [CHECKPOINT, "--keep-dtype", "norm"],
+    "nothing saturates": [CHECKPOINT, "--saturate"],
+    "no model": [CHECKPOINT, "--model-arg", "a=1"],
+    "a model for nothing": [STATE_DICT, "--form", "state_dict", "--model", "ckptool.reference.nets:LeNet"],
+    "a model elsewhere": [STATE_DICT, "--to", "cuda", "--model", "ckptool.reference.nets:LeNet"],
+    "names of a class": [LEGACY_MODEL, "--rename", "conv=x"],
+    "globs for a class": [LEGACY_MODEL, "--include", "conv*"],
+    "no such entry": [CHECKPOINT, "--form", "state_dict", "--drop", "nothing"],
+    "nothing left": [CHECKPOINT, "--form", "state_dict", "--drop", "model"],
+    "an optimizer": [CHECKPOINT, "--key", "optimizer"],
+    "no averaged weights": [CHECKPOINT, "--weights", "ema"],
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_what_would_have_no_effect_is_refused(case: str) -> None:
+    before = sorted(Path().iterdir())
+    result = invoke(*CONTRADICTIONS[case])
+
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert sorted(Path().iterdir()) == before
+
+
+def test_weights_that_are_picked_are_taken_alone() -> None:
+    assert as_json(CHECKPOINT, "a.pth", "--key", "model")["form"] == "state_dict"
+    assert as_json(CHECKPOINT, "b.pth", "--weights", "raw")["form"] == "state_dict"
+    assert as_json(CHECKPOINT, "c.safetensors", "--key", "model")["form"] == "safetensors"
+
+
+def test_an_entry_of_the_weights_can_be_dropped_by_its_path() -> None:
+    found = as_json(CHECKPOINT, "a.pth", "--form", "state_dict", "--drop", "model.module.norm", "--drop", "optimizer")
+
+    assert not [name for name in torch.load("a.pth", map_location="cpu") if "norm" in name]
+    assert "model.module.norm.weight" in found["dropped"]
+
+
+# Progress and interrupts
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_alone_and_after_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("click.echo", lambda text, **_: shown.append(text))
+    clock = iter([0.0, 0.4, 0.6, 0.61, 0.75])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    progress = verb._Progress("a.pth")
+
+    for done in (10, 20, 30, 40):
+        progress(done, 100)
+
+    assert [text.split()[1] for text in shown] == ["20%", "40%"]
+    command = [sys.executable, "-m", "ckptool", "migrate", STATE_DICT, "x.pth"]
+    assert subprocess.run(command, capture_output=True, check=True).stderr == b""
+
+
+def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+
+    def work(source: str, _target: str, *, progress: Any, **_: Any) -> None:
+        if source == "a":
+            time.sleep(0.1)
+            raise KeyboardInterrupt
+        end = time.monotonic() + 20
+        try:
+            while time.monotonic() < end:
+                progress(1, 2)
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            stopped.append(source)
+            raise
+
+    monkeypatch.setattr(verb, "migrate_file", work)
+    begin = time.monotonic()
+    result = invoke("a", "b", "c", "--out-dir", "out", "--jobs", "2")
+
+    assert result.exit_code == 1
+    assert "b" in stopped
+    assert time.monotonic() - begin < 10

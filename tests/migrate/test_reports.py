@@ -1,0 +1,100 @@
+"""The report: the file before and the file after are what ``inspect`` says of them, and a dry run says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ckptool import open_checkpoint
+from ckptool.migration import migrate
+from ckptool.report import Side
+from ckptool.summary import summarise
+
+VALID = Path(__file__).parents[2] / "fixtures" / "valid"
+
+SOURCES = (
+    "checkpoint-ddp-forged-cuda0-zip.pth",
+    "ema-compiled-forged-cuda0-legacy.pth",
+    "lenet-model-forged-cuda0-legacy.pth",
+    "model-plain-cpu-legacy.pth",
+    "views-cpu-zip.pth",
+    "state-dict-float8-e4m3fn-cpu-zip.pth",
+    "device-meta-zip.pth",
+    "device-forged-meta-zip.pth",
+    "torchscript-script-cpu.pt",
+    "safetensors-tied-cpu.safetensors",
+)
+WAYS: dict[str, dict[str, Any]] = {
+    "same": {"form": "same", "to": "cuda:1", "strip_wrappers": True},
+    "cast": {"form": "same", "dtype": "float16", "saturate": True},
+    "state_dict": {"form": "state_dict", "strip_module": True, "to": "cpu"},
+    "safetensors": {"form": "safetensors", "drop_unsupported": True},
+}
+
+
+def side_of(path: Path | str) -> Side:
+    with open_checkpoint(path) as found:
+        said = summarise(found)
+        counts = (said.tensors, said.tied, said.numel, said.devices, said.dtypes, said.prefixes)
+        return Side(found.format, found.form, found.file_nbytes, *counts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_both_sides_are_what_inspect_says_of_the_files(name: str, way: str, tmp_path: Path) -> None:
+    if "torchscript" in name and WAYS[way]["form"] == "same":
+        pytest.skip("refused, as other tests say")
+    target = tmp_path / "out"
+
+    plan = migrate(VALID / name, target, dry_run=True, **WAYS[way])
+    assert not target.exists()
+    done = migrate(VALID / name, target, **WAYS[way])
+
+    assert done.before == side_of(VALID / name)
+    assert done.after == side_of(target)
+    assert (plan.before, plan.after, plan.renamed, plan.dropped) == (
+        done.before,
+        done.after,
+        done.renamed,
+        done.dropped,
+    )
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_names_of_a_model_whose_wrapper_goes_are_reported_and_held(legacy: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.DataParallel(nn.BatchNorm1d(2)))))
+    content = {"net": nn.DataParallel(model), "epoch": 1}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=not legacy)
+
+    report = migrate(tmp_path / "a.pth", tmp_path / "b.pth", strip_module=True)
+
+    with open_checkpoint(tmp_path / "b.pth") as found:
+        names = list(found.tensors)
+    assert dict(report.renamed)["net.module.0.module.1.module.running_mean"] == "net.0.1.running_mean"
+    assert [new for _, new in report.renamed] == names
+    assert (report.before.prefixes, report.after.prefixes) == (("module.", "0."), ("0.",))
+
+
+NOTES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "training": ("checkpoint-plain-cpu-zip.pth", {"form": "state_dict"}, "training cannot be resumed"),
+    "optimizer": ("checkpoint-plain-cpu-zip.pth", {"drop": ["optimizer"]}, "training cannot be resumed"),
+    "class": ("lenet-model-forged-cuda0-legacy.pth", {"form": "state_dict"}, "build ckptool.reference.nets.LeNet"),
+    "source": ("lenet-model-forged-cuda0-legacy.pth", {}, "the source of 3 classes"),
+    "program": ("torchscript-script-cpu.pt", {"form": "state_dict"}, "the program in the torchscript file"),
+    "tags": ("state-dict-plain-cpu-zip.pth", {"form": "safetensors", "to": "cuda"}, "no device tags"),
+    "prefix": ("state-dict-plain-cpu-zip.pth", {"strip_module": True}, "nothing was stripped"),
+}
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_what_will_not_be_possible_is_said_beforehand(note: str, tmp_path: Path) -> None:
+    name, options, words = NOTES[note]
+    plan = migrate(VALID / name, tmp_path / "out", dry_run=True, **options)
+    whole = migrate(VALID / "state-dict-plain-cpu-zip.pth", tmp_path / "out", dry_run=True)
+
+    assert [words in said for said in plan.notes].count(True) == 1
+    assert whole.notes == ()
