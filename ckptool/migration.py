@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ckptool import modules, to_safetensors, to_torch, transforms
 from ckptool.casting import Cast, Casting
 from ckptool.checkpoint import Checkpoint, StateDict
+from ckptool.collector import collector_paused
 from ckptool.errors import CkptoolError, MalformedFile, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -186,7 +187,8 @@ def _carry_out(
     try:
         if checkpoint.damage:
             raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
-        job = _plan(checkpoint, dst, changes)
+        with collector_paused():
+            job = _plan(checkpoint, dst, changes)
         report = _report(checkpoint, job, changes)
         if dry_run:
             return report

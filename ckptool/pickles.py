@@ -118,9 +118,6 @@ class _Interpreter(Opcodes):
                 elif op == 0x4B:  # BININT1
                     stack.append(data[pos + 1])
                     pos += 2
-                elif op == 0x71:  # BINPUT
-                    memo = self.put(data[pos + 1], stack[-1])
-                    pos += 2
                 elif op == 0x68:  # BINGET
                     stack.append(memo[data[pos + 1]])
                     pos += 2
@@ -144,6 +141,10 @@ class _Interpreter(Opcodes):
                         raise NeedMore(end)
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
                     pos = end
+                elif op == 0x86:  # TUPLE2
+                    last = stack.pop()
+                    stack[-1] = (stack[-1], last)
+                    pos += 1
                 elif op == 0x94:  # MEMOIZE
                     if type(memo) is list:
                         memo.append(stack[-1])
@@ -154,15 +155,20 @@ class _Interpreter(Opcodes):
                     stack[-1] = PersistentId(stack[-1])
                     persistent_ids.append(stack[-1])
                     pos += 1
+                elif op == 0x89:  # NEWFALSE
+                    stack.append(False)
+                    pos += 1
+                elif op == 0x29:  # EMPTY_TUPLE
+                    stack.append(())
+                    pos += 1
+                elif op == 0x71:  # BINPUT
+                    memo = self.put(data[pos + 1], stack[-1])
+                    pos += 2
                 elif op == 0x6A:  # LONG_BINGET
                     stack.append(memo[_U32(data, pos + 1)[0]])
                     pos += 5
                 elif op == 0x85:  # TUPLE1
                     stack[-1] = (stack[-1],)
-                    pos += 1
-                elif op == 0x86:  # TUPLE2
-                    last = stack.pop()
-                    stack[-1] = (stack[-1], last)
                     pos += 1
                 elif op == 0x4D:  # BININT2
                     stack.append(_U16(data, pos + 1)[0])
@@ -177,12 +183,6 @@ class _Interpreter(Opcodes):
                         raise NeedMore(end)
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
                     pos = end
-                elif op == 0x89:  # NEWFALSE
-                    stack.append(False)
-                    pos += 1
-                elif op == 0x29:  # EMPTY_TUPLE
-                    stack.append(())
-                    pos += 1
                 elif op == 0x88:  # NEWTRUE
                     stack.append(True)
                     pos += 1

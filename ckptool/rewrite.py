@@ -21,7 +21,10 @@ Place: TypeAlias = tuple[Global, str, str, int]
 """Class, key, location and size in elements of a storage, as a persistent id says them."""
 
 _UNTYPED = Global("torch.storage", "UntypedStorage")
-_CLASSES = {None: _UNTYPED, **{name: Global("torch", name) for name in dtypes.BY_STORAGE_CLASS}}
+_CLASSES: dict[str | None, Global] = {
+    None: _UNTYPED,
+    **{name: Global("torch", name) for name in dtypes.BY_STORAGE_CLASS},
+}
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _LAYOUT = Global("torch.serialization", "_get_layout")
 

@@ -8,22 +8,28 @@ needed, and nothing runs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
-from ckptool import inert, transforms
+from ckptool import files, inert, transforms
+from ckptool.archive import Archive, Record
 from ckptool.checkpoint import Checkpoint, StateDict
+from ckptool.collector import collector_paused
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.formats import torch_zip
 from ckptool.inert import Call, Dict, Global, Inert
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.modules import unwrapped
 from ckptool.outputs import Output
 from ckptool.payloads import Payload
 from ckptool.pickle_writer import write_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
-from ckptool.tensors import TensorInfo
+from ckptool.tensors import LazyTensor, TensorInfo
 from ckptool.transfer import checksums_of_file
 from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
-from ckptool.zip_writer import WrittenZip, write_torch_zip
+from ckptool.zip_writer import Written, WrittenZip, write_torch_zip
+from ckptool.zips import read_directory
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
@@ -60,31 +66,39 @@ class TorchPlan(NamedTuple):
 
     def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
-        return write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
+        written = write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
+        output.flush()
+        return written
 
     def verify(self, path: str, written: WrittenZip) -> None:
         """
         Read the file back: every byte, and every tensor's name, type and shape.
 
+        What stands on the disk is compared with what was meant, header by header and storage by storage, by checksums.
+        That it is also a zip, and a pickle that says what was planned, is seen by reading the directory and the pickle
+        with the readers that know nothing of the writers; local headers, which repeat the directory, are not
+        interpreted again.
+
         Raises:
             OutputFailed: What stands in the file is not what was to be written.
         """
-        from ckptool.formats import open_checkpoint
-
-        with open_checkpoint(path) as found:
-            infos = [(name, tensor.info) for name, tensor in found.tensors.items()]
-            if len(infos) != len(self.expected) or any(map(_differ, infos, self.expected)):
-                raise OutputFailed(
-                    "the tensors in it are not those that were to be written", kind="verification-failed"
-                )
-            del infos
-            ranges = [(member.offset, member.offset + member.nbytes) for member in written.members]
-            checksums, frame = checksums_of_file(found.source, ranges)
-            for member, checksum in zip(written.members, checksums, strict=True):
+        source, _ = files.open_source(path)
+        with closing(source), collector_paused():
+            members = written.members
+            ranges = [(member.offset, member.offset + member.nbytes) for member in members]
+            checksums, frame = checksums_of_file(source, ranges)
+            for member, checksum in zip(members, checksums, strict=True):
                 if checksum != member.crc32:
-                    raise OutputFailed(f"{member.name!r} was not written as it was read", kind="verification-failed")
+                    raise _failed(f"{member.name!r} was not written as it was read")
             if frame != written.frame_crc32:
-                raise OutputFailed("its headers are not those that were written", kind="verification-failed")
+                raise _failed("its headers are not those that were written")
+            listed = [(entry.header, entry.name, entry.nbytes, entry.crc32) for entry in read_directory(source)[0]]
+            if listed != [(member.header, member.name.encode(), member.nbytes, member.crc32) for member in members]:
+                raise _failed("its directory does not list what was written")
+            records = {member.name: _record(member) for member in members}
+            found = torch_zip.read_archive(Archive(source, records, DEFAULT_LIMITS), torch_zip.NAME)
+            if len(found.tensors) != len(self.expected) or any(map(_differ, found.tensors.values(), self.expected)):
+                raise _failed("the tensors in it are not those that were to be written")
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:
@@ -328,10 +342,17 @@ class _NoStorages:
         return
 
 
-def _differ(found: tuple[str | None, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
-    if expected[0] is not None and found[0] != expected[0]:
-        return True
-    return _facts(found[1]) != _facts(expected[1])
+def _failed(what: str) -> OutputFailed:
+    return OutputFailed(what, kind="verification-failed")
+
+
+def _record(member: Written) -> Record:
+    return Record(member.name, member.offset, member.nbytes, member.nbytes, crc32=member.crc32)
+
+
+def _differ(found: LazyTensor, expected: tuple[str | None, TensorInfo]) -> bool:
+    name, info = expected
+    return (name is not None and found.name != name) or _facts(found.info) != _facts(info)
 
 
 def _facts(info: TensorInfo) -> tuple[object, ...]:

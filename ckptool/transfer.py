@@ -39,6 +39,7 @@ class Transfer:
         self._output = output
         self._checksums = checksums
         self._pool = ThreadPoolExecutor(1)
+        self._ahead: tuple[FileSource, ReadAhead] | None = None
 
     def send(self, payload: Payload, *, checksum: bool = False) -> int:
         """
@@ -47,12 +48,16 @@ class Transfer:
         Raises:
             MalformedFile: The source has a checksum of these bytes, and it is another.
         """
-        extent = payload.extent() if payload.nbytes >= _WORTH_A_THREAD else None
+        extent = payload.extent()
         if extent is None:
             found = 0
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
+        elif payload.nbytes < _WORTH_A_THREAD:
+            data = self._read_ahead(*extent, payload.nbytes)
+            found = crc32(data)
+            self._output.write(data)
         else:
             file, offset = extent
             if not self._checksums and (payload.known_crc32 or not checksum):
@@ -63,6 +68,12 @@ class Transfer:
             found = reading.result()
         payload.check(found)
         return found
+
+    def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
+        """Return a small range of a file: its neighbours are likely to be asked for next."""
+        if self._ahead is None or self._ahead[0] is not file:
+            self._ahead = file, ReadAhead(file)
+        return self._ahead[1].read(offset, nbytes)
 
     def __enter__(self) -> Self:
         return self

@@ -53,7 +53,9 @@ _UNICODE_PATH = 0x7075
 _METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
-class _Directory(NamedTuple):
+class Directory(NamedTuple):
+    """Where the central directory stands, in bytes, and how many members it lists."""
+
     offset: int
     nbytes: int
     members: int
@@ -61,7 +63,9 @@ class _Directory(NamedTuple):
     """Where what follows the central directory begins."""
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What the central directory says of a member."""
+
     name: bytes
     flags: int
     method: int
@@ -84,15 +88,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         MalformedFile: It contradicts the format.
         UnsupportedFeature: It is encrypted, or packed with something else than deflate.
     """
-    directory, notes = _find_directory(source)
-    if directory.members > limits.entries:
-        raise LimitExceeded(
-            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
-            needed=directory.members,
-            actual=limits.entries,
-        )
-    entries = _read_entries(source, directory)
-    _refuse_twins(entries)
+    entries, directory, notes = read_directory(source, limits)
     records: dict[str, Record] = {}
     position = 0
     ahead = ReadAhead(source)
@@ -113,6 +109,24 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     return Archive(source, records, limits, tuple(notes))
 
 
+def read_directory(source: Source, limits: Limits = DEFAULT_LIMITS) -> tuple[list[Entry], Directory, list[str]]:
+    """
+    Return what the central directory says, where it stands, and what is odd about it. Reads nothing else.
+
+    Raises what ``read_zip`` raises, where the directory alone shows it.
+    """
+    directory, notes = _find_directory(source)
+    if directory.members > limits.entries:
+        raise LimitExceeded(
+            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
+            needed=directory.members,
+            actual=limits.entries,
+        )
+    entries = _read_entries(source, directory)
+    _refuse_twins(entries)
+    return entries, directory, notes
+
+
 def _note_gap(source: Source, start: int, stop: int) -> str:
     """Return a note on bytes that belong to no member, unless they could be members to somebody."""
     nbytes = stop - start
@@ -123,7 +137,7 @@ def _note_gap(source: Source, start: int, stop: int) -> str:
     return f"{nbytes:,} bytes at {start:,} belong to no member"
 
 
-def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
+def _find_directory(source: Source) -> tuple[Directory, list[str]]:
     tail_start = max(0, source.nbytes - _END_SEARCH)
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(_END_MAGIC)
@@ -138,7 +152,7 @@ def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
     _, disk, start_disk, disk_count, count, nbytes, offset, comment = _END.unpack_from(tail, at)
     if disk not in (0, _FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
-    directory = _zip64_directory(source, end, count, nbytes, offset) or _Directory(offset, nbytes, count, end)
+    directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
     gap = directory.end - directory.offset - directory.nbytes
     if gap:
         raise _ambiguous(
@@ -157,7 +171,7 @@ def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
     return directory, notes
 
 
-def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> _Directory | None:
+def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> Directory | None:
     at = end - _LOCATOR.size
     locator = source.read(at, _LOCATOR.size) if at >= 0 else b""
     if not locator.startswith(_LOCATOR_MAGIC):
@@ -174,10 +188,10 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
     pairs = ((count, _FULL16, count64), (nbytes, _FULL32, nbytes64), (offset, _FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):
         raise _ambiguous("the zip and zip64 end records disagree", end)
-    return _Directory(offset64, nbytes64, count64, record_at)
+    return Directory(offset64, nbytes64, count64, record_at)
 
 
-def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
+def _read_entries(source: Source, directory: Directory) -> list[Entry]:
     if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.members:
         raise MalformedFile(
             f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
@@ -220,7 +234,7 @@ def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
         if extra_n or _FULL32 in (nbytes, stored, header):
             extra = data[extra_at : extra_at + extra_n]
             nbytes, stored, header = _widen(extra, name, (nbytes, stored, header), at)
-        entry = _Entry(name, flags, method, crc, stored, nbytes, header)
+        entry = Entry(name, flags, method, crc, stored, nbytes, header)
         _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)
     if position != len(data):
@@ -267,7 +281,7 @@ def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
     return found
 
 
-def _check_entry(entry: _Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
+def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
     if entry.flags & (_ENCRYPTED | _PATCHED):
         raise UnsupportedFeature(f"member {_show(entry.name)} is encrypted", kind="encrypted-zip", offset=at)
     if entry.method not in _METHODS:
@@ -286,7 +300,7 @@ def _check_entry(entry: _Entry, made_by: int, attributes: int, disk: int, at: in
         raise _ambiguous(f"member {_show(entry.name)} is marked as a folder, link or device", at)
 
 
-def _refuse_twins(entries: list[_Entry]) -> None:
+def _refuse_twins(entries: list[Entry]) -> None:
     seen: dict[bytes, bytes] = {}
     for entry in entries:
         twin = seen.setdefault(entry.name.lower(), entry.name)
@@ -295,7 +309,7 @@ def _refuse_twins(entries: list[_Entry]) -> None:
             raise _ambiguous(f"member {_show(entry.name)} is there {what}", entry.header)
 
 
-def _read_member(ahead: ReadAhead, entry: _Entry, limit: int) -> tuple[Record, int]:
+def _read_member(ahead: ReadAhead, entry: Entry, limit: int) -> tuple[Record, int]:
     """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
     name, flags, method, crc32, stored_nbytes, nbytes, header = entry
     block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
@@ -353,7 +367,7 @@ def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, 
     return 0
 
 
-def _name(entry: _Entry) -> str:
+def _name(entry: Entry) -> str:
     try:
         name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
     except UnicodeDecodeError as error:
