@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ckptool import dtypes, torch_bridge
+from ckptool import dtypes
 from ckptool.dtypes import DType
 from ckptool.errors import MigrationRefused
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo, identity, row_major
@@ -51,6 +51,8 @@ class CastSource:
         Raises:
             MigrationRefused: A finite value does not fit, and values were not to be saturated.
         """
+        from ckptool import torch_bridge  # nobody else on the way to a file needs it
+
         size = self._target.itemsize
         data = self._tensor.read_range(offset // size, nbytes // size)
         cast = torch_bridge.cast(data, self._tensor.info.dtype.name, self._target.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -64,11 +64,17 @@ class StateDict(Mapping[str, LazyTensor]):
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def items(self) -> ItemsView[str, LazyTensor]:
+        return self._tensors.items()
 
     def __repr__(self) -> str:
         return f"<StateDict {self.key!r} {self.role} of {len(self)} tensors>"

@@ -7,29 +7,31 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
 from ckptool import files, inert, transforms
-from ckptool.archive import Archive, Record
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.collector import collector_paused
+from ckptool.contents import collect
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.formats import torch_zip
+from ckptool.files import SliceSource
 from ckptool.inert import Call, Dict, Global, Inert
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.modules import unwrapped
 from ckptool.outputs import Output
-from ckptool.payloads import Payload
+from ckptool.payloads import StoragePayload
 from ckptool.pickle_writer import write_pickle
+from ckptool.pickles import read_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
-from ckptool.tensors import LazyTensor, TensorInfo
+from ckptool.storage_ids import TypedStorage, storage_id
+from ckptool.tensors import TensorInfo
 from ckptool.transfer import checksums_of_file
 from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
-from ckptool.zip_writer import Written, WrittenZip, write_torch_zip
-from ckptool.zips import read_directory
+from ckptool.zip_writer import WrittenZip, write_torch_zip
+from ckptool.zips import find_directory
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
@@ -42,7 +44,7 @@ class TorchPlan(NamedTuple):
 
     root: str
     pickled: bytes
-    storages: tuple[Payload, ...]
+    storages: tuple[StoragePayload, ...]
     expected: tuple[tuple[str | None, TensorInfo], ...]
     """The tensors that must be found in the file, in order; None where a wrapper's going changes the name."""
     retagged: dict[str, int]
@@ -72,12 +74,12 @@ class TorchPlan(NamedTuple):
 
     def verify(self, path: str, written: WrittenZip) -> None:
         """
-        Read the file back: every byte, and every tensor's name, type and shape.
+        Read the file back: every byte, and of every tensor its name, type, shape and place in its storage.
 
-        What stands on the disk is compared with what was meant, header by header and storage by storage, by checksums.
-        That it is also a zip, and a pickle that says what was planned, is seen by reading the directory and the pickle
-        with the readers that know nothing of the writers; local headers, which repeat the directory, are not
-        interpreted again.
+        The bytes are compared, by checksums, with those that were meant: payloads one by one, everything between them
+        together. That what was meant is a zip that says what was planned is seen by readers that know nothing of the
+        writers: they find the directory, and interpret the pickle. Headers and the entries of the directory are not
+        interpreted again: they are the same few fields for every member, whatever the checkpoint.
 
         Raises:
             OutputFailed: What stands in the file is not what was to be written.
@@ -90,14 +92,12 @@ class TorchPlan(NamedTuple):
             for member, checksum in zip(members, checksums, strict=True):
                 if checksum != member.crc32:
                     raise _failed(f"{member.name!r} was not written as it was read")
-            if frame != written.frame_crc32:
+            directory, _ = find_directory(source)
+            if frame != written.frame_crc32 or directory[::2] != (written.directory, len(members)):
                 raise _failed("its headers are not those that were written")
-            listed = [(entry.header, entry.name, entry.nbytes, entry.crc32) for entry in read_directory(source)[0]]
-            if listed != [(member.header, member.name.encode(), member.nbytes, member.crc32) for member in members]:
-                raise _failed("its directory does not list what was written")
-            records = {member.name: _record(member) for member in members}
-            found = torch_zip.read_archive(Archive(source, records, DEFAULT_LIMITS), torch_zip.NAME)
-            if len(found.tensors) != len(self.expected) or any(map(_differ, found.tensors.values(), self.expected)):
+            tree = read_pickle(SliceSource(source, members[0].offset, members[0].nbytes)).root
+            found = collect(tree, Rebuilder(_WrittenStorages(self.storages)), DEFAULT_LIMITS).tensors
+            if len(found) != len(self.expected) or any(map(_differ, found.items(), self.expected)):
                 raise _failed("the tensors in it are not those that were to be written")
 
 
@@ -188,7 +188,7 @@ def plan_same(
     expected = tuple(
         (None if peeled else new_names.get(name, name), tensor.info)
         for name, tensor in tensors.items()
-        if name not in left_out and not f"{name}.".startswith(gone or ("\0",))
+        if name not in left_out and not (gone and f"{name}.".startswith(gone))
     )
     renamed = tuple((old, new) for old, new in new_names.items() if new != old)
     return TorchPlan(
@@ -335,27 +335,51 @@ def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | 
 class _NoStorages:
     """What a format without a pickled tree refers to: nothing."""
 
-    def resolve(self, pid: Inert) -> None:  # noqa: ARG002
-        return
+    def resolve(self, pid: Inert) -> TypedStorage | None:  # noqa: ARG002
+        return None
 
     def nested(self, stream: bytes) -> None:  # noqa: ARG002
         return
+
+
+class _WrittenStorages(_NoStorages):
+    """What the pickle of a file that was just written refers to: the storages of the source that stand in it."""
+
+    def __init__(self, payloads: Sequence[StoragePayload]) -> None:
+        self._payloads = {str(number): payload for number, payload in enumerate(payloads)}
+
+    def resolve(self, pid: Inert) -> TypedStorage | None:
+        named = storage_id(pid)
+        if named is None:
+            return None
+        payload = self._payloads.get(named.key)
+        if payload is None or payload.nbytes != named.nbytes:
+            raise _failed(f"its storage {named.key!r} is not the one that was to be written")
+        return TypedStorage(payload.storage, named.dtype)
 
 
 def _failed(what: str) -> OutputFailed:
     return OutputFailed(what, kind="verification-failed")
 
 
-def _record(member: Written) -> Record:
-    return Record(member.name, member.offset, member.nbytes, member.nbytes, crc32=member.crc32)
+def _differ(found: tuple[str, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
+    return (expected[0] is not None and found[0] != expected[0]) or _are_unlike(found[1], expected[1])
 
 
-def _differ(found: LazyTensor, expected: tuple[str | None, TensorInfo]) -> bool:
-    name, info = expected
-    return (name is not None and found.name != name) or _facts(found.info) != _facts(info)
+def _are_unlike(one: TensorInfo, other: TensorInfo) -> bool:
+    if (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride):
+        return True
+    if (one.layout, one.conj, one.neg) != (other.layout, other.conj, other.neg) or _begin(one) != _begin(other):
+        return True
+    if one.layout == "strided":
+        return False  # what hangs on a plain tensor (a gradient, attributes) is not the tensor's value
+    parts, others = ([part for _, part in info.parts] for info in (one, other))
+    return len(parts) != len(others) or any(map(_are_unlike, parts, others))
 
 
-def _facts(info: TensorInfo) -> tuple[object, ...]:
-    # What hangs on a plain tensor (a gradient, attributes) is not the tensor's value.
-    parts = tuple(_facts(part) for _, part in info.parts) if info.layout != "strided" else ()
-    return info.dtype, info.shape, info.stride, info.layout, info.conj, info.neg, parts
+def _begin(info: TensorInfo) -> tuple[int, int] | None:
+    """Return where in the source the first element stands; a view of a storage and of its whole give the same."""
+    storage = info.storage
+    if storage is None:
+        return None
+    return id(storage.source), storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed

@@ -43,6 +43,8 @@ class WrittenZip(NamedTuple):
     """A zip as it was written: every byte of it stands under one of these checksums."""
 
     members: list[Written]
+    directory: int
+    """Offset of the central directory."""
     frame_crc32: int
     """Of all that is no payload: headers, padding, descriptors, the directory."""
 
@@ -105,7 +107,7 @@ class _Archive:
         self._write(pack("<4sLQL", b"PK\x06\x07", 0, start + nbytes, 1))
         short = (min(count, _FULL16), min(count, _FULL16), min(nbytes, _FULL32), min(start, _FULL32))
         self._write(pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *short, 0))
-        return WrittenZip(self._members, self._frame_crc32)
+        return WrittenZip(self._members, start, self._frame_crc32)
 
     def _write(self, frame: bytes | bytearray) -> None:
         self._frame_crc32 = crc32(frame, self._frame_crc32)

@@ -48,8 +48,9 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _PATCHED = 0x0020
 _DESCRIPTOR = 0x0008
-_BAD_NAME = re.compile(r"[\x00-\x1f\\]|(?:^|/)\.\.(?:/|$)|^/|^$")
-_UNICODE_PATH = 0x7075
+_NAME = re.compile(r"(?!/)(?!(?:[^/]*/)*\.\.(?:/|\Z))[^\x00-\x1f\\]+")
+"""No control characters or backslashes, not absolute, no way up."""
+_ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 _METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
@@ -63,9 +64,7 @@ class Directory(NamedTuple):
     """Where what follows the central directory begins."""
 
 
-class Entry(NamedTuple):
-    """What the central directory says of a member."""
-
+class _Entry(NamedTuple):
     name: bytes
     flags: int
     method: int
@@ -88,7 +87,15 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         MalformedFile: It contradicts the format.
         UnsupportedFeature: It is encrypted, or packed with something else than deflate.
     """
-    entries, directory, notes = read_directory(source, limits)
+    directory, notes = find_directory(source)
+    if directory.members > limits.entries:
+        raise LimitExceeded(
+            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
+            needed=directory.members,
+            actual=limits.entries,
+        )
+    entries = _read_entries(source, directory)
+    _refuse_twins(entries)
     records: dict[str, Record] = {}
     position = 0
     ahead = ReadAhead(source)
@@ -109,24 +116,6 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     return Archive(source, records, limits, tuple(notes))
 
 
-def read_directory(source: Source, limits: Limits = DEFAULT_LIMITS) -> tuple[list[Entry], Directory, list[str]]:
-    """
-    Return what the central directory says, where it stands, and what is odd about it. Reads nothing else.
-
-    Raises what ``read_zip`` raises, where the directory alone shows it.
-    """
-    directory, notes = _find_directory(source)
-    if directory.members > limits.entries:
-        raise LimitExceeded(
-            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
-            needed=directory.members,
-            actual=limits.entries,
-        )
-    entries = _read_entries(source, directory)
-    _refuse_twins(entries)
-    return entries, directory, notes
-
-
 def _note_gap(source: Source, start: int, stop: int) -> str:
     """Return a note on bytes that belong to no member, unless they could be members to somebody."""
     nbytes = stop - start
@@ -137,7 +126,12 @@ def _note_gap(source: Source, start: int, stop: int) -> str:
     return f"{nbytes:,} bytes at {start:,} belong to no member"
 
 
-def _find_directory(source: Source) -> tuple[Directory, list[str]]:
+def find_directory(source: Source) -> tuple[Directory, list[str]]:
+    """
+    Return where the one directory stands that every reader finds, and what is odd about the end of the file.
+
+    Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
+    """
     tail_start = max(0, source.nbytes - _END_SEARCH)
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(_END_MAGIC)
@@ -191,7 +185,7 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
     return Directory(offset64, nbytes64, count64, record_at)
 
 
-def _read_entries(source: Source, directory: Directory) -> list[Entry]:
+def _read_entries(source: Source, directory: Directory) -> list[_Entry]:
     if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.members:
         raise MalformedFile(
             f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
@@ -234,7 +228,7 @@ def _read_entries(source: Source, directory: Directory) -> list[Entry]:
         if extra_n or _FULL32 in (nbytes, stored, header):
             extra = data[extra_at : extra_at + extra_n]
             nbytes, stored, header = _widen(extra, name, (nbytes, stored, header), at)
-        entry = Entry(name, flags, method, crc, stored, nbytes, header)
+        entry = _Entry(name, flags, method, crc, stored, nbytes, header)
         _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)
     if position != len(data):
@@ -270,7 +264,7 @@ def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
         position = begin + nbytes
         if position > len(extra):
             raise MalformedFile("an extra field reaches over its end", kind="malformed-zip", offset=at)
-        if tag == 0x0001:
+        if tag == _ZIP64:
             if found is not None:
                 raise _ambiguous("two zip64 fields in one member", at)
             found = extra[begin:position]
@@ -281,7 +275,7 @@ def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
     return found
 
 
-def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
+def _check_entry(entry: _Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
     if entry.flags & (_ENCRYPTED | _PATCHED):
         raise UnsupportedFeature(f"member {_show(entry.name)} is encrypted", kind="encrypted-zip", offset=at)
     if entry.method not in _METHODS:
@@ -300,7 +294,7 @@ def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int
         raise _ambiguous(f"member {_show(entry.name)} is marked as a folder, link or device", at)
 
 
-def _refuse_twins(entries: list[Entry]) -> None:
+def _refuse_twins(entries: list[_Entry]) -> None:
     seen: dict[bytes, bytes] = {}
     for entry in entries:
         twin = seen.setdefault(entry.name.lower(), entry.name)
@@ -309,7 +303,7 @@ def _refuse_twins(entries: list[Entry]) -> None:
             raise _ambiguous(f"member {_show(entry.name)} is there {what}", entry.header)
 
 
-def _read_member(ahead: ReadAhead, entry: Entry, limit: int) -> tuple[Record, int]:
+def _read_member(ahead: ReadAhead, entry: _Entry, limit: int) -> tuple[Record, int]:
     """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
     name, flags, method, crc32, stored_nbytes, nbytes, header = entry
     block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
@@ -367,12 +361,12 @@ def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, 
     return 0
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: _Entry) -> str:
     try:
         name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
     except UnicodeDecodeError as error:
         raise MalformedFile(f"member {_show(entry.name)} has a name that is not UTF-8", kind="malformed-zip") from error
-    if _BAD_NAME.search(name):
+    if not _NAME.fullmatch(name):
         raise MalformedFile(f"member {_show(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name
 
