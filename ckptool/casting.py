@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ckptool import dtypes, torch_bridge
+from ckptool import dtypes
 from ckptool.dtypes import DType
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.payloads import Payload, StoragePayload
@@ -73,6 +73,8 @@ class CastSource:
         return data[:nbytes]
 
     def _cast(self, data: bytes) -> bytes:
+        from ckptool import torch_bridge  # nobody else on the way to a file needs it
+
         cast = torch_bridge.cast(data, self._tensor.info.dtype.name, self._target.name)
         if cast.overflowed and not self._saturate:
             raise MigrationRefused(

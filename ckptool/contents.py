@@ -10,7 +10,7 @@ costs what it stores, unless it holds tensors, and then the limit on names stops
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from ckptool import inert, modules
 from ckptool.errors import AmbiguousFile, LimitExceeded
@@ -69,12 +69,8 @@ class Contents:
         self.bound_method = bound_method
 
 
-class _Place(NamedTuple):
-    """A node on the way down: its dotted path, and the group that its direct tensors belong to."""
-
-    node: Inert
-    path: str
-    group: Group | None
+_Place: TypeAlias = "tuple[Inert, str, Group | None]"
+"""A node on the way down, its dotted path, and the group that its direct tensors belong to."""
 
 
 class ModelGraph(Protocol):
@@ -123,34 +119,32 @@ class _Collector:
         self._told: set[int] = set()  # tensors inside models that already have a name
 
     def collect(self) -> Contents:
-        todo = [_Place(self._root, "", None)]
+        todo: list[_Place] = [(self._root, "", None)]
         inside: set[int] = set()
         while todo:
-            place = todo.pop()
-            node = place.node
+            node, path, group = todo.pop()
             if node is _LEAVE:
-                inside.discard(int(place.path))
+                inside.discard(int(path))
                 continue
             info = self._rebuilder.tensor(node)
             if info is not None:
-                self._add_tensor(place.path, info, place.group)
+                self._add_tensor(path, info, group)
             elif id(node) not in self._holding:
-                self._contents.extras.append((place.path, node))
+                self._contents.extras.append((path, node))
             elif self._graph.is_module(node):
-                self._add_model(node, place.path)
+                self._add_model(node, path)
             elif id(node) not in inside:  # a container inside itself is not followed twice
                 inside.add(id(node))
-                todo.append(_Place(_LEAVE, str(id(node)), None))
-                todo.extend(reversed(self._open(place)))
+                todo.append((_LEAVE, str(id(node)), None))
+                todo.extend(reversed(self._open(node, path, group)))
         return self._contents
 
-    def _open(self, place: _Place) -> list[_Place]:
+    def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
         """Return a container's children, with the group that they belong to."""
-        node, path, group = place
         below = list(inert.children(node))
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below)
-        return [_Place(child, self._join(path, component), group) for component, child in below]
+        return [(child, self._join(path, component), group) for component, child in below]
 
     def _group(self, node: Inert, path: str, below: list[tuple[Inert, Inert]]) -> Group | None:
         keys = {key for key, _ in below if isinstance(key, str)}
@@ -245,25 +239,21 @@ def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:
     count = 0
     parents: dict[int, list[int]] = {id(root): []}
     direct: list[int] = []
-    todo = [root]
+    todo = [] if rebuilder.tensor(root) is not None else [root]
     while todo:
         node = todo.pop()
         own = id(node)
-        if rebuilder.tensor(node) is not None:
-            direct.extend(parents[own])
-            continue
         for child in inert.held(node):
             count += 1
             if not inert.is_container(child):
                 continue
-            known = parents.get(id(child))
-            if known is None:
+            if rebuilder.tensor(child) is not None:
+                direct.append(own)
+            elif id(child) in parents:
+                parents[id(child)].append(own)
+            else:
                 parents[id(child)] = [own]
                 todo.append(child)
-            else:
-                known.append(own)
-                if rebuilder.tensor(child) is not None:
-                    direct.append(own)
     holding: set[int] = set()
     while direct:
         own = direct.pop()

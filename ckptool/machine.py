@@ -41,16 +41,18 @@ class Machine:
         self.persistent_ids: list[PersistentId] = []
         self.protocol = 0
 
-    def put(self, index: int, value: Inert) -> list[Inert] | dict[int, Inert]:
-        """Remember a value, and return the memo, which may be another one now."""
-        memo = self.memo
-        if isinstance(memo, list) and index >= len(memo):
-            if index == len(memo):
-                memo.append(value)
-                return memo
-            self.memo = memo = dict(enumerate(memo))
-        memo[index] = value
-        return memo
+    def put(self, index: int, value: Inert) -> None:
+        """Remember a value under an index, in whatever order they come."""
+        if isinstance(self.memo, list) and index >= len(self.memo):
+            if index == len(self.memo):
+                self.memo.append(value)
+                return
+            self.memo = dict(enumerate(self.memo))
+        self.memo[index] = value
+
+    def next_index(self) -> int:
+        """Return the index that the memo has next if they come in order; -1 once one did not."""
+        return len(self.memo) if isinstance(self.memo, list) else -1
 
     def truncated(self, end: int) -> TruncatedFile:
         begin = self.base + self.pos

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, NoReturn
 
-from ckptool import modules, to_safetensors, to_torch, transforms
+from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
+from ckptool.collector import collector_paused
 from ckptool.errors import CkptoolError, MalformedFile, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -155,7 +156,8 @@ def _carry_out(
     try:
         if checkpoint.damage:
             raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
-        job = _plan(checkpoint, dst, changes)
+        with collector_paused():
+            job = _plan(checkpoint, dst, changes)
         report = _report(checkpoint, job, changes)
         if dry_run:
             return report
@@ -236,7 +238,7 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
         from ckptool import torch_bridge
 
         torch_bridge.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
-        check = partial(to_torch.verify_model, path, job.weights)
+        check = partial(verify_torch.verify_model, path, job.weights)
     elif isinstance(job.plan, TorchPlan):
         check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
         copied = job.plan.storages

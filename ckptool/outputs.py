@@ -35,6 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 _COPY_NBYTES = 1 << 26
 _PIECE_NBYTES = 1 << 22
+_WAITING_NBYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -53,7 +54,9 @@ class Output:
         self._progress = progress
         self._expected: int | None = None
         self.position = 0
-        """Bytes written so far."""
+        """Bytes appended so far; the last of them may wait for more before they go to the file together."""
+        self._waiting = bytearray()
+        self._written = 0
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
         _remove_orphans(self._folder, os.path.basename(self.path))
@@ -66,16 +69,37 @@ class Output:
         Raises:
             OutputFailed: The disk is full, or cannot be written to.
         """
-        view = memoryview(data)
+        self.position += len(data)
+        if len(self._waiting) + len(data) > _WAITING_NBYTES:
+            self.flush()
+        if len(data) > _WAITING_NBYTES:
+            self._write_out(memoryview(data))
+        else:
+            self._waiting += data
+
+    def flush(self) -> None:
+        """
+        Hand what waits to the system: the file is whole only then.
+
+        Raises:
+            OutputFailed: The disk is full, or cannot be written to.
+        """
+        waiting, self._waiting = self._waiting, bytearray()
+        self._write_out(memoryview(waiting))
+
+    def _write_out(self, view: memoryview) -> None:
         try:
             while view:
-                written = os.write(self._fd, view)
-                self.position += written
-                view = view[written:]
+                count = os.write(self._fd, view)
+                self._written += count
+                view = view[count:]
         except OSError as error:
             raise self._failed(error) from error
+        self._tell()
+
+    def _tell(self) -> None:
         if self._progress is not None:
-            self._progress(self.position, self._expected or 0)
+            self._progress(self._written, self._expected or 0)
 
     def copy(self, file: FileSource, offset: int, nbytes: int) -> None:
         """
@@ -85,6 +109,7 @@ class Output:
             OutputFailed: The disk is full, or cannot be written to.
             SourceChanged: The file ends before the bytes do.
         """
+        self.flush()
         while nbytes:
             span = min(nbytes, _COPY_NBYTES)
             try:
@@ -95,12 +120,12 @@ class Output:
                 copied = 0
             if not copied:  # another file system, or the end of a file that shrank: reading tells them apart
                 data = file.read(offset, min(nbytes, _PIECE_NBYTES))
-                self.write(data)
+                self._write_out(memoryview(data))
                 copied = len(data)
             else:
-                self.position += copied
-                if self._progress is not None:
-                    self._progress(self.position, self._expected or 0)
+                self._written += copied
+                self._tell()
+            self.position += copied
             offset += copied
             nbytes -= copied
 
@@ -132,17 +157,19 @@ class Output:
     @property
     def nbytes(self) -> int:
         """Size of the file so far, whoever wrote to it."""
+        self.flush()
         try:
             return os.fstat(self._fd).st_size
         except OSError as error:
             raise self._failed(error) from error
 
     def reading_path(self) -> str:
-        """Return a path that leads to what was written, before it has its name."""
+        """Return a path that leads to what was written and flushed, before it has its name."""
         return self._temporary or f"/proc/self/fd/{self._fd}"
 
     def source(self) -> FileSource:
         """Return what was written, for reading back."""
+        self.flush()
         return FileSource(self.reading_path())
 
     def sync(self) -> None:
@@ -164,6 +191,7 @@ class Output:
             OutputExists: Something took the name in the meantime.
             OutputFailed: The system did not let us.
         """
+        self.flush()
         try:
             if self._syncing is not None:
                 self._syncing.result()
@@ -303,12 +331,12 @@ class Output:
             return OutputFailed(f"cannot be written: {reason}", kind="output-failed", path=self.path)
         wanted = f" of {self._expected:,}" if self._expected else ""
         return OutputFailed(
-            f"cannot be written: {reason} after {self.position:,}{wanted} bytes",
+            f"cannot be written: {reason} after {self._written:,}{wanted} bytes",
             kind="disk-full",
             path=self.path,
             hint="Free some space, or write to another disk.",
             needed=self._expected,
-            actual=self.position,
+            actual=self._written,
         )
 
 

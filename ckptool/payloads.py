@@ -47,6 +47,8 @@ class Payload(Protocol):
 class BytesPayload:
     """Bytes in memory."""
 
+    __slots__ = ("_data", "nbytes")
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.nbytes = len(data)
@@ -69,6 +71,8 @@ class StoragePayload:
 
     ``unit`` is the size in bytes of what swaps if the source is big-endian.
     """
+
+    __slots__ = ("_unit", "nbytes", "storage")
 
     def __init__(self, storage: StorageRef, unit: int) -> None:
         self.storage = storage
@@ -117,6 +121,8 @@ class StoragePayload:
 
 class TensorPayload:
     """One tensor's elements, packed in row-major order."""
+
+    __slots__ = ("_tensor", "nbytes")
 
     def __init__(self, tensor: LazyTensor) -> None:
         self._tensor = tensor

@@ -12,7 +12,7 @@ say (nested class names, sets, keyword arguments).
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import pack
+from struct import Struct, pack
 from typing import Final, NamedTuple
 
 from ckptool.errors import MigrationRefused
@@ -21,6 +21,7 @@ from ckptool.inert import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 Substitute = Callable[[Inert], Inert]
 
 _BATCH: Final = 1000
+_U32: Final = Struct("<I").pack
 _PYTHON_3_NAMES: Final = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _REBUILD_TENSOR: Final = Global("torch._utils", "_rebuild_tensor_v2")
 _ORDERED_DICT: Final = Global("collections", "OrderedDict")
@@ -73,9 +74,8 @@ class _Writer:
         self._protocol = protocol
         self._out = bytearray()
         self._memo: dict[object, int] = {}
-        self._words: dict[tuple[str, str, str], tuple[bytes, ...]] = {}
-        """What the words round a plain tensor are written as, by its storage's class and location."""
         self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
+        self._words: dict[tuple[str, ...], list[bytes]] = {}
         # What is left to do, last first: nodes to write, and steps between them.
         self._todo: list[Inert] = []
 
@@ -110,11 +110,14 @@ class _Writer:
         self._out += data
 
     def _remember(self, key: object) -> None:
-        index = self._memo[key] = len(self._memo)
-        self._out += b"q" + bytes([index]) if index < 256 else pack("<cI", b"r", index)
+        self._out += self._put(key)
 
     def _get(self, index: int) -> None:
-        self._out += b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
+        self._out += _encode_get(index)
+
+    def _put(self, key: object) -> bytes:
+        index = self._memo[key] = len(self._memo)
+        return b"q" + bytes([index]) if index < 256 else pack("<cI", b"r", index)
 
     def _none(self, _: None, _key: int) -> None:
         self._out += b"N"
@@ -270,31 +273,47 @@ class _Writer:
             self._append(value.items)
 
     def _plain_tensor(self, value: PlainTensor, key: int) -> None:
-        kind = (value.cls.module, value.cls.name, value.location)
-        words = self._words.get(kind)
-        if words is None:
-            known = len(self._memo)
-            words = tuple(map(self._encoded, (_REBUILD_TENSOR, "storage", value.cls, value.location, _ORDERED_DICT)))
-            if len(self._memo) == known:  # all of them stand further up, and are only referred to from now on
-                self._words[kind] = words
-        rebuild, storage, cls, location, hooks = words
-        name = value.key.encode("utf-8", "surrogatepass")
-        self._out += b"%b((%b%bX%b%b%b%btQ" % (
-            *(rebuild, storage, cls, pack("<I", len(name)), name, location, _encode_int(value.numel)),
-        )
-        self._out += b"%b%b%b%b%b)RtR" % (
-            *(_encode_int(value.offset), _encode_ints(value.shape), _encode_ints(value.stride)),
-            *(_BOOLS[value.requires_grad], hooks),
+        cls, name, location, numel, offset, shape, stride, requires_grad = value
+        # Each piece in its turn: a word that stands here for the first time is put into the memo.
+        kind = (cls.module, cls.name, location)
+        words = self._words.get(kind) or self._written(kind, _REBUILD_TENSOR, "storage", cls, location)
+        sizes = self._sizes(shape) + self._sizes(stride)
+        hooks = self._words.get(()) or self._written((), _ORDERED_DICT)
+        data = name.encode("utf-8", "surrogatepass")
+        self._out += b"%b((%b%bX%b%b%b%btQ%b%b%b%b)RtR" % (
+            *(*words[:3], _U32(len(data)), data, words[3], _encode_int(numel)),
+            *(_encode_int(offset), sizes, _BOOLS[requires_grad], hooks[0]),
         )
         self._remember(key)
 
+    def _written(self, kind: tuple[str, ...], *words: str | Global) -> list[bytes]:
+        """Return what words are written as, for being written next; keep it once it stays the same."""
+        known = len(self._memo)
+        encoded = [self._encoded(word) for word in words]
+        if len(self._memo) == known:  # all of them stand further up, and are only referred to
+            self._words[kind] = encoded
+        return encoded
+
     def _encoded(self, word: str | Global) -> bytes:
-        """Return what a word is written as at this point, for being written next."""
         start = len(self._out)
         _WRITERS[type(word)](self, word, 0)
         data = bytes(self._out[start:])
         del self._out[start:]
         return data
+
+    def _sizes(self, values: tuple[int, ...]) -> bytes:
+        """Return what a shape or strides are written as, for being written next: many tensors have the same."""
+        encoded = b"".join(map(_encode_int, values))
+        known = self._memo.get(encoded)
+        if known is not None:
+            return _encode_get(known)
+        if len(values) < len(_TUPLES):
+            return encoded + _TUPLES[len(values)] + self._put(encoded)
+        return b"(" + encoded + b"t" + self._put(encoded)
+
+
+def _encode_get(index: int) -> bytes:
+    return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
 
 
 def _encode_int(value: int) -> bytes:
@@ -306,11 +325,6 @@ def _encode_int(value: int) -> bytes:
         return pack("<ci", b"J", value)
     digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
-
-
-def _encode_ints(values: tuple[int, ...]) -> bytes:
-    encoded = b"".join(map(_encode_int, values))
-    return encoded + _TUPLES[len(values)] if len(values) < len(_TUPLES) else b"(" + encoded + b"t"
 
 
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]

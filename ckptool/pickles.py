@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ckptool.files import Source
 from ckptool.inert import Call, Global, Inert, PersistentId
@@ -98,28 +98,27 @@ class _Interpreter(Opcodes):
 
         Every branch reads all of its argument before it touches the stack, so beginning again is safe.
         """
-        data, pos, stack, marks, memo = self.data, self.pos, self.stack, self.marks, self.memo
+        data, pos, stack, marks = self.data, self.pos, self.stack, self.marks
+        memo: Any = self.memo
+        following = self.next_index()
         limit = len(data) - _LONGEST_FIXED
         if self.base + len(data) == self.source.nbytes:
             limit = len(data)  # no more to come: an opcode that needs more is truncated
         rare, persistent_ids = RARE, self.persistent_ids
         try:
-            while True:
-                if pos >= limit:
-                    raise NeedMore(pos + 1)
+            while pos < limit:
                 op = data[pos]
                 if op == 0x72:  # LONG_BINPUT
                     index = _U32(data, pos + 1)[0]
-                    if type(memo) is list and index == len(memo):
+                    if index == following:
                         memo.append(stack[-1])
+                        following += 1
                     else:
-                        memo = self.put(index, stack[-1])
+                        self.put(index, stack[-1])
+                        memo, following = self.memo, self.next_index()
                     pos += 5
                 elif op == 0x4B:  # BININT1
                     stack.append(data[pos + 1])
-                    pos += 2
-                elif op == 0x71:  # BINPUT
-                    memo = self.put(data[pos + 1], stack[-1])
                     pos += 2
                 elif op == 0x68:  # BINGET
                     stack.append(memo[data[pos + 1]])
@@ -144,25 +143,36 @@ class _Interpreter(Opcodes):
                         raise NeedMore(end)
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
                     pos = end
+                elif op == 0x86:  # TUPLE2
+                    last = stack.pop()
+                    stack[-1] = (stack[-1], last)
+                    pos += 1
                 elif op == 0x94:  # MEMOIZE
-                    if type(memo) is list:
+                    if following >= 0:
                         memo.append(stack[-1])
+                        following += 1
                     else:
-                        memo = self.put(len(memo), stack[-1])
+                        memo[len(memo)] = stack[-1]
                     pos += 1
                 elif op == 0x51:  # BINPERSID
                     stack[-1] = PersistentId(stack[-1])
                     persistent_ids.append(stack[-1])
                     pos += 1
+                elif op == 0x89:  # NEWFALSE
+                    stack.append(False)
+                    pos += 1
+                elif op == 0x29:  # EMPTY_TUPLE
+                    stack.append(())
+                    pos += 1
+                elif op == 0x71:  # BINPUT
+                    self.put(data[pos + 1], stack[-1])
+                    memo, following = self.memo, self.next_index()
+                    pos += 2
                 elif op == 0x6A:  # LONG_BINGET
                     stack.append(memo[_U32(data, pos + 1)[0]])
                     pos += 5
                 elif op == 0x85:  # TUPLE1
                     stack[-1] = (stack[-1],)
-                    pos += 1
-                elif op == 0x86:  # TUPLE2
-                    last = stack.pop()
-                    stack[-1] = (stack[-1], last)
                     pos += 1
                 elif op == 0x4D:  # BININT2
                     stack.append(_U16(data, pos + 1)[0])
@@ -177,12 +187,6 @@ class _Interpreter(Opcodes):
                         raise NeedMore(end)
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
                     pos = end
-                elif op == 0x89:  # NEWFALSE
-                    stack.append(False)
-                    pos += 1
-                elif op == 0x29:  # EMPTY_TUPLE
-                    stack.append(())
-                    pos += 1
                 elif op == 0x88:  # NEWTRUE
                     stack.append(True)
                     pos += 1
@@ -201,6 +205,7 @@ class _Interpreter(Opcodes):
                 else:
                     self.opcode, self.pos, self.stack = pos, pos, stack
                     rare[op](self)
-                    pos, stack, memo = self.pos, self.stack, self.memo
+                    pos, stack, memo, following = self.pos, self.stack, self.memo, self.next_index()
+            raise NeedMore(pos + 1)
         finally:
             self.pos, self.stack = pos, stack

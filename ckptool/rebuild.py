@@ -107,13 +107,6 @@ class Rebuilder:
     def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
         if self._depth == _MAX_DEPTH:
             raise malformed_tensor(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
-        self._depth += 1
-        try:
-            return self._follow_rule(node)
-        finally:
-            self._depth -= 1
-
-    def _follow_rule(self, node: Call | PersistentId) -> TensorInfo | None:
         if isinstance(node, PersistentId):
             found = self._storages.resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None
@@ -124,7 +117,11 @@ class Rebuilder:
         if rule is not None:
             if not isinstance(node.args, tuple):
                 raise malformed_tensor(f"{func} without arguments")
-            return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
+            self._depth += 1
+            try:
+                return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
+            finally:
+                self._depth -= 1
         if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
             return self._old_tensor(node)
         return None

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ckptool import dtypes, inert
 from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert, PersistentId
-from ckptool.payloads import Payload, StoragePayload
+from ckptool.payloads import StoragePayload
 from ckptool.pickle_writer import PlainTensor
 from ckptool.rebuild import Rebuilder
 from ckptool.tensors import StorageRef, TensorInfo
@@ -56,7 +56,7 @@ class TreeRewriter:
         self._kept: list[Inert] = []  # an id is a node's only while it lives
         self._keys: dict[tuple[int, int, int], str] = {}
         self._units: dict[str, int] = {}
-        self.storages: list[Payload] = []
+        self.storages: list[StoragePayload] = []
         """The storages of the new file, in the order of their keys."""
         self.retagged: dict[str, int] = {}
         """Storages and devices by the tag that they had before, where it changed."""

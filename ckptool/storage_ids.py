@@ -56,7 +56,7 @@ def storage_id(pid: Inert) -> StorageId | None:
     _, cls, key, location, numel = pid[:5]
     if isinstance(key, int) and not isinstance(key, bool):
         key = str(key)  # litgpt writes numbers
-    if not (isinstance(key, str) and isinstance(location, str) and _is_size(numel)):
+    if type(key) is not str or type(location) is not str or not _is_size(numel):
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     dtype = _dtype(cls)
     itemsize = dtype.itemsize

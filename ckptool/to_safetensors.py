@@ -57,7 +57,9 @@ class SafetensorsPlan(NamedTuple):
         """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
         output.write(self._head())
         with Transfer(output, checksums=checksums) as transfer:
-            return [transfer.send(payload) for _, payload in self.tensors]
+            found = [transfer.send(payload) for _, payload in self.tensors]
+        output.flush()
+        return found
 
     def verify(self, path: str, checksums: list[int]) -> None:
         """

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ckptool import inert, transforms
+from ckptool import inert, transforms, verify_torch
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert
 from ckptool.modules import StateDictWalk, names_without, unwrapped
 from ckptool.outputs import Output
-from ckptool.payloads import Payload
+from ckptool.payloads import StoragePayload
 from ckptool.pickle_writer import write_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
+from ckptool.storage_ids import TypedStorage
 from ckptool.tensors import LazyTensor, TensorInfo
-from ckptool.transfer import checksums_of_file
 from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
 from ckptool.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 
@@ -40,7 +40,7 @@ class TorchPlan(NamedTuple):
 
     root: str
     pickled: bytes
-    storages: tuple[Payload, ...]
+    storages: tuple[StoragePayload, ...]
     expected: tuple[tuple[str | None, TensorInfo], ...]
     """The tensors that must be found in the file, in order; None for one that lies deeper in an entry."""
     retagged: dict[str, int]
@@ -64,31 +64,13 @@ class TorchPlan(NamedTuple):
 
     def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
-        return write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
+        written = write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
+        output.flush()
+        return written
 
     def verify(self, path: str, written: WrittenZip) -> None:
-        """
-        Read the file back: every byte, and every tensor's name, type and shape.
-
-        Raises:
-            OutputFailed: What stands in the file is not what was to be written.
-        """
-        from ckptool.formats import open_checkpoint
-
-        with open_checkpoint(path) as found:
-            infos = [(name, tensor.info) for name, tensor in found.tensors.items()]
-            if len(infos) != len(self.expected) or any(map(_differ, infos, self.expected)):
-                raise OutputFailed(
-                    "the tensors in it are not those that were to be written", kind="verification-failed"
-                )
-            del infos
-            ranges = [(member.offset, member.offset + member.nbytes) for member in written.members]
-            checksums, frame = checksums_of_file(found.source, ranges)
-            for member, checksum in zip(written.members, checksums, strict=True):
-                if checksum != member.crc32:
-                    raise OutputFailed(f"{member.name!r} was not written as it was read", kind="verification-failed")
-            if frame != written.frame_crc32:
-                raise OutputFailed("its headers are not those that were written", kind="verification-failed")
+        """Read the file back; see ``verify_torch.verify``."""
+        verify_torch.verify(path, written, self.storages, self.expected)
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:
@@ -121,21 +103,6 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
         weights.renamed,
         weights.dropped,
     )
-
-
-def verify_model(path: str, weights: Weights) -> None:
-    """
-    Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
-
-    Raises:
-        OutputFailed: They differ.
-    """
-    from ckptool.formats import open_checkpoint
-
-    with open_checkpoint(path) as found:
-        for name, tensor in weights.tensors.items():
-            if name not in found.tensors or found.tensors[name].read() != tensor.read():
-                raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
 
 
 def plan_same(
@@ -367,20 +334,8 @@ def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | 
 class _NoStorages:
     """What a format without a pickled tree refers to: nothing."""
 
-    def resolve(self, pid: Inert) -> None:  # noqa: ARG002
-        return
+    def resolve(self, pid: Inert) -> TypedStorage | None:  # noqa: ARG002
+        return None
 
     def nested(self, stream: bytes) -> None:  # noqa: ARG002
         return
-
-
-def _differ(found: tuple[str | None, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
-    if expected[0] is not None and found[0] != expected[0]:
-        return True
-    return _facts(found[1]) != _facts(expected[1])
-
-
-def _facts(info: TensorInfo) -> tuple[object, ...]:
-    # What hangs on a plain tensor (a gradient, attributes) is not the tensor's value.
-    parts = tuple(_facts(part) for _, part in info.parts) if info.layout != "strided" else ()
-    return info.dtype, info.shape, info.stride, info.layout, info.conj, info.neg, parts

@@ -9,7 +9,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -20,6 +20,8 @@ from ckptool.payloads import Payload, StoragePayload
 from ckptool.tensors import LazyTensor, StorageRef
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from typing_extensions import Self
 
 _BUFFER_NBYTES: Final = 1 << 20
@@ -38,7 +40,8 @@ class Transfer:
     def __init__(self, output: Output, *, checksums: bool = True) -> None:
         self._output = output
         self._checksums = checksums
-        self._pool = ThreadPoolExecutor(1)
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: tuple[FileSource, ReadAhead] | None = None
 
     def send(self, payload: Payload, *, checksum: bool = False) -> int:
         """
@@ -47,22 +50,34 @@ class Transfer:
         Raises:
             MalformedFile: The source has a checksum of these bytes, and it is another.
         """
-        extent = payload.extent() if payload.nbytes >= _WORTH_A_THREAD else None
+        extent = payload.extent()
         if extent is None:
             found = 0
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
+        elif payload.nbytes < _WORTH_A_THREAD:
+            data = self._read_ahead(*extent, payload.nbytes)
+            found = crc32(data)
+            self._output.write(data)
         else:
             file, offset = extent
             if not self._checksums and (payload.known_crc32 or not checksum):
                 self._output.copy(file, offset, payload.nbytes)
                 return payload.known_crc32
+            if self._pool is None:
+                self._pool = _threads(1)
             reading = self._pool.submit(checksum_of_range, file, offset, offset + payload.nbytes)
             self._output.copy(file, offset, payload.nbytes)
             found = reading.result()
         payload.check(found)
         return found
+
+    def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
+        """Return a small range of a file: its neighbours are likely to be asked for next."""
+        if self._ahead is None or self._ahead[0] is not file:
+            self._ahead = file, ReadAhead(file)
+        return self._ahead[1].read(offset, nbytes)
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +85,8 @@ class Transfer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 def checksum_of(payload: Payload) -> int:
@@ -107,17 +123,23 @@ def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tupl
     rest in one sweep.
     """
     large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= _WORTH_A_THREAD]
-    ahead = ReadAhead(source)
-    found: list[int] = []
-    outside = position = 0
-    with ThreadPoolExecutor(_THREADS) as pool:
-        computed = pool.map(lambda bounds: checksum_of_range(source, *bounds), large)
+    with _threads(_THREADS) if large else nullcontext() as pool:
+        computed = pool.map(lambda bounds: checksum_of_range(source, *bounds), large) if pool else iter(())
+        ahead = ReadAhead(source)
+        found: list[int] = []
+        outside = position = 0
         for start, stop in ranges:
             outside = _checksum_ahead(ahead, position, start, outside)
             is_large = stop - start >= _WORTH_A_THREAD
             found.append(next(computed) if is_large else _checksum_ahead(ahead, start, stop, 0))
             position = stop
     return found, _checksum_ahead(ahead, position, source.nbytes, outside)
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # a file of small tensors needs none
+
+    return ThreadPoolExecutor(count)
 
 
 def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int) -> int:

@@ -121,16 +121,19 @@ def prepare(
     Raises:
         MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
     """
-    others = _others(state_dict)
+    pairs = _entries(state_dict)
+    direct = dict(pairs)
+    others = {name: value for name, value in pairs if name not in state_dict}
     # What lies deeper, in a tuple say, goes where its entry goes.
-    direct = {name for name, _ in _entries(state_dict)} if others else set(state_dict)
-    tensors = {name: tensor for name, tensor in state_dict.items() if name in direct}
+    tensors = {name: tensor for name, tensor in state_dict.items() if not others or name in direct}
     modules = _modules(checkpoint, state_dict)
     if checkpoint.format == "safetensors":
         tensors, modules = _restored(checkpoint, tensors)
-    entries = [name for name, _ in _entries(state_dict)] if others else list(tensors)
+    entries = [name for name, _ in pairs] if others else list(tensors)
     gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
-    kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
+    kept = entries
+    if drop or changes.include or changes.exclude:
+        kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
     renamed = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = transforms.rename_metadata(list(modules), changes.rules, kept)
@@ -160,16 +163,12 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
         yield path[len(head) :] if path.startswith(head) else "\0"
 
 
-def _others(state_dict: StateDict) -> dict[str, Inert]:
-    """Return the direct entries of a mapping that are not tensors themselves."""
-    return {key: value for key, value in _entries(state_dict) if key not in state_dict}
-
-
 def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
+    """Return the direct entries of a mapping."""
     if state_dict.class_name is not None or state_dict.node is None:
         return []
     pairs = inert.mapping_pairs(state_dict.node) or []
-    return [(key, value) for key, value in pairs if isinstance(key, str)]
+    return [pair for pair in pairs if isinstance(pair[0], str)]
 
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:

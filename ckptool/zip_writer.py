@@ -11,8 +11,9 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import pack
+from struct import Struct, pack
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from ckptool.outputs import Output
 from ckptool.payloads import BytesPayload, Payload
@@ -21,6 +22,8 @@ from ckptool.transfer import Transfer
 _ALIGNMENT: Final = 64
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _UTF8, _DESCRIPTOR = 0x0800, 0x0008
+_LOCAL, _ENTRY = Struct("<4s5H3L2H"), Struct("<4s6H3L5H2L")
+_NARROW_DESCRIPTOR, _WIDE_DESCRIPTOR = Struct("<4s3L"), Struct("<4sLQQ")
 _MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
 
 
@@ -40,22 +43,10 @@ class WrittenZip(NamedTuple):
     """A zip as it was written: every byte of it stands under one of these checksums."""
 
     members: list[Written]
+    directory: int
+    """Offset of the central directory."""
     frame_crc32: int
     """Of all that is no payload: headers, padding, descriptors, the directory."""
-
-
-class _Frame:
-    """The way to an output for what is no payload."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self.crc32 = 0
-
-    def write(self, data: bytes | bytearray) -> None:
-        from zlib import crc32
-
-        self.crc32 = crc32(data, self.crc32)
-        self._output.write(data)
 
 
 def write_torch_zip(
@@ -66,19 +57,16 @@ def write_torch_zip(
 
     Without ``checksums``, a source's own are taken over unread.
     """
-    members: list[tuple[str, Payload]] = [
-        ("data.pkl", BytesPayload(pickled)),
-        (".format_version", BytesPayload(b"1")),
-        (".storage_alignment", BytesPayload(str(_ALIGNMENT).encode())),
-        ("byteorder", BytesPayload(b"little")),
-        *((f"data/{index}", payload) for index, payload in enumerate(storages)),
-        ("version", BytesPayload(b"3\n")),
-    ]
-    frame = _Frame(output)
     with Transfer(output, checksums=checksums) as transfer:
-        written = [_write_member(output, frame, transfer, f"{root}/{name}", payload) for name, payload in members]
-    _write_directory(frame, written, output.position)
-    return WrittenZip(written, frame.crc32)
+        archive = _Archive(output, transfer)
+        archive.add(f"{root}/data.pkl", BytesPayload(pickled))
+        archive.add(f"{root}/.format_version", BytesPayload(b"1"))
+        archive.add(f"{root}/.storage_alignment", BytesPayload(str(_ALIGNMENT).encode()))
+        archive.add(f"{root}/byteorder", BytesPayload(b"little"))
+        for index, payload in enumerate(storages):
+            archive.add(f"{root}/data/{index}", payload)
+        archive.add(f"{root}/version", BytesPayload(b"3\n"))
+    return archive.end()
 
 
 def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
@@ -96,55 +84,53 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
     return position + directory + 56 + 20 + 22
 
 
-def _write_member(output: Output, frame: _Frame, transfer: Transfer, name: str, payload: Payload) -> Written:
-    header = output.position
-    encoded = name.encode()
-    nbytes = payload.nbytes
-    flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
-    wide = _wide_field([nbytes, nbytes] if nbytes >= _FULL32 else [], [header] if header >= _FULL32 else [])
-    start = header + 30 + len(encoded) + len(wide) + 4
-    padding = b"Z" * (-start % _ALIGNMENT)
-    extra = wide + pack("<2sH", b"FB", len(padding)) + padding
-    local = pack("<4s5H3L2H", b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
-    frame.write(local + encoded + extra)
-    offset = output.position
-    checksum = transfer.send(payload, checksum=True)
-    if nbytes:
-        sizes = "<4sLQQ" if nbytes >= _FULL32 or header >= _FULL32 else "<4sLLL"
-        frame.write(pack(sizes, b"PK\x07\x08", checksum, nbytes, nbytes))
-    return Written(name, nbytes, checksum, header, offset)
+class _Archive:
+    """Members one after the other, and their directory behind them."""
 
+    def __init__(self, output: Output, transfer: Transfer) -> None:
+        self._output = output
+        self._transfer = transfer
+        self._members: list[Written] = []
+        self._directory = bytearray()
+        self._frame_crc32 = 0
 
-def _write_directory(frame: _Frame, members: list[Written], start: int) -> None:
-    entries = bytearray()
-    for name, nbytes, checksum, header, _ in members:
+    def add(self, name: str, payload: Payload) -> None:
+        header = self._output.position
         encoded = name.encode()
+        nbytes = payload.nbytes
         flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
-        wide = _wide_field([nbytes, nbytes] if nbytes >= _FULL32 else [], [header] if header >= _FULL32 else [])
-        size, offset = min(nbytes, _FULL32), min(header, _FULL32)
-        fixed = (b"PK\x01\x02", 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide), 0, 0, 0, 0, offset)
-        entries += pack("<4s6H3L5H2L", *fixed) + encoded + wide
-    end = start + len(entries)
-    count = len(members)
-    frame.write(entries)
-    frame.write(
-        pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, _MADE_BY, _NEEDED, 0, 0, count, count, len(entries), start)
-        + pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
-        + pack(
-            "<4s4H2LH",
-            b"PK\x05\x06",
-            0,
-            0,
-            min(count, _FULL16),
-            min(count, _FULL16),
-            min(len(entries), _FULL32),
-            min(start, _FULL32),
-            0,
-        )
-    )
+        wide = _wide_field(nbytes, header) if nbytes >= _FULL32 or header >= _FULL32 else b""
+        start = header + _LOCAL.size + len(encoded) + len(wide) + 4
+        padding = b"Z" * (-start % _ALIGNMENT)
+        extra = wide + pack("<2sH", b"FB", len(padding)) + padding
+        local = _LOCAL.pack(b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
+        self._write(local + encoded + extra)
+        offset = self._output.position
+        checksum = self._transfer.send(payload, checksum=True)
+        if nbytes:
+            layout = _WIDE_DESCRIPTOR if wide else _NARROW_DESCRIPTOR
+            self._write(layout.pack(b"PK\x07\x08", checksum, nbytes, nbytes))
+        self._members.append(Written(name, nbytes, checksum, header, offset))
+        size = min(nbytes, _FULL32)
+        entry = (b"PK\x01\x02", 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide))
+        self._directory += _ENTRY.pack(*entry, 0, 0, 0, 0, min(header, _FULL32)) + encoded + wide
+
+    def end(self) -> WrittenZip:
+        start, nbytes, count = self._output.position, len(self._directory), len(self._members)
+        self._write(self._directory)
+        self._write(pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start))
+        self._write(pack("<4sLQL", b"PK\x06\x07", 0, start + nbytes, 1))
+        short = (min(count, _FULL16), min(count, _FULL16), min(nbytes, _FULL32), min(start, _FULL32))
+        self._write(pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *short, 0))
+        return WrittenZip(self._members, start, self._frame_crc32)
+
+    def _write(self, frame: bytes | bytearray) -> None:
+        self._frame_crc32 = crc32(frame, self._frame_crc32)
+        self._output.write(frame)
 
 
-def _wide_field(sizes: list[int], header: list[int]) -> bytes:
-    """Return the zip64 extra field with the values that do not fit into 32 bits; nothing if all do."""
-    values = sizes + header
-    return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
+def _wide_field(nbytes: int, header: int) -> bytes:
+    """Return the zip64 extra field with the values that do not fit into 32 bits."""
+    values = [nbytes, nbytes] if nbytes >= _FULL32 else []
+    values += [header] if header >= _FULL32 else []
+    return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values)

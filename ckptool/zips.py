@@ -48,12 +48,15 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _PATCHED = 0x0020
 _DESCRIPTOR = 0x0008
-_BAD_NAME = re.compile(r"[\x00-\x1f\\]|(?:^|/)\.\.(?:/|$)|^/|^$")
-_UNICODE_PATH = 0x7075
+_NAME = re.compile(r"(?!/)(?!(?:[^/]*/)*\.\.(?:/|\Z))[^\x00-\x1f\\]+")
+"""No control characters or backslashes, not absolute, no way up."""
+_ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 _METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
-class _Directory(NamedTuple):
+class Directory(NamedTuple):
+    """Where the central directory stands, in bytes, and how many members it lists."""
+
     offset: int
     nbytes: int
     members: int
@@ -84,7 +87,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         MalformedFile: It contradicts the format.
         UnsupportedFeature: It is encrypted, or packed with something else than deflate.
     """
-    directory, notes = _find_directory(source)
+    directory, notes = find_directory(source)
     if directory.members > limits.entries:
         raise LimitExceeded(
             f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
@@ -123,7 +126,12 @@ def _note_gap(source: Source, start: int, stop: int) -> str:
     return f"{nbytes:,} bytes at {start:,} belong to no member"
 
 
-def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
+def find_directory(source: Source) -> tuple[Directory, list[str]]:
+    """
+    Return where the one directory stands that every reader finds, and what is odd about the end of the file.
+
+    Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
+    """
     tail_start = max(0, source.nbytes - _END_SEARCH)
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(_END_MAGIC)
@@ -138,7 +146,7 @@ def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
     _, disk, start_disk, disk_count, count, nbytes, offset, comment = _END.unpack_from(tail, at)
     if disk not in (0, _FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
-    directory = _zip64_directory(source, end, count, nbytes, offset) or _Directory(offset, nbytes, count, end)
+    directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
     gap = directory.end - directory.offset - directory.nbytes
     if gap:
         raise _ambiguous(
@@ -157,7 +165,7 @@ def _find_directory(source: Source) -> tuple[_Directory, list[str]]:
     return directory, notes
 
 
-def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> _Directory | None:
+def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> Directory | None:
     at = end - _LOCATOR.size
     locator = source.read(at, _LOCATOR.size) if at >= 0 else b""
     if not locator.startswith(_LOCATOR_MAGIC):
@@ -174,10 +182,10 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
     pairs = ((count, _FULL16, count64), (nbytes, _FULL32, nbytes64), (offset, _FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):
         raise _ambiguous("the zip and zip64 end records disagree", end)
-    return _Directory(offset64, nbytes64, count64, record_at)
+    return Directory(offset64, nbytes64, count64, record_at)
 
 
-def _read_entries(source: Source, directory: _Directory) -> list[_Entry]:
+def _read_entries(source: Source, directory: Directory) -> list[_Entry]:
     if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.members:
         raise MalformedFile(
             f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
@@ -256,7 +264,7 @@ def _zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
         position = begin + nbytes
         if position > len(extra):
             raise MalformedFile("an extra field reaches over its end", kind="malformed-zip", offset=at)
-        if tag == 0x0001:
+        if tag == _ZIP64:
             if found is not None:
                 raise _ambiguous("two zip64 fields in one member", at)
             found = extra[begin:position]
@@ -358,7 +366,7 @@ def _name(entry: _Entry) -> str:
         name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
     except UnicodeDecodeError as error:
         raise MalformedFile(f"member {_show(entry.name)} has a name that is not UTF-8", kind="malformed-zip") from error
-    if _BAD_NAME.search(name):
+    if not _NAME.fullmatch(name):
         raise MalformedFile(f"member {_show(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name
 

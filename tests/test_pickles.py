@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import pickletools
 from struct import pack
 from types import SimpleNamespace
@@ -255,6 +256,42 @@ def test_what_is_remembered_is_one_node() -> None:
     inner, again = read(b"]q\0h\0\x86.").root
 
     assert inner is again
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"]q\x00}q\x01h\x00h\x01\x87",
+        b"]q\x01}q\x02h\x01h\x02\x87",  # Python 2 counts from one
+        b"]r\x07\0\0\0}r\x03\0\0\0j\x07\0\0\0h\x03\x87",
+        b"]q\x05}q\x00(K\x01tq\x02h\x05h\x00h\x02\x87\x86\x86",
+        b"]q\x00}q\x00h\x00\x87",  # the later one counts
+        b"]p1\n}q\x000g1\nh\x00\x86\x86",
+        b"]\x94}\x94h\x00h\x01\x87",
+        b"]q\x03}\x94)\x94h\x03h\x01h\x02\x87\x87\x86",  # MEMOIZE counts what is there
+        b"]\x94}q\x01)q\x09N\x94h\x00h\x01h\x09h\x03\x87\x87\x87",
+    ],
+)
+def test_what_is_remembered_in_any_order_is_what_pickle_remembers(body: bytes) -> None:
+    data = b"\x80\x04(" + body + b"t."
+
+    assert shape_of(read(data).root) == shape_of(pickle.loads(data))
+
+
+def shape_of(value: Any, seen: dict[int, int] | None = None) -> Any:
+    """Return the kinds of nodes in a tuple, with a number where a list or dict was met before."""
+    seen = {} if seen is None else seen
+    if isinstance(value, tuple):
+        return tuple(shape_of(item, seen) for item in value)
+    if isinstance(value, list | dict | Dict):
+        return ("list" if isinstance(value, list) else "dict", seen.setdefault(id(value), len(seen)))
+    return value
+
+
+@pytest.mark.parametrize("body", [b"]q\x01h\x00", b"]q\x05h\x02", b"]q\x00h\x01", b"]\x94j\xff\xff\xff\xff"])
+def test_what_was_never_remembered_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedFile):
+        read(b"\x80\x04" + body + b".behind")
 
 
 def test_a_list_may_hold_itself() -> None:

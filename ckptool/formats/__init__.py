@@ -6,7 +6,6 @@ Content decides, never the suffix: each format is shown the same look at the fil
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import BinaryIO
 
 from ckptool import files
 from ckptool.checkpoint import Checkpoint
+from ckptool.collector import collector_paused
 from ckptool.errors import CkptoolError, UnknownFormat
 from ckptool.formats import (
     packed,
@@ -60,7 +60,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         CkptoolError: The format does, and then cannot read the rest.
     """
     path, member = _split_member(origin)
-    with _collector_paused(), _naming(path if isinstance(path, str) else None):
+    with collector_paused(), _naming(path if isinstance(path, str) else None):
         source, shown = files.open_source(path)
         try:
             with _naming(shown):
@@ -104,18 +104,6 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
         return path, None
     outer, _, member = path.partition(_MEMBER_MARK)
     return outer, member
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    # The collector would walk the growing tree again and again: a third of the time at 20,000 tensors.
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

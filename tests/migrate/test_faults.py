@@ -9,6 +9,7 @@ seconds; ``CKPTOOL_LONG=1`` takes all of it, 200 kills for 20, in some minutes.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import groupby
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import CkptoolError, MalformedFile, SourceChanged, files, outputs
+from ckptool import CkptoolError, MalformedFile, SourceChanged, files, outputs, to_torch, zip_writer
 from ckptool.errors import OutputFailed
 from ckptool.migration import migrate
 from ckptool.outputs import Output
@@ -690,6 +692,7 @@ def flipping(monkeypatch: pytest.MonkeyPatch, position: int, bits: int) -> list[
             before = self.position
             real(self, *args)
             if before <= position < self.position:
+                self.flush()
                 byte = os.pread(self._fd, 1, position)
                 os.pwrite(self._fd, bytes([byte[0] ^ bits]), position)
                 done.append(position)
@@ -735,6 +738,125 @@ def test_a_byte_of_a_large_file_that_is_not_kept(way: str, folder: Path, tmp_pat
         assert done == [position]
         assert caught.value.kind == "verification-failed"
         assert names_in(folder) == {source.name}
+
+
+def places(data: bytes) -> dict[str, int]:
+    """Return where each kind of byte stands in a zip that we wrote: the last byte of each."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        member = archive.getinfo("out/data/0")
+        pickled = archive.getinfo("out/data.pkl")
+        local = member.header_offset
+        payload = local + 30 + int.from_bytes(data[local + 26 : local + 28], "little")
+        padding = payload + int.from_bytes(data[local + 28 : local + 30], "little")
+        return {
+            "local header": local + 29,
+            "its name": payload - 1,
+            "its padding": padding - 1,
+            "payload": padding + member.file_size - 1,
+            "descriptor": padding + member.file_size + 15,
+            "pickle": data.index(b"\x80\x02") + pickled.file_size - 1,
+            "directory": data.index(b"PK\x01\x02", archive.start_dir + 1) - 1,
+            "zip64 record": data.index(b"PK\x06\x07") - 1,
+            "locator": data.index(b"PK\x05\x06") - 1,
+            "end": len(data) - 1,
+        }
+
+
+@pytest.mark.parametrize("count", [1, 500])
+def test_every_kind_of_byte_is_compared(folder: Path, tmp_path: Path, count: int) -> None:
+    tree = {f"w{i}": build.tensor(build.storage(str(i), 4)) for i in range(count)}
+    data = build.torch_zip(tree, {str(i): build.floats() for i in range(count)})
+    (folder / "source.pth").write_bytes(data)
+    for place, position in places(migrated(data, tmp_path)).items():
+        for back in (0, 1):
+            with pytest.MonkeyPatch.context() as patch:
+                done = flipping(patch, position - back, 1)
+                with pytest.raises(OutputFailed) as caught:
+                    migrate(folder / "source.pth", folder / "out.pth", to="cpu")
+            assert done == [position - back], place
+            assert caught.value.kind == "verification-failed"
+            assert names_in(folder) == {"source.pth"}
+
+
+def pair(one: bytes, other: bytes) -> dict[str, bytes]:
+    return {"w": one, "v": other}
+
+
+W, V = build.tensor(build.storage()), build.tensor(build.storage("1"), (2,), (1,), 1)
+TREES = {
+    "another name": {"w": W, "u": V},
+    "another order": {"v": V, "w": W},
+    "another shape": pair(build.tensor(build.storage(), (2, 2), (2, 1)), V),
+    "another stride": pair(W, build.tensor(build.storage("1"), (2,), (2,), 1)),
+    "another offset": pair(W, build.tensor(build.storage("1"), (2,), (1,), 2)),
+    "another type": pair(build.tensor(build.storage(dtype="IntStorage")), V),
+    "another's storage": pair(build.tensor(build.storage("1")), V),
+    "no such storage": pair(build.tensor(build.storage("2")), V),
+    "a smaller storage": pair(W, build.tensor(build.storage("1", 3), (2,), (1,), 1)),
+    "no tensor": {"w": W, "v": 1},
+    "one less": {"w": W},
+    "one more": {**pair(W, V), "x": V},
+}
+
+
+@pytest.mark.parametrize("what", ["nothing", *TREES])
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_a_pickle_that_says_something_else_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, form: Any, what: str
+) -> None:
+    source, stored = folder / "source.pth", {"0": build.floats(), "1": build.floats()}
+    source.write_bytes(build.torch_zip(pair(W, V), stored))
+    write_pickle = to_torch.write_pickle
+
+    def wrong(*args: Any) -> bytes:
+        write_pickle(*args)
+        return build.pickled(TREES.get(what, pair(W, V)))
+
+    monkeypatch.setattr(to_torch, "write_pickle", wrong)
+
+    if what == "nothing":
+        assert migrate(source, folder / "out.pth", form=form).verified
+        return
+    with pytest.raises(OutputFailed) as caught:
+        migrate(source, folder / "out.pth", form=form)
+    assert caught.value.kind == "verification-failed"
+    assert names_in(folder) == {"source.pth"}
+
+
+@pytest.mark.parametrize("broken", [b"", b"\x80\x02", b"\x80\x02h\x07.", b"\x80\x02}"])
+def test_a_pickle_that_is_none_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: bytes) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    monkeypatch.setattr(to_torch, "write_pickle", lambda *_: broken)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "source.pth", folder / "out.pth")
+    assert caught.value.kind == "verification-failed"
+
+
+@pytest.mark.parametrize("what", ["count", "size", "offset", "magic"])
+def test_a_zip_whose_directory_is_not_found_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    changes = {"count": (6, 7, 1), "size": (8, 8, 1), "offset": (9, 9, 1), "magic": (0, 0, b"PK\x06\x09")}
+    layout = "<4sQ2H2L4Q"
+    first, last, change = changes[what]
+    real = zip_writer.pack
+
+    def wrong(form: str, *values: Any) -> bytes:
+        if form == layout:
+            fields = list(values)
+            for index in range(first, last + 1):
+                fields[index] = change if isinstance(change, bytes) else fields[index] - change
+            values = tuple(fields)
+        return real(form, *values)
+
+    monkeypatch.setattr(zip_writer, "pack", wrong)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "source.pth", folder / "out.pth")
+    assert caught.value.kind == "verification-failed"
+    assert names_in(folder) == {"source.pth"}
 
 
 def test_without_verification_it_would_not_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ckptool import MalformedFile, open_checkpoint
 from ckptool.errors import MigrationRefused, OutputExists
+from ckptool.inert import Call, Dict, PersistentId
 from ckptool.migration import migrate
 from ckptool.transforms import add_prefix, strip_prefix, substitute
 from tests import build
@@ -476,3 +477,62 @@ def test_weights_come_out_of_every_container(container: str, form: Any, tmp_path
                 assert found.tensors[name].read() == source.weights[name].read()
     if form == "state_dict":
         assert {name for name in torch.load(tmp_path / "b") if name != "epoch"} == names
+
+
+# What a tensor's call says beside its facts
+
+
+def rebuilt(*args: Any, state: Any = None) -> bytes:
+    call = build.call(build.named("torch._utils", "_rebuild_tensor_v2"), build.storage("0", 4), 0, (4,), (1,), *args)
+    return call + (build.ops(state) + b"b" if state is not None else b"")
+
+
+ORDERED = build.named("collections", "OrderedDict")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        rebuilt(False, build.call(ORDERED) + b"(" + build.ops(1) + build.named("m", "hook") + b"u"),
+        rebuilt(False, build.call(ORDERED) + build.ops({"k": "v"}) + b"b"),
+        rebuilt(False, build.call(ORDERED, [("k", "v")])),
+        rebuilt(False, build.call(build.named("m", "OrderedDict"))),
+        rebuilt(False, {}),
+        rebuilt(False, None),
+        rebuilt(1, build.call(ORDERED)),
+        rebuilt(False, build.call(ORDERED), {"more": "facts"}),
+        rebuilt(False, build.call(ORDERED), state={"name": "x"}),
+    ],
+)
+def test_what_a_tensor_has_beside_its_facts_stays(call: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(build.torch_zip({"w": call}, {"0": build.floats()}))
+
+    migrate(tmp_path / "a.pth", tmp_path / "b.pth", to="cuda:3")
+
+    with open_checkpoint(tmp_path / "a.pth") as old, open_checkpoint(tmp_path / "b.pth") as new:
+        assert said(new.root) == said(old.root).replace("'cpu'", "'cuda:3'")
+
+
+def said(node: Any) -> str:
+    """Return what a tree of nodes says, all of it."""
+    if isinstance(node, Call):
+        parts = (node.func, node.args, node.state, node.items, node.pairs)
+        return f"Call({', '.join(map(said, parts))})"
+    if isinstance(node, list | tuple):
+        return f"{type(node).__name__}({', '.join(map(said, node))})"
+    if isinstance(node, Dict):
+        return f"Dict{said(node.pairs)}"
+    return (
+        f"Persistent{said(node.pid)}" if isinstance(node, PersistentId) else str(node) if node is None else repr(node)
+    )
+
+
+def test_the_hooks_of_each_tensor_are_its_own(tmp_path: Path) -> None:
+    saved({name: torch.ones(3, requires_grad=True) for name in "ab"}, tmp_path / "a.pth")
+
+    migrate(tmp_path / "a.pth", tmp_path / "b.pth")
+
+    found = torch.load(tmp_path / "b.pth")
+    found["a"].register_hook(lambda gradient: gradient)
+    assert found["a"]._backward_hooks
+    assert not found["b"]._backward_hooks

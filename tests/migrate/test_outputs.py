@@ -20,6 +20,7 @@ import pytest
 
 from ckptool import CkptoolError, outputs
 from ckptool.errors import OutputExists, OutputFailed
+from ckptool.files import FileSource
 from ckptool.migration import migrate
 from ckptool.outputs import Output
 from tests import build
@@ -191,6 +192,41 @@ def test_a_file_system_without_links_will_do(
     assert names_in(folder) == {"model.pth", "out.pth"}
     with pytest.raises(OutputExists):
         migrate(folder / "model.pth", folder / "out.pth")
+
+
+# Small pieces wait for each other
+
+
+def test_pieces_stand_in_the_order_in_which_they_came(way: str, tmp_path: Path) -> None:
+    large, source = os.urandom(outputs._WAITING_NBYTES + 1), tmp_path / "source"
+    source.write_bytes(b"copied" * 1000)
+    with Output(str(tmp_path / "out")) as output:
+        expected = b""
+        for number in range(300):
+            for piece in (b"%d," % number, b"", bytearray(b"x" * 9_000), memoryview(large[:number])):
+                output.write(piece)
+                expected += piece
+            if number % 70 == 0:
+                output.write(large)
+                output.copy(FileSource(str(source)), 3, 5000)
+                expected += large + source.read_bytes()[3:5003]
+            assert output.position == len(expected)
+        output.publish()
+
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+@pytest.mark.parametrize("look", ["flush", "source", "nbytes"])
+def test_what_waits_is_there_for_whoever_looks(way: str, look: str, tmp_path: Path) -> None:
+    with Output(str(tmp_path / "out")) as output:
+        output.write(b"waiting")
+        if look == "flush":
+            output.flush()
+            assert os.stat(output.reading_path()).st_size == 7  # noqa: PTH116 - a link only the system can follow
+        elif look == "source":
+            assert output.source().read(0, 7) == b"waiting"
+        else:
+            assert output.nbytes == 7
 
 
 # The source is the target

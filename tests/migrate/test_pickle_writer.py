@@ -22,7 +22,7 @@ from typing_extensions import Self
 from ckptool.errors import MigrationRefused
 from ckptool.files import BytesSource
 from ckptool.inert import Call, Dict, Global, PersistentId, Set, children, is_container
-from ckptool.pickle_writer import write_pickle
+from ckptool.pickle_writer import PlainTensor, write_pickle
 from ckptool.pickles import read_pickle
 from tests import build
 
@@ -373,6 +373,42 @@ def test_a_reference_to_the_outside_is_written_as_one() -> None:
     node = PersistentId(("storage", "0", 4))
 
     assert Loads(io.BytesIO(write_pickle([node, node]))).load() == [("loaded", ("storage", "0", 4))] * 2
+
+
+class Recorder(pickle.Unpickler):
+    """Shows what a pickle would call, without calling it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return lambda *args: [f"{module}.{name}", *args]
+
+    def persistent_load(self, pid: Any) -> Any:
+        return ["stored", *(part()[0] if callable(part) else part for part in pid)]
+
+
+SIZES = [(), (0,), (7,), (255, 256), (1, 65_535, 65_536), (2, 3, 4, 5), (1 << 31, 1 << 40, *range(5)), (1 << 62,)]
+
+
+@pytest.mark.parametrize("beside", [[], [{1, 2}]], ids=["protocol 2", "protocol 4"])
+def test_a_plain_tensor_is_written_as_torch_calls_it(beside: list[Any]) -> None:
+    tensors = [
+        PlainTensor(Global("torch", cls), key, location, sum(shape), offset, shape, shape[::-1], number % 2 == 0)
+        for cls, location in (("FloatStorage", "cpu"), ("LongStorage", "cpu"), ("FloatStorage", "cuda:0"))
+        for number, (shape, offset, key) in enumerate(
+            zip(SIZES, (0, 1, 255, 256, 65_535, 65_536, 1 << 31, 1 << 62), ("0", "cpu", "ü", *"12345"), strict=True)
+        )
+    ]
+
+    data = write_pickle([*tensors, "cpu", "0", *(Set(list(one)) for one in beside), tensors[3]])
+
+    assert data[1] == (4 if beside else 2)
+    found = Recorder(io.BytesIO(data)).load()
+    for made, said in zip(found, tensors, strict=False):
+        stored = ["stored", "storage", f"torch.{said.cls.name}", said.key, said.location, said.numel]
+        facts = [stored, said.offset, said.shape, said.stride, said.requires_grad, ["collections.OrderedDict"]]
+        assert made == ["torch._utils._rebuild_tensor_v2", *facts]
+    assert len({id(made[-1]) for made in found[: len(tensors)]}) == len(tensors)  # hooks are each tensor's own
+    assert found[len(tensors) : len(tensors) + 2] == ["cpu", "0"]
+    assert found[-1] is found[3]
 
 
 @pytest.mark.parametrize(
