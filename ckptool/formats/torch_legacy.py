@@ -16,7 +16,7 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 from __future__ import annotations
 
 from ckptool import inert
-from ckptool.checkpoint import Checkpoint, ClassSource
+from ckptool.checkpoint import Checkpoint, ClassSource, Stream
 from ckptool.contents import collect
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.files import BytesSource, ReadAhead, Source
@@ -64,7 +64,7 @@ def read(probe: Probe) -> Checkpoint:
         contents,
         root=stream.tree.root,
         rebuilder=rebuilder,
-        globals=stream.tree.globals,
+        streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
     )
@@ -100,6 +100,11 @@ class LegacyStream:
         """Whether the machine was. Its elements are little-endian all the same."""
         self.tree = read_pickle(source, system.end)
         keys = read_pickle(source, self.tree.end)
+        self.start = keys.end
+        """Where the pickles end and the storages begin."""
+        self.globals = tuple(
+            found for pickled in (magic, protocol, system, self.tree, keys) for found in pickled.globals
+        )
         self._storages: dict[str, TypedStorage] = {}
         self.end = self._walk_storages(self._announced(), keys.root, keys.end)
 
