@@ -79,7 +79,8 @@ def judge(checkpoint: Checkpoint) -> StockLoad:
 def place_of(asked: Asked) -> str:
     """Return where a name is asked for, for people to read."""
     inside = "" if asked.nested_at is None else f" of a pickle inside, at {asked.nested_at:,}"
-    return f"{asked.record + ', ' if asked.record else ''}byte {asked.offset:,}{inside}"
+    record = asked.record.rpartition("/")[2]
+    return f"{record + ', ' if record else ''}byte {asked.offset:,}{inside}"
 
 
 def _asked(checkpoint: Checkpoint, scans: list[Scan]) -> tuple[Asked, ...]:
@@ -122,6 +123,6 @@ def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
         unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in allowed.OPCODES]
         if unknown:
             offset, op = min(unknown)
-            where = f"{stream.record + ', ' if stream.record else ''}byte {offset:,}"
+            where = f"{stream.record.rpartition('/')[2] + ', ' if stream.record else ''}byte {offset:,}"
             found.append(Refusal("opcode", f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip() + f" ({where})"))
     return found

@@ -18,7 +18,7 @@ from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.tensors import LazyTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,3 +287,47 @@ def _tensor(tensor: LazyTensor) -> Any:
         if data
         else torch.empty(info.shape, dtype=dtype)
     )
+
+
+def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    """
+    Build the model that the *user* names, and return the shape of each tensor of its state_dict(), by name.
+
+    Raises:
+        MigrationRefused: The class cannot be imported or built.
+    """
+    import torch
+
+    state = _build(spec, arguments).state_dict()
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+class ValueFacts(NamedTuple):
+    """What the elements of a tensor come to. Counts are of elements."""
+
+    nan: int
+    infinite: int
+    all_zero: bool
+    only_minus_infinity_and_zero: bool
+
+
+def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
+    """Return what is odd about the elements of a tensor, given packed and in order, in pieces of whole elements."""
+    import torch
+
+    of_type = getattr(torch, dtype)
+    nan = infinite = 0
+    all_zero = only_masks = True
+    for piece in pieces:
+        if not of_type.is_floating_point and not of_type.is_complex:
+            all_zero = all_zero and not any(piece)
+            continue
+        values = torch.frombuffer(bytearray(piece), dtype=of_type)
+        values = torch.view_as_real(values) if of_type.is_complex else values
+        if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
+            values = values.to(torch.float32)
+        nan += int(values.isnan().sum())
+        infinite += int(values.isinf().sum())
+        all_zero = all_zero and not bool(values.count_nonzero())
+        only_masks = only_masks and bool(((values == 0) | (values == -torch.inf)).all())
+    return ValueFacts(nan, infinite, all_zero, only_masks)

@@ -139,11 +139,12 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
         **{name: options[name] for name in same.split()},
         "rules": rules,
         "verify": not options["no_verify"],
-        "model_arguments": dict(_model_argument(text) for text in options["model_args"]),
+        "model_arguments": dict(model_argument(text) for text in options["model_args"]),
     }
 
 
-def _model_argument(text: str) -> tuple[str, object]:
+def model_argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of ``K=V``: a Python literal, or else text."""
     import ast
 
     name, separator, value = text.partition("=")
