@@ -7,7 +7,7 @@ values needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ckptool.archive import Archive, Record, inflated_crc32
@@ -15,7 +15,7 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.findings import Finding, some
 from ckptool.limits import Limits
-from ckptool.tensors import LazyTensor, TensorInfo, identity
+from ckptool.tensors import TensorInfo, identity
 from ckptool.transfer import checksums_of_file
 
 _PIECE: Final = 1 << 26
@@ -123,21 +123,22 @@ def _all_parts(info: TensorInfo) -> Iterator[TensorInfo]:
         todo.extend(part for _, part in current.parts)
 
 
-def survey(tensors: Iterable[LazyTensor], limits: Limits) -> Iterator[Finding]:
+def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     """
     Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
 
-    Imports torch. Tensors that have no plain bytes are left out, and said to be.
+    Imports torch. Tensors that have no plain bytes are left out, and said to be (CK113).
     """
     from ckptool import torch_bridge
 
+    trained = _trained(checkpoint)
     nan: list[str] = []
     infinite: list[str] = []
-    masks: list[str] = []
+    harmless: list[str] = []
     zero: list[str] = []
     unread: list[str] = []
     seen: set[tuple[object, ...]] = set()
-    for tensor in tensors:
+    for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
         info = tensor.info
         if identity(info) in seen or not info.numel or info.storage is None:
             continue
@@ -147,24 +148,30 @@ def survey(tensors: Iterable[LazyTensor], limits: Limits) -> Iterator[Finding]:
         except (UnsupportedFeature, LimitExceeded):
             unread.append(tensor.name)
             continue
-        if facts.nan:
+        if (facts.nan or facts.infinite) and (tensor.name not in trained or facts.only_minus_infinity_and_zero):
+            harmless.append(tensor.name)  # a mask, or the best score of no epoch yet
+        elif facts.nan:
             nan.append(f"{tensor.name} ({facts.nan:,} of {info.numel:,})")
-        if facts.infinite and facts.only_minus_infinity_and_zero:
-            masks.append(tensor.name)
         elif facts.infinite:
             infinite.append(f"{tensor.name} ({facts.infinite:,} of {info.numel:,})")
         if facts.all_zero:
             zero.append(tensor.name)
     if nan:
-        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _TRAINED)
+        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
     if infinite:
-        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _TRAINED)
-    if masks:
-        yield Finding("CK111", "info", f"nothing but 0 and -inf, as masks have: {some(masks)}")
+        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
+    if harmless:
+        yield Finding("CK111", "info", f"infinities or NaN in masks, or beside the weights: {some(harmless)}")
     if zero:
         yield Finding("CK112", "info", f"all zero: {len(zero):,} tensors: {some(zero)}")
     if unread:
         yield Finding("CK113", "info", f"values not looked at, for they are no plain numbers: {some(unread)}")
 
 
-_TRAINED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
+def _trained(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of tensors that training works on: of models, their averages and optimizers."""
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema", "optimizer")]
+    return {f"{one.key}.{name}" if one.key else name for one in found for name in one}
+
+
+_DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."

@@ -50,9 +50,14 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if extras:
         yield _line("also holds", _extras(extras))
     for finding in findings:
-        yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
-        if finding.hint:
-            yield _line("", show(finding.hint))
+        yield from finding_lines(finding)
+
+
+def finding_lines(finding: Finding) -> Iterator[str]:
+    """Yield the line of a finding, and below it what to do; the command that does it stands on a line of its own."""
+    yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
+    why, found, command = (finding.hint or "").partition("Run: ")
+    yield from (_line("", show(text)) for text in (why.rstrip(), found + command) if text)
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:

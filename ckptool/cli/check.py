@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from ckptool.check import CheckReport
-from ckptool.check import check as check_file
-from ckptool.render import error_text
+from ckptool.checking import CheckReport
+from ckptool.checking import check as check_file
+from ckptool.render import error_text, finding_lines
 from ckptool.stock_load import Asked, place_of
 from ckptool.tables import show, show_nbytes
 
@@ -87,9 +87,7 @@ def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
     if report.format is not None and report.file_nbytes is not None:
         yield _line("format", f"{report.format}, {show_nbytes(report.file_nbytes)}")
     for finding in report.findings:
-        yield _line(finding.severity, f"{finding.code} {show(finding.message)}")
-        if finding.hint:
-            yield _line("", show(finding.hint))
+        yield from finding_lines(finding)
     if show_globals:
         for one in report.globals:
             yield _line(

@@ -149,7 +149,7 @@ def _examine(
         whole = integrity.verify(checkpoint, limits)
         found += whole.findings
         if depth == "values":
-            found += integrity.survey((*checkpoint.tensors.values(), *checkpoint.attributes.values()), limits)
+            found += integrity.survey(checkpoint, limits)
     return CheckReport(
         f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         depth,
