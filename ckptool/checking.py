@@ -14,7 +14,7 @@ from ckptool import findings as known
 from ckptool import needs, stock_load
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, TruncatedFile
-from ckptool.findings import Finding, some, state_dict_command
+from ckptool.findings import Finding, many, some, state_dict_command
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.stock_load import Asked, StockLoad
@@ -58,7 +58,7 @@ class CheckReport(NamedTuple):
         if self.error is not None:
             return "cannot be opened"
         counts = [
-            f"{count:,} {severity}{'s' if count > 1 else ''}"
+            many(count, severity)
             for severity in ("error", "warning")
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]

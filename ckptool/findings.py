@@ -230,6 +230,11 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
 
 
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural where that is due."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def foreign(checkpoint: Checkpoint) -> list[str]:
     """Return the names that unpickling would import from elsewhere than torch, numpy and Python's containers."""
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ckptool.archive import Archive, Record, inflated_crc32
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
-from ckptool.findings import Finding, some
+from ckptool.findings import Finding, many, some
 from ckptool.limits import Limits
 from ckptool.tensors import TensorInfo, identity
 from ckptool.transfer import checksums_of_file
@@ -54,7 +54,7 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
         damaged, without = _check_records(archive, limits)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:_MOST_FINDINGS]]
         if len(damaged) > _MOST_FINDINGS:
-            more = f"{len(damaged) - _MOST_FINDINGS:,} more records are damaged"
+            more = f"{many(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
             findings.append(Finding("CK105", "error", more, _AGAIN))
         bare += without
         records += len(archive)
@@ -62,7 +62,7 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     checkpoint.check_unchanged()
     if bare:
         nbytes = sum(record.nbytes for record in bare)
-        what = f"no checksum for {len(bare):,} records, {nbytes:,} bytes: a changed byte in them would not show"
+        what = f"no checksum for {many(len(bare), 'record')} of {nbytes:,} bytes: a changed byte there would not show"
         findings.append(Finding("CK104", "info", what))
     return Integrity(tuple(findings), checkpoint.source.nbytes, records, matching)
 
@@ -163,7 +163,7 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     if harmless:
         yield Finding("CK111", "info", f"infinities or NaN in masks, or beside the weights: {some(harmless)}")
     if zero:
-        yield Finding("CK112", "info", f"all zero: {len(zero):,} tensors: {some(zero)}")
+        yield Finding("CK112", "info", f"{many(len(zero), 'tensor')} all zero: {some(zero)}")
     if unread:
         yield Finding("CK113", "info", f"values not looked at, for they are no plain numbers: {some(unread)}")
 

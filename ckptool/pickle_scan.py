@@ -18,6 +18,9 @@ _LONGEST_FIXED: Final = 9
 _PROTO: Final = 0x80
 _MAX_PROTOCOL: Final = 5
 _MOST_NESTED: Final = 1000
+_MOST_BEHIND: Final = 5
+"""Pickles that stand one behind the other in a legacy stream."""
+_DEEPEST: Final = 4
 
 _FIXED: Final = {
     0x80: 1,  # PROTO
@@ -60,7 +63,7 @@ class Nested(NamedTuple):
     """A pickle in the bytes of another."""
 
     offset: int
-    """Of its first byte, in the source of the outer one."""
+    """Of the string's first byte, in the source of the outermost one."""
     pickle: Pickle
 
 
@@ -73,8 +76,12 @@ class Scan(NamedTuple):
     """Strings that are pickles from their first byte on; text is looked at as Latin-1, for protocol 2 has no bytes."""
 
 
-def scan(source: Source, start: int, end: int) -> Scan:
-    """Walk the pickles that fill ``source[start:end]``, one behind the other."""
+def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
+    """
+    Walk the pickles that fill ``source[start:end]``, one behind the other.
+
+    Strings that are pickles of protocol 2 to 5 are looked into, to a depth of four, a thousand of them.
+    """
     opcodes: dict[int, int] = {}
     nested: list[Nested] = []
     steps = _STEPS
@@ -95,7 +102,7 @@ def scan(source: Source, start: int, end: int) -> Scan:
                 count = int.from_bytes(data[pos + 1 : pos + 1 + width], "little")
                 step = 1 + width + count
                 if count > 1 and len(nested) < _MOST_NESTED:
-                    nested += _nested(source, base + pos + 1 + width, count, op)
+                    nested += _nested(source, base + pos + 1 + width, count, op, depth)
             else:
                 step = _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
         pos += step
@@ -119,7 +126,8 @@ def _to_end_of_lines(source: Source, position: int, end: int, count: int) -> int
     return end
 
 
-def _nested(source: Source, offset: int, nbytes: int, op: int) -> list[Nested]:
+def _nested(source: Source, offset: int, nbytes: int, op: int, depth: int) -> list[Nested]:
+    """Return the pickles that a string consists of or begins with, and those inside them."""
     head = source.read(offset, min(3, nbytes))
     if op in _BYTES and head[0] == _PROTO and head[1] <= _MAX_PROTOCOL:
         inner: Source = SliceSource(source, offset, nbytes)
@@ -130,7 +138,14 @@ def _nested(source: Source, offset: int, nbytes: int, op: int) -> list[Nested]:
             return []
     else:
         return []
+    found: list[Nested] = []
+    end = 0
     try:
-        return [Nested(offset, read_pickle(inner))]
+        while end < inner.nbytes and len(found) < _MOST_BEHIND:
+            found.append(Nested(offset, read_pickle(inner, end)))
+            end = found[-1].pickle.end
     except CkptoolError:
-        return []  # bytes that only begin like one
+        pass  # bytes that only begin like one, or what stands behind it
+    if found and depth < _DEEPEST:
+        found += (Nested(offset, one.pickle) for one in scan(inner, 0, end, depth=depth + 1).nested)
+    return found

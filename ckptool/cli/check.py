@@ -23,7 +23,7 @@ _LABEL = 13
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--deep", is_flag=True, help="Read every byte, and hold it against checksums.")
-@click.option("--values", is_flag=True, help="With --deep: also look for NaN, infinities and zeros. Needs torch.")
+@click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @click.option("--device-check", is_flag=True, help="Hold device tags against the devices of this machine. Needs torch.")
 @click.option("--like", metavar="OTHER", help="Hold names and shapes against those of another checkpoint.")
 @click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class and hold names and shapes against it.")

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import ckptool
+from ckptool import torch_bridge
 from ckptool.checking import CheckReport, check
 from ckptool.cli import cli
 from tests.build import one_of_each
@@ -112,6 +114,23 @@ def test_devices_are_compared_with_those_that_are_given() -> None:
     assert codes("device-forged-mps-zip.pth", ["cpu", "mps"]) == []
     assert codes("device-forged-meta-zip.pth", ["cpu"]) == []
     assert codes("state-dict-plain-cpu-zip.pth", ["cpu"]) == []
+
+
+@pytest.mark.parametrize("path", [path for path in OURS if path.suffix == ".pth"], ids=lambda path: path.name)
+def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
+    report = check(path, devices=[device.tag for device in torch_bridge.devices().devices])
+    codes = {(finding.code, finding.severity) for finding in report.findings}
+    if ("CK202", "warning") in codes:
+        pytest.skip("torch.load() refuses the file, whatever its devices")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.load(path)
+        except Exception:  # noqa: BLE001 - whatever it is, it does not open
+            assert ("CK503", "warning") in codes
+        else:
+            assert ("CK503", "warning") not in codes
 
 
 def test_the_devices_of_this_machine_are_asked_for_on_request() -> None:

@@ -98,6 +98,17 @@ def test_pickles_inside_strings_are_looked_into(protocol: int) -> None:
     assert [finding.severity for finding in report.findings if finding.code == "CK203"] == ["info"]
 
 
+def test_every_pickle_of_a_stream_inside_a_pickle_is_looked_into() -> None:
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, buffer, _use_new_zipfile_serialization=False)
+    names = {one.name for one in check(pickle.dumps({"stream": buffer.getvalue()})).globals}
+    assert "torch._utils._rebuild_tensor_v2" in names
+
+    innermost = pickle.dumps(io.BytesIO, 4)
+    deep = pickle.dumps({"outer": pickle.dumps({"inner": innermost}, 4)}, 4)
+    assert [one.name for one in check(deep).globals] == ["_io.BytesIO"]
+
+
 @pytest.mark.parametrize("text", ["\x80", "\x80\x02", "\x80\x02caf", "the os.system of it", "__reduce__"])
 def test_strings_that_only_look_like_something_are_no_finding(text: str) -> None:
     report = check(torch_zip({"note": text, "blob": python_2(text.encode("latin-1"))}))
