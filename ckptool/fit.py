@@ -8,7 +8,7 @@ from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import MigrationRefused
 from ckptool.findings import Finding, run, some, state_dict_command
 from ckptool.guess_keys import guess_renames, nearest
-from ckptool.match_keys import Changes, KeyMatch, Shapes, is_benign, match
+from ckptool.match_keys import Changes, Shapes, is_benign, match
 from ckptool.weights import NameChanges, choose, prepare
 
 _MOST_EXCLUDED = 8
@@ -21,8 +21,7 @@ def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple
     Raises:
         MigrationRefused: It is not known which state dict they are.
     """
-    weights = prepare(checkpoint, choose(checkpoint, key, "auto"), NameChanges())
-    return {name: tensor.info.shape for name, tensor in weights.tensors.items()}
+    return _shapes(checkpoint, choose(checkpoint, key, "auto"))
 
 
 def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | None = None) -> Iterator[Finding]:
@@ -30,48 +29,45 @@ def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | Non
     Yield how the weights of a checkpoint meet the names and shapes that ``model`` expects.
 
     CK601 they fit, CK602 they do under other names, CK603 missing, CK604 unexpected, CK605 of another shape, CK606 it
-    cannot be known which names are meant.
+    cannot be known which names are meant; CK600 they cannot be compared, for nobody knows which state dict it is.
     """
     try:
-        found = shapes_of(checkpoint, key)
         chosen = choose(checkpoint, key, "auto")
+        found = _shapes(checkpoint, chosen)
     except MigrationRefused as error:
         hint = error.hint or state_dict_command(checkpoint)
         yield Finding("CK600", "warning", f"cannot be held against {model}: {error.message}", hint)
         return
-    matched = match(expected, found)
-    yield from _Fit(checkpoint, chosen, expected, found, matched, model).findings()
+    yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
+
+
+def _shapes(checkpoint: Checkpoint, chosen: StateDict) -> dict[str, tuple[int, ...]]:
+    weights = prepare(checkpoint, chosen, NameChanges())
+    return {name: tensor.info.shape for name, tensor in weights.tensors.items()}
 
 
 class _Fit:
-    def __init__(
-        self, checkpoint: Checkpoint, chosen: StateDict, expected: Shapes, found: Shapes, matched: KeyMatch, model: str
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, key: str, expected: Shapes, found: Shapes, model: str) -> None:
         self._checkpoint = checkpoint
-        self._key = chosen.key
+        self._key = key
         self._expected = expected
         self._found = found
-        self._matched = matched
+        self._matched = match(expected, found)
         self._model = model
 
     def findings(self) -> Iterator[Finding]:
         matched = self._matched
         total = len(self._expected)
         if matched.exact and not matched.changes:
-            yield Finding("CK601", "info", f"all {total:,} names and shapes are those of {self._model}")
+            inside = ", once its wrappers are off" if matched.target_wrapped else ""
+            hint = "Load it before the model is wrapped." if inside else None
+            yield Finding("CK601", "info", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
         elif matched.changes and not matched.alternatives:
-            named = " ".join(word for change in matched.changes for word in change.arguments)
-            yield Finding(
-                "CK602",
-                "warning",
-                f"{len(matched.pairs):,} of {total:,} names of {self._model} are there under other names: {named}",
-                self._migrate(matched.changes, self._left_out()),
-            )
+            what = f"{len(matched.pairs):,} of {total:,} names of {self._model} are there under other names"
+            hint = self._migrate(matched.changes, self._left_out())
+            yield Finding("CK602", "warning", f"{what}: {_options(matched.changes)}", hint)
         elif matched.alternatives:
-            ways = [
-                " ".join(word for change in changes for word in change.arguments)
-                for changes in (matched.changes, *matched.alternatives)
-            ]
+            ways = [_options(changes) for changes in (matched.changes, *matched.alternatives)]
             what = f"{len(matched.pairs):,} of {total:,} names are there more than once: {some(ways)}"
             hint = self._migrate(matched.changes, self._left_out(), why="Choose one of them.")
             yield Finding("CK606", "warning", what, hint)
@@ -87,30 +83,27 @@ class _Fit:
             near = nearest(missing, self._expected, matched.unexpected, self._found)
             listed = [f"{name} (like {near[name]}?)" if name in near else name for name in missing]
             guesses = guess_renames(matched, self._expected, self._found)
-            hint = None
             if guesses != matched.changes:
                 hint = self._migrate(guesses, (), why="If these are the same tensors, rename them.")
             elif near:
                 hint = "If these are the same tensors, rename them with 'ckptool migrate --rename RE=REPL'."
             else:
-                hint = (
-                    "Take the checkpoint that goes with this model, or build the model with the arguments of the file."
-                )
+                hint = "Take the checkpoint that goes with this model, or build the model as the file's was."
             yield Finding("CK603", "warning", f"{len(missing):,} missing: {some(listed)}", hint)
         if computed:
             what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
             yield Finding("CK603", "info", what, "Load with strict=False if load_state_dict() minds.")
 
     def _unexpected(self) -> Iterator[Finding]:
-        matched = self._matched
-        for names, severity in (
-            ([name for name in matched.unexpected if not is_benign(name)], "warning"),
-            ([name for name in matched.unexpected if is_benign(name)], "info"),
-        ):
-            if names:
-                hint = self._migrate(matched.changes, self._left_out(), why="Leave out what the model has no use for.")
-                what = f"{len(names):,} unexpected: {some(names)}"
-                yield Finding("CK604", "warning" if severity == "warning" else "info", what, hint)
+        unexpected = self._matched.unexpected
+        if not unexpected:
+            return
+        others = [name for name in unexpected if not is_benign(name)]
+        options = self._left_out()
+        why = "Leave out what the model has no use for."
+        hint = self._migrate(self._matched.changes, options, why=why) if options else "Load with strict=False."
+        what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
+        yield Finding("CK604", "warning" if others else "info", what, hint)
 
     def _reshaped(self) -> Iterator[Finding]:
         reshaped = self._matched.reshaped
@@ -144,6 +137,10 @@ class _Fit:
         return run(self._checkpoint, "migrate", "--form", "state_dict", *key, *options, *words, why=why)
 
 
+def _options(changes: Changes) -> str:
+    return " ".join(word for change in changes for word in change.arguments)
+
+
 def _excluding(names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the options that leave these names out and not those that are taken: by their heads, if they are many."""
     globs = [_literal(name) for name in names]
@@ -152,7 +149,9 @@ def _excluding(names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ..
         if any(name.partition(".")[0] in heads for name in taken):
             return ()
         globs = [f"{_literal(head)}.*" for head in heads]
-    return tuple(word for glob in globs[:_MOST_EXCLUDED] for word in ("--exclude", glob))
+    if len(globs) > _MOST_EXCLUDED:
+        return ()
+    return tuple(word for glob in globs for word in ("--exclude", glob))
 
 
 def _literal(name: str) -> str:

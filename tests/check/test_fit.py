@@ -141,3 +141,33 @@ def test_a_model_that_cannot_be_built_is_refused(spec: str, tmp_path: Path) -> N
     result = CliRunner().invoke(cli, ["check", str(path), "--model", spec])
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: ")
+
+
+def test_a_rename_is_suggested_where_a_name_is_missing_and_one_like_it_is_left(tmp_path: Path) -> None:
+    state = OrderedDict((name.replace("head.", "fc."), value) for name, value in Net().state_dict().items())
+    report = check(write(tmp_path, state), model=SPEC)
+    (finding,) = [one for one in report.findings if one.code == "CK603"]
+
+    assert finding.message == "2 missing: head.weight (like fc.weight?), head.bias (like fc.bias?)"
+    assert finding.hint is not None
+    assert finding.hint.startswith("If these are the same tensors, rename them. Run: ")
+
+
+def test_many_unexpected_names_are_left_out_by_their_heads(tmp_path: Path) -> None:
+    state = Net().state_dict()
+    state.update({f"decoder.{index}.weight": torch.ones(1) for index in range(20)})
+    report = check(write(tmp_path, state), model=SPEC)
+
+    Net().load_state_dict(torch.load(migrated(commands(report)[0])), strict=True)
+
+
+def test_a_model_with_wrappers_inside_is_seen_through(tmp_path: Path) -> None:
+    wrapped_inside = OrderedDict(
+        (name.replace("stem.", "stem._orig_mod."), value) for name, value in Net().state_dict().items()
+    )
+    other = tmp_path / "other.pth"
+    torch.save(wrapped_inside, other)
+    (finding,) = check(write(tmp_path, Net().state_dict()), like=other).findings
+
+    assert (finding.code, finding.severity) == ("CK601", "info")
+    assert finding.hint == "Load it before the model is wrapped."
