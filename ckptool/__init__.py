@@ -31,6 +31,7 @@ from ckptool.limits import Limits
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
 
 if TYPE_CHECKING:
+    from ckptool.checking import CheckReport, check
     from ckptool.migration import migrate
     from ckptool.report import MigrationReport
     from ckptool.torch_bridge.assembly import Cost
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmbiguousFile",
+    "CheckReport",
     "Checkpoint",
     "CkptoolError",
     "ClassSource",
@@ -76,6 +78,7 @@ __all__ = [
     "UnsafePickle",
     "UnsupportedFeature",
     "WeightsMismatch",
+    "check",
     "load",
     "load_into",
     "load_model",
@@ -95,6 +98,10 @@ def __getattr__(name: str) -> Any:
         from ckptool import report
 
         return report.__dict__[name]
+    if name in ("CheckReport", "check"):
+        from ckptool import checking
+
+        return checking.__dict__[name]
     if name in ("load", "predict_memory"):
         from ckptool.torch_bridge import loading
 

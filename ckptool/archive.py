@@ -120,27 +120,58 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
     """
     import zlib
 
+    output = bytearray()
+    for chunk in _inflated(source, record, limits):
+        output += chunk
+    if record.crc32 and zlib.crc32(output) != record.crc32:
+        raise MalformedFile(f"record {record.name!r} is damaged: its CRC-32 does not match", kind="damaged-record")
+    return bytes(output)
+
+
+def inflated_crc32(source: Source, record: Record, limits: Limits) -> int:
+    """
+    Return the CRC-32 of a compressed member's content, which is checked against its size, in bounded memory.
+
+    Raises what ``inflate`` raises, but nothing about the checksum.
+    """
+    import zlib
+
+    found = 0
+    for chunk in _inflated(source, record, limits):
+        found = zlib.crc32(chunk, found)
+    return found
+
+
+def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]:
+    """Yield the content of a compressed member in bounded pieces, none of them beyond the size that it claims."""
+    import zlib
+
     allowed = limits.inflated(source.nbytes)
     if record.nbytes > allowed:
         raise _too_large(record.name, record.nbytes, allowed)
     unpacker = zlib.decompressobj(-15)
-    output = bytearray()
+    done = position = 0
+    pending = b""
     try:
-        for start in range(0, record.stored_nbytes, _CHUNK):
-            chunk = source.read(record.offset + start, min(_CHUNK, record.stored_nbytes - start))
-            output += unpacker.decompress(chunk, record.nbytes + 1 - len(output))
-            if len(output) > record.nbytes or unpacker.unused_data:
+        while not unpacker.eof and done <= record.nbytes:
+            if not pending and position < record.stored_nbytes:
+                pending = source.read(record.offset + position, min(_CHUNK, record.stored_nbytes - position))
+                position += len(pending)
+            chunk = unpacker.decompress(pending, min(_CHUNK, record.nbytes + 1 - done))
+            exhausted = not chunk and position == record.stored_nbytes and not unpacker.unconsumed_tail
+            pending = unpacker.unconsumed_tail
+            done += len(chunk)
+            yield chunk
+            if exhausted:
                 break
     except zlib.error as error:
         raise MalformedFile(f"record {record.name!r} cannot be inflated: {error}", kind="damaged-record") from error
-    if len(output) != record.nbytes or not unpacker.eof or unpacker.unused_data:
+    left = position < record.stored_nbytes or unpacker.unused_data
+    if done != record.nbytes or not unpacker.eof or left:
         raise MalformedFile(
             f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims",
             kind="damaged-record",
         )
-    if record.crc32 and zlib.crc32(output) != record.crc32:
-        raise MalformedFile(f"record {record.name!r} is damaged: its CRC-32 does not match", kind="damaged-record")
-    return bytes(output)
 
 
 def gunzip(source: Source, limits: Limits) -> bytes:

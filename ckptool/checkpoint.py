@@ -7,6 +7,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from ckptool.archive import Archive
 from ckptool.contents import Contents
 from ckptool.files import FileSource, Source
 from ckptool.inert import Global, Inert
@@ -39,6 +40,18 @@ class Member(NamedTuple):
     tensors: int
     nbytes: int
     """Size of the member, unpacked."""
+
+
+class Stream(NamedTuple):
+    """Pickles one behind the other: bytes ``start`` to ``end`` of ``source``, which is a record or the file."""
+
+    record: str
+    """Name of the archive member; empty for the file itself."""
+    source: Source
+    start: int
+    end: int
+    globals: tuple[Global, ...]
+    """Every name that unpickling them would import, in order of first use."""
 
 
 class StateDict(Mapping[str, LazyTensor]):
@@ -98,12 +111,13 @@ class Checkpoint:
         form: Form | None = None,
         root: Inert = None,
         rebuilder: Rebuilder | None = None,
-        globals: tuple[Global, ...] = (),  # noqa: A002 - pickle's word for it
         metadata: Mapping[str, str] | None = None,
         class_sources: tuple[ClassSource, ...] = (),
         notes: tuple[str, ...] = (),
         damage: str | None = None,
         members: tuple[Member, ...] = (),
+        streams: tuple[Stream, ...] = (),
+        archives: tuple[Archive, ...] = (),
     ) -> None:
         self.path = ""
         self.member: str | None = None
@@ -115,8 +129,10 @@ class Checkpoint:
         """The whole pickled tree, inert; None where the format has none."""
         self.rebuilder = rebuilder
         """What recognises the tensors of the tree."""
-        self.globals = globals
-        """Every name that unpickling would have imported. None was."""
+        self.streams = streams
+        """The pickles that were read."""
+        self.archives = archives
+        """The archives that it lies in, outermost first."""
         self.metadata: Mapping[str, str] = metadata or {}
         """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
         self.class_sources = class_sources
@@ -147,6 +163,15 @@ class Checkpoint:
             if group.names
         )
         self.form: Form = form or _form(contents, self.state_dicts)
+
+    @property
+    def globals(self) -> tuple[Global, ...]:
+        """Every name that unpickling would have imported, in order of first use. None was."""
+        found: dict[tuple[str, str], Global] = {}
+        for stream in self.streams:
+            for one in stream.globals:
+                found.setdefault((one.module, one.name), one)
+        return tuple(found.values())
 
     @cached_property
     def weights(self) -> StateDict | None:

@@ -7,22 +7,51 @@ Nothing is read, run or imported. A finding is true, or it is not made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from shlex import join
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoint import Checkpoint
 from ckptool.summary import WRAPPER_COMPONENTS, Summary, summarise
 
-Severity: TypeAlias = Literal["info", "warning"]
+Severity: TypeAlias = Literal["info", "warning", "error"]
+"""A note; something that will get in somebody's way; something that is broken."""
 
 
 class Finding(NamedTuple):
-    """One notable fact. ``code`` is stable, for programs; ``hint`` says what to do, where something can be done."""
+    """
+    One notable fact. ``code`` is stable, for programs; ``hint`` says what to do, where something can be done.
+
+    What stands behind ``Run:`` in a hint is a command line, for a POSIX shell, that does it.
+    """
 
     code: str
     severity: Severity
     message: str
     hint: str | None = None
+
+
+def run(checkpoint: Checkpoint, verb: str, *options: str, why: str = "", member: str | None = None) -> str:
+    """
+    Return a hint: the command line that does something about this checkpoint, and before it why one would.
+
+    ``member`` names another member of its archive instead.
+    """
+    path = checkpoint.path or "FILE"
+    if path.startswith("-"):
+        path = f"./{path}"  # or it would be taken for an option
+    inside = member or checkpoint.member
+    return f"{why} Run: {join(('ckptool', verb, f'{path}::{inside}' if inside else path, *options))}".lstrip()
+
+
+def state_dict_command(checkpoint: Checkpoint, why: str = "") -> str | None:
+    """Return the hint that takes the weights out of a checkpoint, as far as it is known which they are."""
+    models = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
+    if checkpoint.weights is None and not models:
+        return None
+    chosen = checkpoint.weights or models[0]
+    key = ("--key", chosen.key) if checkpoint.weights is None and chosen.key else ()
+    return run(checkpoint, "migrate", "--form", "state_dict", *key, why=why)
 
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Finding, ...]:
@@ -42,7 +71,7 @@ def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     if checkpoint.damage:
         yield Finding(
             "CK103",
-            "warning",
+            "error",
             f"{checkpoint.damage}: names and shapes may not be those that were saved",
             "Download the file again.",
         )
@@ -53,24 +82,28 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
     others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
     if checkpoint.form == "archive":
-        yield Finding("CK102", "info", f"an archive of {len(others):,} checkpoints", f"Open one with FILE::{others[0]}")
+        yield Finding(
+            "CK102", "info", f"an archive of {len(others):,} checkpoints", run(checkpoint, "inspect", member=others[0])
+        )
     elif others:
-        yield Finding("CK102", "info", f"the archive also holds {_some(others)}", f"Open it with FILE::{others[0]}")
+        yield Finding(
+            "CK102", "info", f"the archive also holds {some(others)}", run(checkpoint, "inspect", member=others[0])
+        )
 
 
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something that is not part of torch, numpy or Python's containers."""
-    names = [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
+    names = foreign(checkpoint)
     if names:
         yield Finding(
             "CK201",
             "info",
-            f"unpickling would import {_some(names)} (not imported here)",
-            "List every name with --globals.",
+            f"unpickling would import {some(names)} (not imported here)",
+            run(checkpoint, "inspect", "--globals"),
         )
 
 
-def wrapper_prefixes(_: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
     wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in WRAPPER_COMPONENTS]
     if wrapped:
@@ -79,7 +112,12 @@ def wrapper_prefixes(_: Checkpoint, summary: Summary) -> Iterator[Finding]:
             "CK301",
             "info",
             f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            "A model without that wrapper expects the names without it.",
+            run(
+                checkpoint,
+                "migrate",
+                "--strip-module" if wrapped[0] == "module." and len(set(wrapped)) == 1 else "--strip-wrappers",
+                why="A model without that wrapper expects the names without it.",
+            ),
         )
 
 
@@ -87,7 +125,12 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
     candidates = [found.key or "(root)" for found in checkpoint.state_dicts if found.role == "model"]
     if len(candidates) > 1 and checkpoint.weights is None:
-        yield Finding("CK302", "info", f"several state dicts could be the weights: {_some(candidates)}")
+        yield Finding(
+            "CK302",
+            "info",
+            f"several state dicts could be the weights: {some(candidates)}",
+            state_dict_command(checkpoint, "Pick one with --key."),
+        )
 
 
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
@@ -98,7 +141,7 @@ def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
             "CK303",
             "info",
             f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them",
-            "Clone views before saving them.",
+            run(checkpoint, "migrate", "--form", "safetensors", why="Clone views before saving them."),
         )
 
 
@@ -109,8 +152,8 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding(
             "CK401",
             "info",
-            f"outside the state_dict (constants, plain attributes, non-persistent buffers): {_some(names)}",
-            "List them with --all.",
+            f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
+            run(checkpoint, "inspect", "--all"),
         )
 
 
@@ -123,18 +166,20 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
                 "CK402",
                 "warning",
                 f"a state-dict hook may add or rename keys: {hook} of {cls}{where}",
+                _ASK_THE_CLASS,
             )
         if walk.own_savers:
             yield Finding(
                 "CK403",
                 "warning",
-                f"not listed: what {_some(walk.own_savers)}{where} would add to a state_dict in code",
+                f"not listed: what {some(walk.own_savers)}{where} would add to a state_dict in code",
+                _ASK_THE_CLASS,
             )
         if walk.foreign_classes:
             yield Finding(
                 "CK404",
                 "info",
-                f"names assume no extra state and no state_dict() override in {_some(walk.foreign_classes)}{where}",
+                f"names assume no extra state and no state_dict() override in {some(walk.foreign_classes)}{where}",
             )
 
 
@@ -145,7 +190,7 @@ def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK405",
             "warning",
             "a bound method was saved, and the whole model with it: state_dict is missing its parentheses",
-            "Save model.state_dict() instead.",
+            state_dict_command(checkpoint, "Save model.state_dict() instead."),
         )
 
 
@@ -153,14 +198,24 @@ def unreadable(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK406: parameters or buffers that only code can make into tensors."""
     if checkpoint.unreadable:
         names = [f"{name} ({cls})" for name, cls in checkpoint.unreadable]
-        yield Finding("CK406", "warning", f"not listed, for only their classes can read them: {_some(names)}")
+        yield Finding(
+            "CK406",
+            "warning",
+            f"not listed, for only their classes can read them: {some(names)}",
+            "Load it once where those classes are installed, and save model.state_dict().",
+        )
 
 
-def mixed_devices(_: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK501: tensors were saved from more than one accelerator."""
     devices = [tag for tag in summary.devices if tag not in ("cpu", "meta")]
     if len(devices) > 1:
-        yield Finding("CK501", "warning", f"tensors were saved on {len(devices)} devices: {_some(devices)}")
+        yield Finding(
+            "CK501",
+            "warning",
+            f"tensors were saved on {len(devices)} devices: {some(devices)}",
+            run(checkpoint, "migrate", "--to", "cpu"),
+        )
 
 
 def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -175,10 +230,23 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural where that is due."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def foreign(checkpoint: Checkpoint) -> list[str]:
+    """Return the names that unpickling would import from elsewhere than torch, numpy and Python's containers."""
+    return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few of some names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
+
+_ASK_THE_CLASS = "Hold the names against the class with 'ckptool check FILE --model package.module:Class'."
 
 _FAMILIAR = (
     "torch.",

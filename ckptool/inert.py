@@ -25,11 +25,13 @@ How: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 class Global:
     """A ``module.name`` that the pickle asks for. Never looked up."""
 
-    __slots__ = ("module", "name")
+    __slots__ = ("module", "name", "offset")
 
-    def __init__(self, module: str, name: str) -> None:
+    def __init__(self, module: str, name: str, offset: int = 0) -> None:
         self.module = module
         self.name = name
+        self.offset = offset
+        """Where in its source the pickle first asks for it, in bytes."""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"

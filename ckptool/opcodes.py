@@ -63,7 +63,7 @@ class Opcodes(Machine):
     def intern(self, module: str, name: str) -> Global:
         found = self.globals.get((module, name))
         if found is None:
-            found = self.globals[module, name] = Global(module, name)
+            found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
         return found
 
     def constant(self, value: Inert) -> None:

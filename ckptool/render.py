@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.describe import describe, kind_of, scalar_of
 from ckptool.errors import CkptoolError
-from ckptool.findings import Finding
+from ckptool.findings import Finding, many
 from ckptool.inert import Inert
 from ckptool.summary import Summary, sharing
 from ckptool.tables import show, show_nbytes, tensor_file_offset
@@ -41,7 +41,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     yield labelled(
         "tensors",
-        f"{summary.tensors:,}{tied}; {_many(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
+        f"{summary.tensors:,}{tied}; {many(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
     )
     if summary.tensors:
         yield labelled("devices", counts(summary.devices))
@@ -52,7 +52,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         for index, state_dict in enumerate(checkpoint.state_dicts):
             yield labelled("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
     for index, member_found in enumerate(checkpoint.members):
-        facts = f"{member_found.format}, {member_found.form}, {_many(member_found.tensors, 'tensor')}"
+        facts = f"{member_found.format}, {member_found.form}, {many(member_found.tensors, 'tensor')}"
         yield labelled("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
     if checkpoint.metadata:
         yield labelled(
@@ -62,9 +62,14 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if extras:
         yield labelled("also holds", _extras(extras))
     for finding in findings:
-        yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
-        if finding.hint:
-            yield labelled("", show(finding.hint))
+        yield from finding_lines(finding)
+
+
+def finding_lines(finding: Finding) -> Iterator[str]:
+    """Yield the line of a finding, and below it what to do; the command that does it stands on a line of its own."""
+    yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
+    why, found, command = (finding.hint or "").partition("Run: ")
+    yield from (labelled("", show(text)) for text in (why.rstrip(), found + command) if text)
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
@@ -95,7 +100,7 @@ def tree_lines(tensors: Iterable[LazyTensor]) -> Iterator[str]:
             info = branch.leaf.info
             yield f"{indent}{show(name)}  {list(info.shape)} {info.dtype} {show(info.location)}"
         if branch.below:
-            yield f"{indent}{show(name)}  {_many(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
+            yield f"{indent}{show(name)}  {many(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
         todo.extend((below, component, depth + 1) for component, below in reversed(branch.below.items()))
 
 
@@ -244,12 +249,8 @@ def _clip(path: str) -> str:
     return path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH // 2]}…{path[-_LONGEST_PATH // 2 :]}"
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _state_dict(found: StateDict, weights: StateDict | None) -> str:
     name = show(_clip(found.key)) or "(root)"
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
-    return f"{name}: {found.role}{cls}, {_many(len(found), 'tensor')}, {_many(found.numel, 'parameter')}{chosen}"
+    return f"{name}: {found.role}{cls}, {many(len(found), 'tensor')}, {many(found.numel, 'parameter')}{chosen}"

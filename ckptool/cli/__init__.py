@@ -21,6 +21,12 @@ def _inspect() -> click.Command:
     return inspect
 
 
+def _check() -> click.Command:
+    from ckptool.cli.check import check
+
+    return check
+
+
 def _migrate() -> click.Command:
     from ckptool.cli.migrate import migrate
 
@@ -41,6 +47,7 @@ def _fixtures() -> click.Command:
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
     "inspect": _inspect,
+    "check": _check,
     "migrate": _migrate,
     "devices": _devices,
     "fixtures": _fixtures,
@@ -71,7 +78,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ckptool")
 def cli() -> None:
-    """Open any PyTorch checkpoint without running it, say what is in it, and write it again."""
+    """Open any PyTorch checkpoint without running it, say what is in it and what is wrong, and write it again."""
 
 
 def main() -> None:

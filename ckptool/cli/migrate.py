@@ -156,7 +156,7 @@ def _arguments(options: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
         **{name: options[name] for name in same.split()},
         "rules": list(_rules(options, order)),
         "verify": not options["no_verify"],
-        "model_arguments": dict(_model_argument(text) for text in options["model_args"]),
+        "model_arguments": dict(model_argument(text) for text in options["model_args"]),
     }
 
 
@@ -188,7 +188,8 @@ def _substitution(text: str, option: str) -> transforms.Rule:
         raise click.BadParameter(error.message, param_hint=option) from error
 
 
-def _model_argument(text: str) -> tuple[str, object]:
+def model_argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of ``K=V``: a Python literal, or else text."""
     import ast
 
     name, separator, value = text.partition("=")

@@ -64,6 +64,7 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
     if archive is not None and inner and name not in archive and outer in archive:
         checkpoint = read_member(probe.inner(archive.open(outer)), inner)
         checkpoint.member = f"{outer}::{checkpoint.member}"
+        checkpoint.archives = (archive, *checkpoint.archives)
         return checkpoint
     if archive is None or name not in archive:
         near = [member for member in archive or () if not member.endswith("/")]
@@ -74,6 +75,7 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
         )
     checkpoint = probe.read_inner(archive.open(name))
     checkpoint.member = name if checkpoint.member is None else f"{name}::{checkpoint.member}"
+    checkpoint.archives = (archive, *checkpoint.archives)
     return checkpoint
 
 
@@ -90,13 +92,16 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
             ((name, chosen),) = candidates.items()
             chosen.member = name if chosen.member is None else f"{name}::{chosen.member}"
             chosen.notes += archive.notes
+            chosen.archives = (archive, *chosen.archives)
             chosen.members = tuple(_member(other, found, archive) for other, found in opened.items())
             chosen.notes += _unreadable(failures)
             return chosen
     if opened:
         members = tuple(_member(name, found, archive) for name, found in (holding or opened).items())
         notes = archive.notes + _unreadable(failures)
-        return Checkpoint(archive.source, NAME, Contents(), form="archive", members=members, notes=notes)
+        return Checkpoint(
+            archive.source, NAME, Contents(), form="archive", members=members, notes=notes, archives=(archive,)
+        )
     for name, error in failures.items():
         if name.endswith(_SUFFIXES):
             error.message = f"member {name!r}: {error.message}"

@@ -8,7 +8,7 @@ Protocols 0 and 1 have no mark of their own, so those are taken for pickles only
 
 from __future__ import annotations
 
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Checkpoint, Stream
 from ckptool.contents import collect
 from ckptool.errors import CkptoolError
 from ckptool.formats import torch_legacy
@@ -52,7 +52,7 @@ def read(probe: Probe) -> Checkpoint:
         contents,
         root=pickled.root,
         rebuilder=rebuilder,
-        globals=pickled.globals,
+        streams=(Stream("", probe.source, 0, pickled.end, pickled.globals),),
         notes=tuple(notes),
     )
 

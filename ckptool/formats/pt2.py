@@ -71,7 +71,7 @@ def _read_new(probe: Probe, archive: Archive, folder: str) -> Checkpoint:
                 raise AmbiguousFile(f"two tensors are called {full!r}", kind="ambiguous-name")
             contents.tensors[full] = info
             group.names.append(full)
-    checkpoint = Checkpoint(archive.source, NAME, contents, form="model", notes=archive.notes)
+    checkpoint = Checkpoint(archive.source, NAME, contents, form="model", notes=archive.notes, archives=(archive,))
     for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS).items():
         checkpoint.add_attributes(f"constants.{model}" if model else "constants", Contents(tensors=infos))
     return checkpoint
@@ -180,7 +180,13 @@ def _read_old(probe: Probe, archive: Archive) -> Checkpoint:
     contents = Contents(tensors=weights)
     contents.groups.append(Group("", "module", list(weights), class_name="torch.export.ExportedProgram"))
     checkpoint = Checkpoint(
-        archive.source, NAME, contents, form="model", notes=archive.notes, globals=inner["state_dict"].globals
+        archive.source,
+        NAME,
+        contents,
+        form="model",
+        notes=archive.notes,
+        streams=tuple(stream for one in inner.values() for stream in one.streams),
+        archives=(archive, *(found for one in inner.values() for found in one.archives)),
     )
     if "constants" in inner:
         infos = {name: tensor.info for name, tensor in inner["constants"].tensors.items()}

@@ -19,6 +19,8 @@ from ckptool import dtypes
 from ckptool.checkpoint import Checkpoint
 from ckptool.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.files import Source
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.probe import Probe
 from ckptool.tensors import StorageRef, TensorInfo, row_major
 
@@ -91,6 +93,22 @@ def read(probe: Probe) -> Checkpoint:
     contents.tensors = {name: contents.tensors[name] for name in header}
     group.names = list(header)
     return Checkpoint(source, NAME, contents, form="state_dict" if header else "data", metadata=metadata)
+
+
+def places(source: Source) -> dict[str, tuple[int, int]]:
+    """
+    Return where each tensor of a file begins and ends, in bytes from its start, though the file may end before that.
+
+    Raises:
+        MalformedFile: The header is none, or is not whole.
+    """
+    length = int.from_bytes(source.read(0, min(8, source.nbytes)), "little")
+    if length > min(DEFAULT_LIMITS.header_nbytes, source.nbytes - 8):
+        raise MalformedFile("the safetensors header is not whole", kind="malformed-safetensors")
+    header = _parse(source.read(8, length))
+    header.pop("__metadata__", None)
+    offsets = {name: _begin(name, entry) for name, entry in header.items()}
+    return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()}
 
 
 def _parse(data: bytes) -> dict[str, object]:

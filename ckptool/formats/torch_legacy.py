@@ -16,7 +16,7 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 from __future__ import annotations
 
 from ckptool import inert
-from ckptool.checkpoint import Checkpoint, ClassSource
+from ckptool.checkpoint import Checkpoint, ClassSource, Stream
 from ckptool.contents import collect
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.files import BytesSource, ReadAhead, Source
@@ -39,10 +39,11 @@ _MAGIC_TEXT = str(MAGIC_NUMBER).encode()
 
 def sniff(probe: Probe) -> bool:
     """Say whether the first pickle is torch's magic number, whichever protocol wrote it."""
-    return _is_legacy(probe.head)
+    return is_legacy(probe.head)
 
 
-def _is_legacy(head: bytes) -> bool:
+def is_legacy(head: bytes) -> bool:
+    """Say whether these are the first bytes of a stream."""
     return _MAGIC_BINARY in head[:24] or _MAGIC_TEXT in head[:48]
 
 
@@ -56,7 +57,7 @@ def read(probe: Probe) -> Checkpoint:
         notes.append("written on a big-endian machine; its elements are little-endian all the same")
     behind = probe.source.nbytes - stream.end
     if behind:
-        another = _is_legacy(probe.source.read(stream.end, min(48, behind)))
+        another = is_legacy(probe.source.read(stream.end, min(48, behind)))
         notes.append(f"{behind:,} bytes behind the last storage{': another saved object' if another else ''}")
     return Checkpoint(
         probe.source,
@@ -64,7 +65,7 @@ def read(probe: Probe) -> Checkpoint:
         contents,
         root=stream.tree.root,
         rebuilder=rebuilder,
-        globals=stream.tree.globals,
+        streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
     )
@@ -74,7 +75,7 @@ def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStora
     """Return the storage that a complete stream of bytes holds: how plain pickles carry tensors."""
     if depth >= _MOST_STREAMS:
         raise UnsupportedFeature(f"streams inside streams, more than {_MOST_STREAMS} deep", kind="nested-stream")
-    if not _is_legacy(data[:48]):
+    if not is_legacy(data[:48]):
         raise UnsupportedFeature("a tensor inside a pickle that is no legacy stream", kind="nested-stream")
     stream = LegacyStream(BytesSource(data), limits, depth=depth + 1)
     return Rebuilder(stream).storage(stream.tree.root)
@@ -100,6 +101,11 @@ class LegacyStream:
         """Whether the machine was. Its elements are little-endian all the same."""
         self.tree = read_pickle(source, system.end)
         keys = read_pickle(source, self.tree.end)
+        self.start = keys.end
+        """Where the pickles end and the storages begin."""
+        self.globals = tuple(
+            found for pickled in (magic, protocol, system, self.tree, keys) for found in pickled.globals
+        )
         self._storages: dict[str, TypedStorage] = {}
         self.end = self._walk_storages(self._announced(), keys.root, keys.end)
 

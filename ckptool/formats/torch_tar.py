@@ -16,12 +16,12 @@ from __future__ import annotations
 from struct import Struct
 
 from ckptool.archive import Archive
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Checkpoint, Stream
 from ckptool.contents import collect
 from ckptool.errors import MalformedFile, TruncatedFile
 from ckptool.files import Source
 from ckptool.formats import torch_legacy
-from ckptool.inert import Inert
+from ckptool.inert import Global, Inert
 from ckptool.pickles import read_pickle
 from ckptool.probe import Probe
 from ckptool.rebuild import Rebuilder
@@ -46,7 +46,8 @@ def read(probe: Probe) -> Checkpoint:
     archive = probe.tar
     assert archive is not None  # noqa: S101 - sniff saw it
     tables = TarStorages(archive)
-    tree = read_pickle(archive.open("pickle"))
+    content = archive.open("pickle")
+    tree = read_pickle(content)
     rebuilder = Rebuilder(tables)
     contents = collect(tree.root, rebuilder, probe.limits)
     return Checkpoint(
@@ -55,7 +56,11 @@ def read(probe: Probe) -> Checkpoint:
         contents,
         root=tree.root,
         rebuilder=rebuilder,
-        globals=tree.globals,
+        streams=(
+            Stream("pickle", content, 0, tree.end, tree.globals),
+            *(Stream(name, archive.open(name), 0, 0, found) for name, found in tables.globals.items()),
+        ),
+        archives=(archive,),
         class_sources=torch_legacy.class_sources(tree),
     )
 
@@ -67,6 +72,8 @@ class TarStorages:
         self._archive = archive
         self._storages: dict[str, TypedStorage] = {}
         self._tensors: dict[str, TensorInfo] = {}
+        self.globals: dict[str, tuple[Global, ...]] = {}
+        """Names that the pickles in front of storages and tensors ask for, by member."""
         self._read_storages(archive.open("storages"))
         self._read_tensors(archive.open("tensors"))
 
@@ -79,10 +86,17 @@ class TarStorages:
         """Return the storage of a stream inside the pickle."""
         return torch_legacy.nested_storage(stream, self._archive.limits)
 
+    def _note(self, member: str, names: tuple[Global, ...]) -> None:
+        known = {(found.module, found.name): found for found in self.globals.get(member, ())}
+        fresh = tuple(found for found in names if (found.module, found.name) not in known)
+        if fresh:
+            self.globals[member] = (*known.values(), *fresh)
+
     def _read_storages(self, source: Source) -> None:
         position, count = _count(source, 0)
         for _ in range(count):
             entry = read_pickle(source, position)
+            self._note("storages", entry.globals)
             key, location, cls = _triple(entry.root)
             (numel,) = _I64.unpack(_read(source, entry.end, 8))
             named = storage_id(("storage", cls, key, location, numel))
@@ -121,6 +135,7 @@ class TarStorages:
         position, count = _count(source, 0)
         for _ in range(count):
             entry = read_pickle(source, position)
+            self._note("tensors", entry.globals)
             key, storage_key, _ = _triple(entry.root)
             (ndim,) = _NDIM.unpack(_read(source, entry.end, 8))
             if not 0 <= ndim <= 64:

@@ -13,7 +13,7 @@ and _load.
 from __future__ import annotations
 
 from ckptool.archive import Archive
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Checkpoint, Stream
 from ckptool.contents import ModelGraph, collect
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.files import Source
@@ -68,7 +68,8 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
         contents,
         root=pickled.root,
         rebuilder=rebuilder,
-        globals=pickled.globals,
+        streams=(Stream(f"{root}data.pkl", tree, 0, pickled.end, pickled.globals),),
+        archives=(archive,),
         notes=tuple(notes),
         damage=archive.damage([f"{root}data.pkl", f"{root}byteorder"]),
     )

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 
 from ckptool import inert
 from ckptool.archive import Archive
-from ckptool.checkpoint import Checkpoint
-from ckptool.contents import Contents, collect
+from ckptool.checkpoint import Checkpoint, Stream
+from ckptool.contents import collect
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import torch_zip
 from ckptool.inert import Call, Inert
@@ -53,7 +53,14 @@ def read(probe: Probe) -> Checkpoint:
     assert archive is not None  # noqa: S101 - sniff saw it
     root = torch_zip.root_folder(archive)
     checkpoint = torch_zip.read_archive(archive, NAME, ScriptModules(_class_tables(archive, f"{root}code/")))
-    checkpoint.add_attributes("constants", _constants(archive, root))
+    name = f"{root}constants.pkl"
+    if name in archive:  # tensors that the code refers to by number: in a frozen model, all its weights
+        big_endian = torch_zip.is_big_endian(archive, f"{root}byteorder")
+        content = archive.open(name)
+        pickled = read_pickle(content)
+        storages = torch_zip.ZipStorages(archive, f"{root}constants/", big_endian=big_endian)
+        checkpoint.add_attributes("constants", collect(pickled.root, Rebuilder(storages), archive.limits))
+        checkpoint.streams += (Stream(name, content, 0, pickled.end, pickled.globals),)
     return checkpoint
 
 
@@ -139,13 +146,3 @@ def _class_tables(archive: Archive, folder: str) -> dict[str, dict[str, Kind]]:
             kind: Kind = "parameter" if which == "parameters" else "buffer"
             table.update(dict.fromkeys(_NAME.findall(names), kind))
     return tables
-
-
-def _constants(archive: Archive, root: str | None) -> Contents:
-    """Return the tensors that the code refers to by number: in a frozen model, all its weights."""
-    if f"{root}constants.pkl" not in archive:
-        return Contents()
-    pickled = read_pickle(archive.open(f"{root}constants.pkl"))
-    big_endian = torch_zip.is_big_endian(archive, f"{root}byteorder")
-    storages = torch_zip.ZipStorages(archive, f"{root}constants/", big_endian=big_endian)
-    return collect(pickled.root, Rebuilder(storages), archive.limits)

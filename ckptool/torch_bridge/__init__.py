@@ -6,7 +6,18 @@ modules that load weights are made of torch and are imported when they are asked
 """
 
 from ckptool.torch_bridge.devices import CudaMissing, Device, DeviceReport, devices
-from ckptool.torch_bridge.models import save_model
-from ckptool.torch_bridge.values import CastBytes, cast
+from ckptool.torch_bridge.models import model_shapes, save_model
+from ckptool.torch_bridge.values import CastBytes, ValueFacts, cast, survey
 
-__all__ = ["CastBytes", "CudaMissing", "Device", "DeviceReport", "cast", "devices", "save_model"]
+__all__ = [
+    "CastBytes",
+    "CudaMissing",
+    "Device",
+    "DeviceReport",
+    "ValueFacts",
+    "cast",
+    "devices",
+    "model_shapes",
+    "save_model",
+    "survey",
+]

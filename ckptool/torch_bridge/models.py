@@ -73,3 +73,16 @@ def _tensor(tensor: LazyTensor) -> Any:
         if data
         else torch.empty(info.shape, dtype=dtype)
     )
+
+
+def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    """
+    Build the model that the *user* names, and return the shape of each tensor of its state_dict(), by name.
+
+    Raises:
+        MigrationRefused: The class cannot be imported or built.
+    """
+    import torch
+
+    state = _build(spec, arguments).state_dict()
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}

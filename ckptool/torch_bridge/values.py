@@ -1,7 +1,8 @@
-"""Arithmetic on values: packed elements of one floating type as another."""
+"""Arithmetic on values: packed elements cast to another floating type, or looked through for what is odd."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ctypes import string_at
 from typing import NamedTuple
 
@@ -40,3 +41,34 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
         float(errors.max()) if errors.numel() else 0.0,
         overflowed,
     )
+
+
+class ValueFacts(NamedTuple):
+    """What the elements of a tensor come to. Counts are of elements."""
+
+    nan: int
+    infinite: int
+    all_zero: bool
+    only_minus_infinity_and_zero: bool
+
+
+def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
+    """Return what is odd about the elements of a tensor, given packed and in order, in pieces of whole elements."""
+    import torch
+
+    of_type = getattr(torch, dtype)
+    nan = infinite = 0
+    all_zero = only_masks = True
+    for piece in pieces:
+        if not of_type.is_floating_point and not of_type.is_complex:
+            all_zero = all_zero and not any(piece)
+            continue
+        values = torch.frombuffer(bytearray(piece), dtype=of_type)
+        values = torch.view_as_real(values) if of_type.is_complex else values
+        if values.dtype.itemsize == 1 or values.dtype == torch.float16:  # few operations know these
+            values = values.to(torch.float32)
+        nan += int(values.isnan().sum())
+        infinite += int(values.isinf().sum())
+        all_zero = all_zero and not bool(values.count_nonzero())
+        only_masks = only_masks and bool(((values == 0) | (values == -torch.inf)).all())
+    return ValueFacts(nan, infinite, all_zero, only_masks)

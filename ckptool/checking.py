@@ -1,0 +1,194 @@
+"""
+Whether a checkpoint is whole and safe, will load here, and fits into a model: findings, and what they rest on.
+
+Quick by default: the structure alone, in time that does not grow with the tensors. ``deep`` reads every byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+
+from ckptool import findings as known
+from ckptool import needs, stock_load
+from ckptool.checkpoint import Checkpoint
+from ckptool.errors import CkptoolError, TruncatedFile
+from ckptool.findings import Finding, many, some, state_dict_command
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.stock_load import Asked, StockLoad
+from ckptool.summary import summarise
+
+Depth: TypeAlias = Literal["structure", "bytes", "values"]
+Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+class CheckReport(NamedTuple):
+    """What was found, and what was looked at."""
+
+    path: str
+    depth: Depth
+    findings: tuple[Finding, ...]
+    format: str | None = None
+    """None where the file cannot be opened."""
+    form: str | None = None
+    file_nbytes: int | None = None
+    records: int | None = None
+    """Members of its archives that were read, all of them; None if bytes were not looked at."""
+    matching: int | None = None
+    """Of them, those that match their checksums."""
+    globals: tuple[Asked, ...] = ()
+    """Every name that unpickling would import, and where it is asked for."""
+    error: CkptoolError | None = None
+    """Why it cannot be opened."""
+
+    @property
+    def worst(self) -> Literal["error", "warning", "info"] | None:
+        """The severest of all findings; None if nothing was found at all."""
+        severities = {finding.severity for finding in self.findings}
+        if self.error is not None or "error" in severities:
+            return "error"
+        return "warning" if "warning" in severities else "info" if severities else None
+
+    @property
+    def verdict(self) -> str:
+        """One line that claims no more than what was looked at."""
+        if self.error is not None:
+            return "cannot be opened"
+        counts = [
+            many(count, severity)
+            for severity in ("error", "warning")
+            if (count := sum(finding.severity == severity for finding in self.findings))
+        ]
+        return f"{', '.join(counts) or 'nothing wrong found'}; {self._looked_at()}"
+
+    def _looked_at(self) -> str:
+        if self.depth == "structure":
+            return "looked at the structure alone, --deep reads every byte"
+        values = ", and every value looked at" if self.depth == "values" else ""
+        if not self.matching:
+            return f"every byte was read{values}; there are no checksums, so a changed byte would not show"
+        share = "all" if self.matching == self.records else f"{self.matching:,} of"
+        return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
+
+
+def check(
+    origin: Origin,
+    *,
+    deep: bool = False,
+    values: bool = False,
+    devices: Collection[str] | None = None,
+    like: Origin | None = None,
+    model: str | None = None,
+    model_arguments: Mapping[str, object] | None = None,
+    key: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CheckReport:
+    """
+    Look for what is wrong with a checkpoint, or will be in somebody's way. Nothing in it runs.
+
+    ``deep`` reads every byte and holds it against checksums; ``values`` also looks for NaN, infinities and zeros, which
+    needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
+    class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
+    held against; ``key`` says which state dict they are.
+
+    A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
+
+    Raises:
+        MigrationRefused: ``like`` has no weights that stand out, or ``model`` cannot be built.
+        CkptoolError: ``like`` cannot be read.
+    """
+    depth: Depth = "values" if values else "bytes" if deep else "structure"
+    expected = _expected(like, model, model_arguments or {}, limits)
+    shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
+    try:
+        with open_checkpoint(origin, limits=limits) as checkpoint:
+            return _examine(checkpoint, depth, devices, expected, key, limits)
+    except CkptoolError as error:
+        return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
+
+
+def _expected(
+    like: Origin | None, model: str | None, arguments: Mapping[str, object], limits: Limits
+) -> list[tuple[str, Shapes]]:
+    found: list[tuple[str, Shapes]] = []
+    if like is not None:
+        from ckptool.fit import shapes_of
+
+        with open_checkpoint(like, limits=limits) as other:
+            found.append((other.path, shapes_of(other)))
+    if model is not None:
+        from ckptool import torch_bridge
+
+        found.append((model, torch_bridge.model_shapes(model, arguments)))
+    return found
+
+
+def _examine(
+    checkpoint: Checkpoint,
+    depth: Depth,
+    devices: Collection[str] | None,
+    expected: list[tuple[str, Shapes]],
+    key: str | None,
+    limits: Limits,
+) -> CheckReport:
+    summary = summarise(checkpoint)
+    stock = stock_load.judge(checkpoint)
+    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    found += needs.examine(checkpoint, summary, devices)
+    for name, shapes in expected:
+        from ckptool import fit
+
+        found += fit.examine(checkpoint, shapes, name, key)
+    whole = None
+    if depth != "structure":
+        from ckptool import integrity
+
+        whole = integrity.verify(checkpoint, limits)
+        found += whole.findings
+        if depth == "values":
+            found += integrity.survey(checkpoint, limits)
+    return CheckReport(
+        f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
+        depth,
+        tuple(found),
+        format=checkpoint.format,
+        form=checkpoint.form,
+        file_nbytes=checkpoint.file_nbytes,
+        records=whole and whole.records,
+        matching=whole and whole.matching,
+        globals=stock.asked,
+    )
+
+
+def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
+    """CK202: plain torch.load(path) refuses the file."""
+    if not stock.refusals or checkpoint.format == "safetensors":
+        return []
+    if stock.refusals[0].kind == "loader":
+        return [Finding("CK202", "info", f"not for torch.load(): {stock.refusals[0].what}")]
+    what = some([refusal.what for refusal in stock.refusals])
+    why = ", as weights_only=True is its default since 2.6" if stock.refusals[0].kind in ("name", "opcode") else ""
+    fact = f"torch.load() refuses it{why}: {what}"
+    hint = state_dict_command(checkpoint) or (
+        "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
+    )
+    return [Finding("CK202", "warning", fact, hint)]
+
+
+def _nested(stock: StockLoad) -> list[Finding]:
+    """CK203: pickles inside the strings of others ask for names, too."""
+    names = dict.fromkeys(one.name for one in stock.asked if one.nested_at is not None and not one.is_allowed)
+    if not names:
+        return []
+    return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
+
+
+def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
+    if not isinstance(error, TruncatedFile):
+        return ()
+    from ckptool import salvage
+
+    return salvage.examine(origin, limits)

@@ -1,0 +1,153 @@
+"""``ckptool check``: whether files are whole and safe, will load here, and fit into a model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ckptool.checking import CheckReport
+from ckptool.checking import check as check_file
+from ckptool.render import error_text, finding_lines
+from ckptool.stock_load import Asked, place_of
+from ckptool.tables import show, show_nbytes
+
+SCHEMA = "ckptool.check/1"
+
+_LABEL = 13
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option("--deep", is_flag=True, help="Read every byte, and hold it against checksums.")
+@click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
+@click.option("--device-check", is_flag=True, help="Hold device tags against the devices of this machine. Needs torch.")
+@click.option("--like", metavar="OTHER", help="Hold names and shapes against those of another checkpoint.")
+@click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class and hold names and shapes against it.")
+@click.option(
+    "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
+)
+@click.option("--key", metavar="PATH", help="Which state dict to hold against --like or --model.")
+@click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
+@click.option("--explain", metavar="TEXT", help="Say what an error message means that somebody got; '-' reads stdin.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
+)
+def check(files: tuple[str, ...], **options: Any) -> None:
+    """
+    Say whether checkpoints are whole and safe, will load, and fit; nothing in them runs.
+
+    One line for each finding, with what to do about it below, and a verdict that claims no more than what was looked
+    at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an error was found;
+    2, a file cannot be opened.
+    """
+    if options["explain"] is not None:
+        sys.exit(_explain(options["explain"], as_json=options["as_json"]))
+    if not files:
+        raise click.UsageError("Missing argument 'FILE...'.")
+    arguments = _arguments(options)
+    code = 0
+    objects: list[dict[str, object]] = []
+    for number, path in enumerate(files):
+        report = check_file(path, **arguments)
+        code = max(code, 2 if report.error is not None else 1 if report.worst in ("warning", "error") else 0)
+        if options["as_json"]:
+            objects.append(_object(report))
+            continue
+        if number:
+            click.echo("")
+        if report.error is not None:
+            click.echo(error_text(report.error), err=True)
+        click.echo("\n".join(_lines(report, show_globals=options["show_globals"])))
+    if options["as_json"]:
+        _print_json(objects[0] if len(files) == 1 else objects)
+    sys.exit(code)
+
+
+def _arguments(options: dict[str, Any]) -> dict[str, Any]:
+    devices = None
+    if options["device_check"]:
+        from ckptool import torch_bridge
+
+        found = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
+        devices = [device.tag for device in found]
+    arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "like", "model", "key")}
+    if options["model_args"]:
+        from ckptool.cli.migrate import model_argument
+
+        arguments["model_arguments"] = dict(model_argument(text) for text in options["model_args"])
+    return {**arguments, "devices": devices}
+
+
+def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
+    yield show(report.path)
+    if report.format is not None and report.file_nbytes is not None:
+        yield _line("format", f"{report.format}, {show_nbytes(report.file_nbytes)}")
+    for finding in report.findings:
+        yield from finding_lines(finding)
+    if show_globals:
+        for one in report.globals:
+            yield _line(
+                "global", f"{show(one.name)} {'allowed' if one.is_allowed else 'not allowed'}, {show(place_of(one))}"
+            )
+    yield _line("verdict", report.verdict)
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL}}{text}"
+
+
+def _object(report: CheckReport) -> dict[str, object]:
+    found: dict[str, object] = {
+        "schema": SCHEMA,
+        "path": report.path,
+        "depth": report.depth,
+        "worst": report.worst,
+        "verdict": report.verdict,
+        "findings": [finding._asdict() for finding in report.findings],
+    }
+    if report.error is not None:
+        error = report.error
+        facts = {"kind": error.kind, "message": error.message, "hint": error.hint}
+        return {**found, "error": {**facts, "offset": error.offset, "needed": error.needed, "actual": error.actual}}
+    return {
+        **found,
+        "format": report.format,
+        "form": report.form,
+        "file_nbytes": report.file_nbytes,
+        "records": report.records,
+        "matching": report.matching,
+        "globals": [_global(one) for one in report.globals],
+    }
+
+
+def _global(one: Asked) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "allowed": one.is_allowed,
+        "record": one.record or None,
+        "offset": one.offset,
+        "nested_at": one.nested_at,
+    }
+
+
+def _explain(text: str, *, as_json: bool) -> int:
+    from ckptool.explain import explain
+
+    found = explain(sys.stdin.read() if text == "-" else text)
+    if as_json:
+        _print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
+    elif not found:
+        click.echo("not a message that is known here", err=True)
+    for one in found if not as_json else ():
+        click.echo(f"{one.kind}: {show(one.meaning)}\nHint: {show(one.hint)}")
+    return 0 if found else 1
+
+
+def _print_json(found: object) -> None:
+    import json
+
+    click.echo(json.dumps(found, ensure_ascii=True))

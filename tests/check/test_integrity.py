@@ -1,0 +1,161 @@
+"""``check --deep``: every byte is read, damage is named, and nothing is called damaged that only has no checksum."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptool import open_checkpoint
+from ckptool.checking import CheckReport, check
+from ckptool.describe import describe
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+
+
+def saved(value: object, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    return buffer.getvalue()
+
+
+def contents(data: bytes) -> object:
+    """Return all that anyone can read out of a checkpoint."""
+    with open_checkpoint(data) as checkpoint:
+        return (
+            [(name, tensor.info._replace(storage=None), tensor.read()) for name, tensor in checkpoint.tensors.items()],
+            [(path, describe(node)) for path, node in checkpoint.extras],
+            [str(found) for found in checkpoint.globals],
+            checkpoint.form,
+        )
+
+
+def codes(report: CheckReport) -> dict[str, str]:
+    return {finding.code: finding.severity for finding in report.findings}
+
+
+def test_no_flipped_bit_of_a_zip_changes_what_is_read_without_an_error() -> None:
+    good = saved({"w": torch.arange(6.0).reshape(2, 3), "step": 7})
+    expected = contents(good)
+    assert check(good, deep=True).worst is None
+    noticed = 0
+    for bit in range(8 * len(good)):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        if check(bytes(data), deep=True).worst == "error":
+            noticed += 1
+        else:
+            assert contents(bytes(data)) == expected, bit
+    assert noticed > 4 * len(good)
+
+
+def test_damage_names_the_record_and_the_tensors_in_it(tmp_path: Path) -> None:
+    weights = {"first": torch.arange(4.0), "second": torch.arange(4.0) + 100}
+    data = bytearray(saved(weights))
+    data[data.index(weights["second"].numpy().tobytes())] ^= 1
+    path = tmp_path / "x.pth"
+    path.write_bytes(data)
+
+    assert check(path).worst is None  # the quick look does not read tensors, and says so
+    assert "structure alone" in check(path).verdict
+    report = check(path, deep=True)
+    (finding,) = report.findings
+    assert (finding.code, finding.severity) == ("CK105", "error")
+    assert "/data/1' is damaged: its CRC-32 is " in finding.message
+    assert finding.message.endswith("it holds second")
+    assert report.records is not None
+    assert report.matching == report.records - 1
+
+
+def test_files_saved_without_checksums_are_not_called_damaged() -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        data = saved({"w": torch.arange(4.0)})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    report = check(data, deep=True)
+
+    assert codes(report) == {"CK104": "info"}
+    assert report.matching == 0
+    assert "no checksums, so a changed byte would not show" in report.verdict
+
+
+@pytest.mark.parametrize("name", ["state-dict-plain-cpu-legacy.pth", "safetensors-float32-cpu.safetensors"])
+def test_formats_without_checksums_say_so_in_the_verdict(name: str) -> None:
+    report = check(FIXTURES / name, deep=True)
+
+    assert report.worst is None
+    assert "no checksums, so a changed byte would not show" in report.verdict
+
+
+def deflated(data: bytes, *, wrong: bool = False) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
+        for entry in source.infolist():
+            packed.writestr(entry.filename, source.read(entry))
+    result = target.getvalue()
+    if wrong:  # the checksum of the tensor's record, in its local header and in the directory
+        with zipfile.ZipFile(io.BytesIO(result)) as archive:
+            crc = next(e.CRC for e in archive.infolist() if e.filename.endswith("data/0")).to_bytes(4, "little")
+        result = result.replace(crc, bytes([crc[0] ^ 1]) + crc[1:])
+    return result
+
+
+def test_deflated_records_are_inflated_and_checked() -> None:
+    data = saved({"w": torch.arange(3_000_000.0)})
+
+    assert check(deflated(data), deep=True).worst is None
+    assert codes(check(deflated(data, wrong=True), deep=True))["CK105"] == "error"
+
+
+def test_an_archive_in_an_archive_is_checked_at_both_levels() -> None:
+    inner = bytearray(saved({"w": torch.arange(4.0)}))
+    outer = io.BytesIO()
+    with zipfile.ZipFile(outer, "w") as archive:
+        archive.writestr("policy.pth", bytes(inner))
+    assert check(outer.getvalue(), deep=True).worst == "info"
+
+    inner[inner.index(torch.arange(4.0).numpy().tobytes()) + 4] ^= 1  # damaged before it was packed
+    outer = io.BytesIO()
+    with zipfile.ZipFile(outer, "w") as archive:
+        archive.writestr("policy.pth", bytes(inner))
+    assert codes(check(outer.getvalue(), deep=True))["CK105"] == "error"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64]
+)
+def test_values_that_no_training_wants_are_found(dtype: torch.dtype) -> None:
+    good = torch.ones(8, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    with_nan, infinite, mask = good.clone(), good.clone(), torch.zeros(8)
+    with_nan[3] = math.nan
+    infinite[5] = math.inf
+    mask[2] = -math.inf
+    tensors = {"good": good, "nan": with_nan, "inf": infinite, "mask": mask, "zero": torch.zeros(8)}
+    report = check(saved({name: tensor.to(dtype) for name, tensor in tensors.items()}), values=True)
+
+    found = [(finding.code, finding.severity, finding.message) for finding in report.findings]
+    assert ("CK110", "warning", "values that are no numbers (NaN): nan (1 of 8)") in found
+    assert ("CK111", "warning", "infinite values: inf (1 of 8)") in found
+    assert ("CK111", "info", "infinities or NaN in masks, or beside the weights: mask") in found
+    assert ("CK112", "info", "1 tensor all zero: zero") in found
+    assert {code for code, _, _ in found} - {"CK504"} == {"CK110", "CK111", "CK112"}
+
+
+def test_whole_numbers_are_only_looked_at_for_zeros() -> None:
+    report = check(saved({"a": torch.full((4,), -1), "b": torch.zeros(4, dtype=torch.bool)}), values=True)
+
+    assert [finding.message for finding in report.findings] == ["1 tensor all zero: b"]
+
+
+def test_values_in_large_tensors_are_read_in_pieces() -> None:
+    tensor = torch.ones(3_000_000)
+    tensor[-1] = math.nan
+    report = check(saved({"w": tensor}), values=True)
+
+    assert [finding.message for finding in report.findings] == ["values that are no numbers (NaN): w (1 of 3,000,000)"]

@@ -1,0 +1,114 @@
+"""Files cut short anywhere: what is said to be whole is, and what is missing is counted."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptool import open_checkpoint
+from ckptool.checking import check
+from ckptool.files import BytesSource
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.salvage import Salvage, _salvage
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+FILES = [
+    "lenet-state-dict-cpu-zip.pth",
+    "checkpoint-ddp-forged-cuda0-zip.pth",
+    "model-plain-cpu-zip.pth",
+    "lenet-state-dict-data-parallel-forged-cuda0-zip.pth",
+    "lenet-model-forged-cuda0-legacy.pth",
+    "checkpoint-plain-cpu-legacy.pth",
+    "views-cpu-legacy.pth",
+    "sparse-cpu-zip.pth",
+    "safetensors-float32-cpu.safetensors",
+]
+
+
+def ends_of(path: Path) -> dict[str, int]:
+    """Return where the storages of each tensor end in the whole file, and 0 for what stands in the index."""
+    ends = {}
+    with open_checkpoint(path) as checkpoint:
+        for name, tensor in checkpoint.tensors.items():
+            infos = [tensor.info, *(part for _, part in tensor.info.parts)]
+            storages = [info.storage for info in infos if info.storage is not None]
+            ends[name] = max((storage.offset + storage.nbytes for storage in storages), default=0)
+    return ends
+
+
+def salvaged(data: bytes) -> Salvage | None:
+    return _salvage(BytesSource(data), DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_said_to_be_whole_is_and_nothing_else(name: str) -> None:
+    data = (FIXTURES / name).read_bytes()
+    ends = ends_of(FIXTURES / name)
+    told = 0
+    for cut in (
+        {len(data) * share // 40 for share in range(1, 40)} | set(ends.values()) | {e - 1 for e in ends.values()}
+    ):
+        report = check(data[:cut])
+        if report.error is None:  # nothing but padding was cut off
+            continue
+        (finding,) = report.findings or (None,)
+        if finding is None:
+            continue
+        found = salvaged(data[:cut])
+        assert found is not None
+        assert set(found.whole) == {name for name, end in ends.items() if end <= cut}
+        assert set(found.cut) == set(ends) - set(found.whole)
+        assert bool(found.missing_nbytes) == bool(found.cut)
+        assert finding.code == "CK106"
+        told += 1
+    assert told > 10
+
+
+def test_missing_bytes_are_those_of_tensors() -> None:
+    data = (FIXTURES / "safetensors-float32-cpu.safetensors").read_bytes()
+    found = salvaged(data[:-100])
+
+    assert found is not None
+    assert found.missing_nbytes == 100
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"PK\x03\x04", b"PK\x03\x04" * 5000, b"\x08\0\0\0\0\0\0\0{", b"\x80\x02\x8a\nl\xfc"]
+)
+def test_what_cannot_be_followed_is_an_error_and_no_more(junk: bytes) -> None:
+    report = check(junk)
+
+    assert report.error is not None
+    assert report.findings == ()
+    assert report.verdict == "cannot be opened"
+
+
+class Counting(BytesSource):
+    """Bytes that count what is read of them."""
+
+    taken = 0
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        self.taken += nbytes
+        return super().read(offset, nbytes)
+
+
+def test_a_zip_of_countless_headers_with_something_between_them_is_given_up_on() -> None:
+    header = b"PK\x03\x04" + b"\0" * 22 + b"\1\0\0\0" + b"x" + b"-"
+    source = Counting(header * 60_000)
+
+    assert _salvage(source, DEFAULT_LIMITS) is None
+    assert source.taken < 1 << 27
+
+
+def test_a_zip_of_many_records_is_followed_to_its_end() -> None:
+    buffer = io.BytesIO()
+    torch.save({str(index): torch.full((3,), float(index)) for index in range(1500)}, buffer)
+    found = salvaged(buffer.getvalue()[: -len(buffer.getvalue()) // 3])
+
+    assert found is not None
+    assert len(found.whole) > 1000
+    assert len(found.whole) + len(found.cut) == 1500
