@@ -26,8 +26,8 @@ from ckptool.storage_ids import TypedStorage, storage_id
 from ckptool.tensors import TensorInfo
 from ckptool.transfer import checksums_of_file
 from ckptool.weights import Weights
+from ckptool.zip_directory import find_directory
 from ckptool.zip_writer import WrittenZip
-from ckptool.zips import find_directory
 
 
 def verify(
