@@ -12,6 +12,7 @@ import torch
 
 from ckptool import transforms
 from ckptool.checkpoint import Checkpoint
+from ckptool.collector import collector_paused
 from ckptool.errors import CkptoolError, MigrationRefused, UnsupportedFeature
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -65,14 +66,18 @@ def load(
         CkptoolError: The file cannot be read.
     """
     place = placement(map_location)
-    with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
-        chosen = chosen_weights(checkpoint, key, weights, strip)
-        assembly = Assembly(place, mmap=mmap, dtype=dtype)
-        if verify:
-            check_others(chosen.tensors.values(), ())
-        state = torch_state_dict(checkpoint, chosen, assembly, progress)
-        checkpoint.check_unchanged()
-        return state
+
+    def state_dict() -> OrderedDict[str, Any]:
+        with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+            chosen = chosen_weights(checkpoint, key, weights, strip)
+            if verify:
+                check_others(chosen.tensors.values(), ())
+            state = torch_state_dict(checkpoint, chosen, Assembly(place, mmap=mmap, dtype=dtype), progress)
+            checkpoint.check_unchanged()
+            return state
+
+    with collector_paused():  # until the tree is gone
+        return state_dict()
 
 
 def predict_memory(
