@@ -127,24 +127,29 @@ class Assembly:
     def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
         """Return the tensors that are plain views of mapped storages: most are, so this loop has to be fast."""
         made: dict[str, torch.Tensor] = {}
-        whole, from_buffer, mapped = self._whole, torch.frombuffer, self._host.mapped
-        types: dict[str, torch.dtype] = {}
+        whole, from_buffer = self._whole, torch.frombuffer
+        types: dict[str, tuple[torch.dtype, int]] = {}
         last: Source | None = None
         for name, tensor in wanted.items():
-            info = tensor.info
-            storage, dtype = info.storage, info.dtype
-            if storage is None or storage.big_endian or storage.whole is not None or _is_special(info):
+            # Taken apart in one step: a third of the time at 20,000 tensors.
+            dtype, shape, stride, first, storage, _, _, _, layout, parts, _, _, conj, neg = tensor.info
+            if storage is None or parts or conj or neg or layout != "strided" or dtype.packed > 1:
                 continue
-            if storage.source is not last:
-                last = storage.source
-                mapping, start = mapped(last) or (None, 0)
-            key = (id(last), storage.offset)
-            offset, itemsize = start + storage.offset, dtype.itemsize
-            if mapping is None or key in whole or offset % itemsize or storage.nbytes < itemsize:
+            _, _, nbytes, source, start, big_endian, _, root = storage
+            if big_endian or root is not None:
                 continue
-            known = types.get(dtype.name) or types.setdefault(dtype.name, torch_dtype(info))
-            base = from_buffer(mapping, dtype=known, count=storage.nbytes // itemsize, offset=offset)
-            made[name] = whole[key] = base.as_strided_(info.shape, info.stride, info.storage_offset)
+            if source is not last:
+                last = source
+                mapping, begin = self._host.mapped(source) or (None, 0)
+            known = types.get(dtype.name)
+            if known is None:
+                known = types[dtype.name] = (torch_dtype(tensor.info), dtype.itemsize)
+            of_type, itemsize = known
+            key, offset = (id(source), start), begin + start
+            if mapping is None or key in whole or offset % itemsize or nbytes < itemsize:
+                continue
+            base = from_buffer(mapping, dtype=of_type, count=nbytes // itemsize, offset=offset)
+            made[name] = whole[key] = base.as_strided_(shape, stride, first)
         return made
 
     def _note(self, name: str, info: TensorInfo) -> None:
@@ -327,10 +332,6 @@ def torch_dtype(info: TensorInfo) -> torch.dtype:
             f"torch {torch.__version__} has no type {info.dtype}", kind="no-such-dtype", hint="Update torch."
         )
     return found
-
-
-def _is_special(info: TensorInfo) -> bool:
-    return info.layout != "strided" or info.conj or info.neg or bool(info.parts) or info.dtype.packed > 1
 
 
 def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
