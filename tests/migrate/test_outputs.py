@@ -207,9 +207,9 @@ def test_pieces_stand_in_the_order_in_which_they_came(way: str, tmp_path: Path) 
                 output.write(piece)
                 expected += piece
             if number % 70 == 0:
-                output.write(large)
                 output.copy(FileSource(str(source)), 3, 5000)
-                expected += large + source.read_bytes()[3:5003]
+                output.write(large)
+                expected += source.read_bytes()[3:5003] + large
             assert output.position == len(expected)
         output.publish()
 

@@ -401,6 +401,8 @@ def test_a_plain_tensor_is_written_as_torch_calls_it(beside: list[Any]) -> None:
     data = write_pickle([*tensors, "cpu", "0", *(Set(list(one)) for one in beside), tensors[3]])
 
     assert data[1] == (4 if beside else 2)
+    for word in (b"_rebuild_tensor_v2", b"FloatStorage", b"OrderedDict", b"cuda:0"):
+        assert data.count(word) == 1, word  # and is referred to from then on
     found = Recorder(io.BytesIO(data)).load()
     for made, said in zip(found, tensors, strict=False):
         stored = ["stored", "storage", f"torch.{said.cls.name}", said.key, said.location, said.numel]
