@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,25 +103,33 @@ class Client:
 
     def ask(self, path: str, value: Any = None) -> Any:
         """Return the JSON of an answer; GET without a value, else POST."""
-        status, answer = self.answer(path, value)
-        assert status == 200, answer
-        return answer
+        status, text = self.answer(path, value)
+        if status != 200:
+            raise http.client.HTTPException(f"{status}: {text}")
+        return json.loads(text)
 
-    def answer(self, path: str, value: Any = None) -> tuple[int, Any]:
-        """Return the status of an answer, and its JSON."""
+    def answer(self, path: str, value: Any = None) -> tuple[int, str]:
+        """Return the status of an answer, and its text."""
         body = None if value is None else json.dumps(value)
         headers = {"Content-Type": "application/json"}
         self._connection.request("GET" if value is None else "POST", path, body, headers)
         answer = self._connection.getresponse()
-        return answer.status, json.loads(answer.read())
+        return answer.status, answer.read().decode()
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports of the loopback that nothing listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
-def serving(command: str, checkpoint: Path, **environment: str) -> Iterator[Server]:
+def serving(command: str, checkpoint: Path, *, port: int | None = None, **environment: str) -> Iterator[Server]:
     """Run ``python -m COMMAND`` among the recipes, with PORT in it replaced by a free one, until the block ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port or free_ports(1)[0]
     found = {"CHECKPOINT": str(checkpoint), "PORT": str(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     log = checkpoint.parent / "log.txt"
     with log.open("wb") as stream:
@@ -136,9 +144,9 @@ def serving(command: str, checkpoint: Path, **environment: str) -> Iterator[Serv
         try:
             yield Server(process, port, log)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the workers too; a session of its own holds no one else
-                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers too: a session of its own holds no one else
+            process.wait()
 
 
 def versions(recipe: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def test_a_request_can_reload_and_is_told_why_not(tmp_path: Path) -> None:
         server.until(lambda: server.ask("/predict", BODY) == a)
         with server.connection() as client:
             checkpoint.write_bytes(checkpoint.read_bytes()[:5000])
-            status, answer = client.answer("/reload", {})
+            status, text = client.answer("/reload", {})
+            answer = json.loads(text)
             assert status == 409
             assert answer["kind"] == "truncated-zip"
             assert answer["hint"] == "Download the file again."
