@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -147,11 +146,3 @@ def serving(command: str, checkpoint: Path, *, port: int | None = None, **enviro
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its workers too: a session of its own holds no one else
             process.wait()
-
-
-def versions(recipe: str) -> str:
-    """Return what the first line of a recipe says of where it was run."""
-    first = (RECIPES / recipe).read_text(encoding="utf-8").splitlines()[0]
-    found = re.fullmatch(r"# (Run with|Not run here:) (.*)", first)
-    assert found is not None, f"{recipe} does not say with what it was run"
-    return found[2]
