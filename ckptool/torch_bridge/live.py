@@ -283,7 +283,10 @@ class _Watcher:
             found = file_identity(self._path)
             if found is not None and found != self._loaded and found == seen:
                 self._loaded = found
-                self._tell(self._reload())
+                try:
+                    self._tell(self._reload())
+                except Exception:  # no memory left on the device, say: the next file may do
+                    logger.exception("not reloaded: %s", self._path)
             seen = found
 
     def _reload(self) -> Reload | CkptoolError:
