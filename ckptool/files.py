@@ -279,7 +279,7 @@ def system_text(path: str) -> str:
         return ""
 
 
-def file_identity(path: str) -> tuple[int, ...] | None:
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """Return what tells one state of a file under a path from another, or None if there is none."""
     try:
         return _identity(os.stat(path))  # noqa: PTH116 - a system call, like the others here

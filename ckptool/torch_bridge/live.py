@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -81,6 +82,7 @@ class LiveModel:
         self._gate = _Gate()
         self._reloading = threading.Lock()
         self._watcher: _Watcher | None = None
+        self._seen: tuple[str, tuple[int, ...] | None] | None = None
         self.digest: str | None = None
         self.report: LoadReport | None = None
         if source is not None:
@@ -132,6 +134,8 @@ class LiveModel:
                 kind="own-loading",
                 hint="Build a second model, fill it with ckptool.load_into, and serve that one.",
             )
+        # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
+        seen = (os.fspath(source), file_identity(source)) if isinstance(source, str | os.PathLike) else None
         with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
             found, filling = choose_targets(self._model, checkpoint, key, weights)
             assembly = Assembly(placement(CPU), mmap=False, verify=True)
@@ -144,22 +148,26 @@ class LiveModel:
                 with self._gate.alone():
                     _overwrite(self._model, filling.targets, staged)
             report = report_of(self._model, checkpoint.path, found, filling, started)
-            self.report, self.digest = report, digest
+            self.report, self.digest, self._seen = report, digest, seen
         logger.info("%s, sha256 %s", report, digest)
         return Reload(report, digest)
 
     def watch(
-        self, path: str, *, every: float = 1.0, on_reload: Callable[[Reload | CkptoolError], None] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: float = 1.0,
+        on_reload: Callable[[Reload | CkptoolError], None] | None = None,
     ) -> None:
         """
-        Reload whenever another file is put under ``path``, by renaming it there.
+        Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
 
         Looks every so many seconds, in a thread of its own. A file that is still being written is left until it rests
         for one look; one that cannot be loaded is reported, through ``logging`` and ``on_reload``, and not tried
         again until it changes. A process that forks has to call this after the fork.
         """
         self.unwatch()
-        self._watcher = _Watcher(self, path, every, on_reload)
+        self._watcher = _Watcher(self, os.fspath(path), every, on_reload)
 
     def unwatch(self) -> None:
         """Stop watching, and return once a reload that has begun has ended."""
@@ -275,7 +283,8 @@ class _Watcher:
     ) -> None:
         self._live, self._path, self._every, self._on_reload = live, path, every, on_reload
         self._stopped = threading.Event()
-        self._loaded = file_identity(path)
+        # What was loaded, not what is there now: a file that came between the two must not be missed.
+        self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == path else None
         self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
         self._thread.start()
 
@@ -290,7 +299,10 @@ class _Watcher:
             found = file_identity(self._path)
             if found is not None and found != self._loaded and found == seen:
                 self._loaded = found
-                self._tell(self._reload())
+                try:
+                    self._tell(self._reload())
+                except Exception:  # no memory left on the device, say: the next file may do
+                    logger.exception("not reloaded: %s", self._path)
             seen = found
 
     def _reload(self) -> Reload | CkptoolError:
