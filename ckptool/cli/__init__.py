@@ -26,6 +26,12 @@ def _migrate() -> click.Command:
     return migrate
 
 
+def _diff() -> click.Command:
+    from ckptool.cli.diff import diff
+
+    return diff
+
+
 def _devices() -> click.Command:
     from ckptool.cli.devices import devices
 
@@ -41,6 +47,7 @@ def _fixtures() -> click.Command:
 COMMANDS: dict[str, Callable[[], click.Command]] = {
     "inspect": _inspect,
     "migrate": _migrate,
+    "diff": _diff,
     "devices": _devices,
     "fixtures": _fixtures,
 }
@@ -70,7 +77,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ckptool")
 def cli() -> None:
-    """Open any PyTorch checkpoint without running it, say what is in it, and write it again."""
+    """Open any PyTorch checkpoint without running it, say what is in it, write it again, compare two."""
 
 
 def main() -> None:
