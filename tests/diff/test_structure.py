@@ -122,6 +122,36 @@ def test_ties_on_one_side_alone(tmp_path: Path) -> None:
     assert compared(a, a, tmp_path).same
 
 
+def test_a_tied_tensor_is_compared_with_each_of_its_counterparts(tmp_path: Path) -> None:
+    tied = torch.ones(3)
+    report = compared({"a": tied, "b": tied}, {"a": torch.ones(3), "b": torch.zeros(3)}, tmp_path)
+    assert [found.name for found in report.values] == ["b"]
+
+    other = torch.zeros(3)
+    report = compared({"a": tied, "b": tied}, {"a": other, "b": other}, tmp_path)
+    assert [(found.name, found.max_abs) for found in report.values] == [("a", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize("zipped", sorted(FIXTURES.glob("*-zip.pth")), ids=lambda path: path.stem)
+def test_a_fixture_is_equal_to_itself_and_to_its_legacy_twin(zipped: Path) -> None:
+    assert diff(zipped, zipped).same
+    twin = zipped.with_name(zipped.name.replace("-zip", "-legacy"))
+    if twin.exists():
+        report = diff(zipped, twin)
+        assert found_differences(report) == {}
+        assert report.tensors or report.others == ()
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.pt*")), ids=lambda path: path.name)
+def test_every_fixture_is_equal_to_the_weights_taken_from_it(path: Path, tmp_path: Path) -> None:
+    try:
+        migrate(path, tmp_path / "w.pth", form="state_dict")
+    except CkptoolError as error:
+        pytest.skip(f"not migrated: {error.kind}")
+
+    assert found_differences(diff(path, tmp_path / "w.pth")) == {}
+
+
 def test_versions_of_modules(tmp_path: Path) -> None:
     weights = net().state_dict()
     plain = OrderedDict(weights)
