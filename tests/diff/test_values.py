@@ -165,6 +165,7 @@ def test_views_are_equal_to_what_they_show(layout: str, other: str, tmp_path: Pa
 
 def test_conjugate_and_negative_views_are_what_they_show(tmp_path: Path) -> None:
     numbers = tensors(torch.complex64)
+    assert_is_the_difference(difference(numbers, numbers.conj(), tmp_path), numbers, numbers.conj().resolve_conj())
     for view in (numbers.conj(), numbers.conj().imag, numbers.conj()[3:]):
         resolved = view.resolve_conj().resolve_neg()
         assert difference(view, resolved, tmp_path) is None
@@ -363,6 +364,10 @@ def test_big_endian_storages_are_compared_as_they_stand_and_as_they_read() -> No
         found = comparer.difference("x", info(changed, True), other)
         assert found is not None
         assert (found.differing, found.at) == (1, (1,))
+        assert found.b == float(numbers[1])
+    same_memory = comparer.difference("x", info(big, True), info(big, False))
+    assert same_memory is not None
+    assert same_memory.differing == 48
 
 
 def test_a_stream_is_compared_as_a_file_is() -> None:
