@@ -21,7 +21,7 @@ from ckptool.inert import Call, Inert, PersistentId, global_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tensors import LazyTensor, TensorInfo, identity
 from ckptool.torch_bridge_values import Tolerance
-from ckptool.tree_diff import ABSENT, Change, lone_change, tree_changes
+from ckptool.tree_diff import ABSENT, NOTHING, Change, tree_changes
 from ckptool.values import ValueComparer, ValueDiff, errors_of
 
 _MOST_CHANGES: Final = 1000
@@ -46,9 +46,9 @@ def diff(
     Compare two checkpoints of any forms. Nothing in them runs.
 
     Two of one kind that hold more than weights (training checkpoints, whole models) are compared in everything they
-    hold; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names the
-    state dict where it is not the one that stands out. What a format cannot hold is no difference: safetensors has no
-    devices, no ties, no order but by ckptool's own note.
+    hold but code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
+    the state dict where it is not the one that stands out. What a format cannot hold is no difference: safetensors has
+    no devices, no ties, no order but by ckptool's own note.
 
     Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
     values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
@@ -256,18 +256,21 @@ def _others(
     checkpoints: Sequence[Checkpoint], a: Side, b: Side, comparer: ValueComparer | None, *, ignore_device: bool
 ) -> tuple[Change, ...]:
     def same(one: Inert, other: Inert) -> bool | None:
+        if any(_is_tensor(*pair) for pair in zip(checkpoints, (one, other), strict=True)):
+            return True  # tensors are compared by name
         if isinstance(one, PersistentId) and isinstance(other, PersistentId):
             return _same_storages(checkpoints, one, other, comparer, ignore_device=ignore_device)
         return True if ignore_device and _is_device(one) and _is_device(other) else None
 
-    def changes() -> Iterator[Change]:
-        for name in dict.fromkeys((*a.others, *b.others)):
-            if name in a.others and name in b.others:
-                yield from tree_changes(a.others[name], b.others[name], name, same)
-            else:
-                yield lone_change(name, a.others.get(name), b.others.get(name), in_a=name in a.others)
+    if "values that are no tensors" in a.lacks | b.lacks:
+        return ()
+    names = dict.fromkeys((*a.others, *b.others))
+    trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
+    return tuple(islice(tree_changes(trees, same), _MOST_CHANGES))
 
-    return tuple(islice(changes(), _MOST_CHANGES)) if "values that are no tensors" not in a.lacks | b.lacks else ()
+
+def _is_tensor(checkpoint: Checkpoint, node: Inert) -> bool:
+    return checkpoint.rebuilder is not None and checkpoint.rebuilder.tensor(node) is not None
 
 
 def _same_storages(
@@ -301,6 +304,8 @@ def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
         lost = sorted((side.lacks - other.lacks) & other.has)
         if lost:
             yield f"{', '.join(lost)}: {label} does not record them"
+    if a.has_models or b.has_models:
+        yield "what models hold beside tensors, for wrappers were to be ignored"
     unreadable = dict.fromkeys((*a.unreadable, *b.unreadable))
     for what, names in (("of kinds that cannot be read", list(unreadable)), ("without bytes", found.unknown)):
         if names:

@@ -32,11 +32,13 @@ class Side(NamedTuple):
     attributes: dict[str, LazyTensor]
     """Tensors inside whole models that a state_dict() would not give."""
     others: dict[str, Inert]
-    """Values that are no tensors."""
+    """Values that are no tensors, and whole models: what they hold beside tensors."""
     facts: dict[tuple[str, str], str]
     """What is said of modules: their versions, and the class of a whole model. Keys: path and fact."""
     metadata: dict[str, str] | None
     """The text that safetensors keeps beside the tensors; None for other formats."""
+    has_models: bool
+    """Whether there are whole models in it that are not among the others."""
     unreadable: tuple[str, ...]
     """Entries that are tensors of a kind that cannot be read."""
     lacks: frozenset[Aspect]
@@ -128,6 +130,7 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
         others={names.get(path, path): node for path, node in within.items()},
         facts=_module_facts(weights.modules, list(tensors), aligned=aligned),
         metadata=_metadata(checkpoint, chosen),
+        has_models=False,
         unreadable=tuple(name[len(head) :] for name, _ in checkpoint.unreadable if name.startswith(head)),
         lacks=_lacks(checkpoint),
     )
@@ -143,6 +146,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
             below = [path[len(head) :] for path in others if head and path.startswith(head)]
             names |= {head + name: head + short for name, short in _align((*state_dict, *below)).items()}
         elif state_dict.class_name is not None:
+            others[state_dict.key] = state_dict.node
             facts[state_dict.key, "class"] = state_dict.class_name
         weights = prepare(checkpoint, state_dict, NameChanges())
         found = _module_facts(weights.modules, list(state_dict), aligned=aligned)
@@ -154,6 +158,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
         others={names.get(path, path): node for path, node in others.items()},
         facts=facts,
         metadata=_metadata(checkpoint, checkpoint.tensors),
+        has_models=aligned and any(one.class_name is not None for one in checkpoint.state_dicts),
         unreadable=tuple(name for name, _ in checkpoint.unreadable),
         lacks=_lacks(checkpoint),
     )

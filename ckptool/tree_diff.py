@@ -9,7 +9,7 @@ themselves, and costs what they store however often their parts are shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool import inert
@@ -18,6 +18,8 @@ from ckptool.inert import Call, Global, Inert, Pairs, PersistentId, Set
 from ckptool.numpy_arrays import encoded_bytes, numpy_array, numpy_scalar
 
 ABSENT: Final = "nothing"
+NOTHING: Final = Global("", ABSENT)
+"""Stands for what only the other tree has."""
 
 _SHOWN_COMPONENTS: Final = 16
 _MOST_MISSING: Final = 16
@@ -27,6 +29,8 @@ _RENAMED_MODULES: Final = {
     "copy_reg": "copyreg",
     "numpy.core.multiarray": "numpy._core.multiarray",
 }
+_MODULE_DICTS: Final = ("_modules", "_parameters", "_buffers")
+"""What stands between a module and its children, in no path that people use."""
 _PLAIN_MAPPINGS: Final = {"dict", "builtins.dict", "collections.OrderedDict"}
 
 
@@ -50,10 +54,11 @@ class _Pair(NamedTuple):
     b: Inert
 
 
-def tree_changes(a: Inert, b: Inert, path: str, same: Same) -> Iterator[Change]:
-    """Yield the places below ``path`` where two trees differ, each difference at one of the places that share it."""
+def tree_changes(trees: Iterable[tuple[str, Inert, Inert]], same: Same) -> Iterator[Change]:
+    """Yield the places where pairs of trees differ, below the path of each; a shared part differs in one place."""
     joined = _Joined()
-    todo = [_Pair((path,), a, b)]
+    todo = [_Pair((path,), a, b) for path, a, b in trees]
+    todo.reverse()
     while todo:
         pair = todo.pop()
         left, right = pair.a, pair.b
@@ -67,11 +72,6 @@ def tree_changes(a: Inert, b: Inert, path: str, same: Same) -> Iterator[Change]:
             yield _change(pair)
         else:
             todo.extend(reversed(below))
-
-
-def lone_change(name: str, a: Inert, b: Inert, *, in_a: bool) -> Change:
-    """Return the change of a value that only one of the two has."""
-    return Change(name, describe(a), ABSENT) if in_a else Change(name, ABSENT, describe(b))
 
 
 class _Joined:
@@ -159,13 +159,10 @@ def _by_key(pair: _Pair, a: Pairs, b: Pairs) -> list[_Pair] | None:
     if len(left.keys() ^ right.keys()) > _MOST_MISSING:
         return None
     return [
-        _Pair((key[1], pair.place), left.get(key, _NOTHING), right.get(key, _NOTHING))
+        _Pair((key[1], pair.place), left.get(key, NOTHING), right.get(key, NOTHING))
         for key in dict.fromkeys((*left, *right))
         if key is not None
     ]
-
-
-_NOTHING: Final = Global("", ABSENT)
 
 
 def _key(key: Inert) -> tuple[str, str] | None:
@@ -245,7 +242,7 @@ def _renamed(name: str) -> str:
 
 
 def _change(pair: _Pair) -> Change:
-    shown = [ABSENT if node is _NOTHING else describe(node) for node in (pair.a, pair.b)]
+    shown = [ABSENT if node is NOTHING else describe(node) for node in (pair.a, pair.b)]
     if shown[0] == shown[1]:
         shown = [f"{shown[0]}, of one value", "of another"]
     return Change(_path(pair.place), *shown)
@@ -255,7 +252,8 @@ def _path(place: Any) -> str:
     components: list[str] = []
     while len(place) == 2:
         component, place = place
-        components.append(str(component))
+        if component not in _MODULE_DICTS:
+            components.append(str(component))
     if len(components) > _SHOWN_COMPONENTS:
         half = _SHOWN_COMPONENTS // 2
         components = [*components[:half], "…", *components[-half:]]

@@ -307,6 +307,19 @@ def test_the_class_of_a_model_is_compared() -> None:
     assert "class" in [change.name for change in report.metadata]
 
 
+def test_what_two_models_hold_beside_tensors_is_compared(tmp_path: Path) -> None:
+    def model(p: float) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 2), nn.Dropout(p)).eval()
+
+    assert compared(model(0.1), model(0.1), tmp_path).same
+    assert compared(model(0.1), model(0.5), tmp_path).others == (("1.p", "0.1", "0.5"),)
+    assert compared(model(0.1), model(0.1).train(), tmp_path).counts["others"] == 3
+    report = compared(nn.DataParallel(model(0.1)), model(0.5), tmp_path, ignore_wrappers=True)
+    assert report.same
+    assert report.not_compared == ("what models hold beside tensors, for wrappers were to be ignored",)
+
+
 def test_structure_alone_reads_no_values(tmp_path: Path) -> None:
     a, b = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
 
@@ -337,12 +350,16 @@ def test_torch_is_not_imported_unless_values_differ(tmp_path: Path) -> None:
 # Values that are no tensors
 
 
+def tree_differences(a: Inert, b: Inert, path: str = "x") -> list[Change]:
+    return list(tree_changes([(path, a, b)], lambda _a, _b: None))
+
+
 def changes(a: Any, b: Any, protocol: int = 2, other: int | None = None) -> list[Change]:
-    trees = [
+    one, two = (
         ckptool.open_checkpoint(pickle.dumps(value, protocol=number)).root
         for value, number in ((a, protocol), (b, protocol if other is None else other))
-    ]
-    return list(tree_changes(*trees, "x", lambda _a, _b: None))
+    )
+    return tree_differences(one, two)
 
 
 PLAIN: dict[str, Any] = {
@@ -414,9 +431,9 @@ def test_attributes_of_objects_are_compared() -> None:
         made.state = Dict(list(attributes.items()))
         return made
 
-    found = list(tree_changes(settings(lr=1, deep=[1]), settings(deep=[2], lr=1), "args", lambda _a, _b: None))
+    found = tree_differences(settings(lr=1, deep=[1]), settings(deep=[2], lr=1), "args")
     assert found == [("args.deep.0", "1", "2")]
-    assert list(tree_changes(settings(lr=1), Call(Global("some", "Other"), ()), "args", lambda _a, _b: None))
+    assert tree_differences(settings(lr=1), Call(Global("some", "Other"), ()))
 
 
 def test_trees_that_hold_themselves_end() -> None:
@@ -428,8 +445,8 @@ def test_trees_that_hold_themselves_end() -> None:
         first.append(node)
         return first
 
-    assert list(tree_changes(cycle(1000, 1), cycle(1000, 1), "x", lambda _a, _b: None)) == []
-    assert list(tree_changes(cycle(997, 1), cycle(1000, 2), "x", lambda _a, _b: None))
+    assert tree_differences(cycle(1000, 1), cycle(1000, 1)) == []
+    assert tree_differences(cycle(997, 1), cycle(1000, 2))
 
 
 def test_parts_that_are_shared_a_billion_times_are_compared_once() -> None:
@@ -439,8 +456,8 @@ def test_parts_that_are_shared_a_billion_times_are_compared_once() -> None:
             node = [node, node]
         return node
 
-    assert list(tree_changes(doubled(1), doubled(1), "x", lambda _a, _b: None)) == []
-    (found,) = tree_changes(doubled(1), doubled(2), "x", lambda _a, _b: None)
+    assert tree_differences(doubled(1), doubled(1)) == []
+    (found,) = tree_differences(doubled(1), doubled(2))
     assert found[1:] == ("1", "2")
     assert "…" in found.name
 
@@ -449,7 +466,7 @@ def test_integers_that_all_hash_alike_cost_no_more_than_others() -> None:
     keys = [((1 << 61) - 1) * number for number in range(1, 60_000)]
     a, b = Dict([(key, 1) for key in keys]), Dict([(key, 1) for key in reversed(keys)])
 
-    assert list(tree_changes(a, b, "x", lambda _a, _b: None)) == []
+    assert tree_differences(a, b) == []
 
 
 def test_bare_storages_are_compared_by_their_bytes(tmp_path: Path) -> None:
