@@ -203,6 +203,10 @@ def test_special_values(a: list[float], b: list[float], tmp_path: Path) -> None:
         (torch.int64, [1 << 62, 0], [(1 << 62) + 1, 0], 1),
         (torch.uint64, [(1 << 64) - 1, 5], [0, 5], (1 << 64) - 1),
         (torch.uint64, [1 << 63, 5], [(1 << 63) - 1, 6], 1),
+        (torch.uint32, [(1 << 32) - 1, 5], [0, 5], (1 << 32) - 1),
+        (torch.uint16, [(1 << 16) - 1, 5], [0, 5], (1 << 16) - 1),
+        (torch.uint8, [255, 5], [0, 5], 255),
+        (torch.int8, [-128, 5], [127, 5], 255),
     ],
 )
 def test_integers_are_exact_however_large(
@@ -212,6 +216,21 @@ def test_integers_are_exact_however_large(
 
     assert found.max_abs == distance
     assert (found.a, found.b) in zip(a, b, strict=True)
+
+
+def test_what_many_pieces_come_to(tmp_path: Path) -> None:
+    a = tensors(torch.float32, 1000)
+    b = a.clone()
+    b[::10] = math.nan
+    b[555] += 100
+    b[333] = -b[333]
+    a[333] = b[333] = 0
+    b[334] *= -1e6
+    with mock.patch.multiple(values, PIECE_NBYTES=256, _BLOCK_NUMEL=24):
+        found = difference(a, b, tmp_path)
+
+    assert found.nan == 100
+    assert_is_the_difference(found, a, b)
 
 
 def test_other_bits_of_nan_are_a_difference_until_a_tolerance_is_given(tmp_path: Path) -> None:
