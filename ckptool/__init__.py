@@ -32,6 +32,8 @@ from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.checking import CheckReport, check
+    from ckptool.comparison import diff
+    from ckptool.diff_report import DiffReport
     from ckptool.migration import migrate
     from ckptool.report import MigrationReport
     from ckptool.torch_bridge.assembly import Cost
@@ -51,6 +53,7 @@ __all__ = [
     "Cost",
     "DamagedFile",
     "DeviceUnavailable",
+    "DiffReport",
     "FileUnavailable",
     "KeyMismatch",
     "LazyTensor",
@@ -79,6 +82,7 @@ __all__ = [
     "UnsupportedFeature",
     "WeightsMismatch",
     "check",
+    "diff",
     "load",
     "load_into",
     "load_model",
@@ -98,6 +102,14 @@ def __getattr__(name: str) -> Any:
         from ckptool import report
 
         return report.__dict__[name]
+    if name == "diff":
+        from ckptool import comparison
+
+        return comparison.__dict__[name]
+    if name == "DiffReport":
+        from ckptool import diff_report
+
+        return diff_report.__dict__[name]
     if name in ("CheckReport", "check"):
         from ckptool import checking
 

@@ -33,6 +33,12 @@ def _migrate() -> click.Command:
     return migrate
 
 
+def _diff() -> click.Command:
+    from ckptool.cli.diff import diff
+
+    return diff
+
+
 def _devices() -> click.Command:
     from ckptool.cli.devices import devices
 
@@ -49,6 +55,7 @@ COMMANDS: dict[str, Callable[[], click.Command]] = {
     "inspect": _inspect,
     "check": _check,
     "migrate": _migrate,
+    "diff": _diff,
     "devices": _devices,
     "fixtures": _fixtures,
 }
@@ -78,7 +85,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ckptool")
 def cli() -> None:
-    """Open any PyTorch checkpoint without running it, say what is in it and what is wrong, and write it again."""
+    """Open any PyTorch checkpoint without running it: what is in it, what is wrong, write it again, compare two."""
 
 
 def main() -> None:

@@ -1,0 +1,162 @@
+"""``ckptool diff`` as a person and as a program use it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ckptool.cli import cli
+from ckptool.migration import migrate
+from tests import build
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+GPU = "checkpoint-ddp-forged-cuda0-zip.pth"
+CPU = "checkpoint-plain-cpu-zip.pth"
+MODEL = "lenet-model-forged-cuda0-legacy.pth"
+WEIGHTS = "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(cli, ["diff", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def as_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    found: dict[str, Any] = json.loads(run("--json", *arguments, code=code), parse_constant=refuse)
+    return found
+
+
+@pytest.fixture
+def at_fixtures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stand in a folder with the fixtures and files that differ from them in some way."""
+    for name in (GPU, CPU, MODEL, WEIGHTS):
+        shutil.copy(FIXTURES / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    weights = torch.load(WEIGHTS, map_location="cpu", weights_only=True)
+    torch.save(weights, "weights.pth")
+    tuned = torch.load(WEIGHTS, map_location="cpu", weights_only=True)
+    tuned["module.conv1.weight"][2, 0, 1, 3] += 0.5
+    tuned["module.fc1.weight"] += 0.001
+    tuned["module.out.bias"][4] = math.nan
+    tuned["module.conv2.bias"][1] = 7
+    torch.save(tuned, "tuned.pth")
+    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    half["module.out.weight"] = half["module.out.weight"][:5]
+    half["module.head.weight"] = half.pop("module.fc2.weight")
+    torch.save(half, "half.pth")
+    migrate("weights.pth", "weights.safetensors")
+
+
+SNAPSHOT_CASES: dict[str, tuple[int, list[str]]] = {
+    "same": (0, [MODEL, WEIGHTS, "--ignore-wrappers"]),
+    "training": (1, [GPU, CPU]),
+    "training-ignored": (0, [GPU, CPU, "--ignore-wrappers", "--ignore-device"]),
+    "values": (1, ["weights.pth", "tuned.pth"]),
+    "tolerance": (1, ["weights.pth", "tuned.pth", "--atol", "0.01"]),
+    "types": (1, ["weights.pth", "half.pth"]),
+    "safetensors": (0, [WEIGHTS, "weights.safetensors"]),
+    "no-values": (0, ["weights.pth", "tuned.pth", "--no-values", "--quiet", "--ignore-order"]),
+}
+
+
+@pytest.mark.usefixtures("at_fixtures")
+@pytest.mark.parametrize("case", SNAPSHOT_CASES)
+def test_output_is_the_snapshot(case: str) -> None:
+    """A change of output is a change of design: look at it, then write it with CKPTOOL_WRITE_SNAPSHOTS=1."""
+    code, arguments = SNAPSHOT_CASES[case]
+    found = run(*arguments, code=code)
+    snapshot = SNAPSHOTS / f"diff-{case}.txt"
+    if os.environ.get("CKPTOOL_WRITE_SNAPSHOTS"):
+        snapshot.write_text(found, encoding="utf-8")
+
+    assert found == snapshot.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("at_fixtures")
+def test_json_has_the_published_shape() -> None:
+    found = as_json("weights.pth", "tuned.pth", code=1)
+
+    assert found["schema"] == "ckptool.diff/1"
+    assert found["same"] is False
+    assert (found["a"], found["scope"]) == (
+        {"path": "weights.pth", "format": "torch_zip", "form": "state_dict", "key": ""},
+        "weights",
+    )
+    assert set(found) == {
+        "schema", "same", "a", "b", "scope", "tensors", "only_a", "only_b", "order", "shapes", "dtypes", "devices",
+        "layouts", "ties_a", "ties_b", "metadata", "others", "values", "close", "values_compared", "not_compared",
+        "wrapped", "counts",
+    }  # fmt: skip
+    assert found["counts"]["values"] == 4
+    values = {value["name"]: value for value in found["values"]}
+    found = values["module.conv1.weight"]
+    assert set(found) == {"name", "numel", "differing", "nan", "max_abs", "at", "a", "b", "max_rel", "rel_at"}
+    assert (found["numel"], found["differing"], found["at"]) == (150, 1, [2, 0, 1, 3])
+    assert found["max_abs"] == abs(found["a"] - found["b"]) == pytest.approx(0.5)
+    assert values["module.out.bias"]["b"] == "nan"
+    changed = as_json("weights.pth", "half.pth", code=1)
+    assert changed["shapes"] == [{"name": "module.out.weight", "a": [10, 60], "b": [5, 60]}]
+    assert changed["dtypes"][0] == {"name": "module.conv1.weight", "a": "float32", "b": "bfloat16"}
+
+
+@pytest.mark.usefixtures("at_fixtures")
+def test_the_exit_code_says_whether_they_are_the_same() -> None:
+    run("weights.pth", "weights.pth", code=0)
+    run("weights.pth", "tuned.pth", code=1)
+    run("weights.pth", "nowhere.pth", code=2)
+    run("weights.pth", code=2)
+    run("weights.pth", "tuned.pth", "--rtol", "-1", code=2)
+
+
+@pytest.mark.usefixtures("at_fixtures")
+def test_keys_name_the_state_dicts() -> None:
+    assert run(GPU, CPU, "--key-a", "model", "--ignore-wrappers", "--ignore-device").splitlines()[-1] == (
+        "the same: 11 tensors"
+    )
+    result = CliRunner().invoke(cli, ["diff", GPU, CPU, "--key-b", "nothing"])
+    assert result.exit_code == 2
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
+
+
+def test_a_bad_file_prints_two_lines_or_an_object(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pth"
+    broken.write_bytes((FIXTURES / GPU).read_bytes()[:5000])
+    result = CliRunner().invoke(cli, ["diff", str(FIXTURES / GPU), str(broken)])
+
+    assert result.exit_code == 2
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
+    error = as_json(FIXTURES / GPU, broken, code=2)["error"]
+    assert (error["kind"], error["path"]) == ("truncated-zip", str(broken))
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J\u202egpj\r"
+
+    def file(name: str, **others: Any) -> Path:
+        path = tmp_path / name
+        stored = build.storage(location=f"cuda{evil}")
+        path.write_bytes(build.torch_zip({evil: build.tensor(stored), **others}, {"0": build.floats()}))
+        return path
+
+    paths = file("a", extra=evil, lost=[evil]), file("b", extra=evil + evil, **{evil + "x": {}})
+    for arguments in ([], ["--quiet"], ["--no-values"], ["--ignore-device"]):
+        shown = run(*paths, *arguments, code=1)
+        assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_help_is_there() -> None:
+    assert run("--help").startswith("Usage: ")

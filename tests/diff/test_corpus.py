@@ -1,0 +1,72 @@
+"""
+Files that strangers published: each equals itself, and what it is migrated to. Skipped where the folder is not there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptool import CkptoolError, diff, open_checkpoint
+from ckptool.errors import MigrationRefused
+from ckptool.migration import migrate
+
+FOLDER = Path(__file__).parents[3] / "shared" / "corpus"
+MANIFEST = FOLDER / "manifest.jsonl"
+ROWS: list[dict[str, Any]] = (
+    [json.loads(line) for line in MANIFEST.read_text().splitlines()] if MANIFEST.exists() else []
+)
+
+pytestmark = [
+    pytest.mark.corpus,
+    pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}"),
+]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return str(row["file"]).removeprefix("files/")
+
+
+@pytest.fixture
+def source(row: dict[str, Any]) -> Path:
+    path = FOLDER / row["file"]
+    try:
+        with open_checkpoint(path) as checkpoint:
+            if checkpoint.form == "archive":
+                pytest.skip("an archive of several")
+    except CkptoolError as error:
+        with pytest.raises(type(error)):
+            diff(path, path)
+        pytest.skip(f"not openable: {error.kind}")
+    return path
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_a_file_is_equal_to_itself(source: Path) -> None:
+    report = diff(source, source)
+
+    assert report.same
+    with open_checkpoint(source) as checkpoint:
+        known = [*checkpoint.tensors, *checkpoint.attributes]
+    assert report.tensors >= len(known if report.scope == "everything" else report.a.key or ())
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_a_file_is_equal_to_what_it_is_migrated_to(source: Path, form: Any, tmp_path: Path) -> None:
+    target = tmp_path / ("x.safetensors" if form == "safetensors" else "x.pth")
+    try:
+        migration = migrate(source, target, form=form, drop_unsupported=True)
+    except MigrationRefused as error:
+        pytest.skip(f"not migrated: {error.kind}")
+    report = diff(source, target)
+    dropped = [name for name in report.only_a if name.startswith(migration.dropped)] if migration.dropped else []
+    # safetensors of strangers have texts of their own, which are not in what is written.
+    expected = {"names": len(dropped), "metadata": 0 if report.a.format != "safetensors" else report.counts["metadata"]}
+    if len(dropped) == len(report.only_a) and not report.tensors:
+        pytest.skip("nothing is left of it")
+
+    assert {kind: count for kind, count in report.counts.items() if count} == {k: n for k, n in expected.items() if n}

@@ -1,0 +1,489 @@
+"""What is said of two checkpoints beside their values: names, shapes, types, devices, ties, order, metadata."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import ckptool
+from ckptool import CkptoolError, DiffReport, diff
+from ckptool.inert import Call, Dict, Global, Inert
+from ckptool.migration import migrate
+from ckptool.tree_diff import Change, tree_changes
+from tests import build
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
+GPU = FIXTURES / "checkpoint-ddp-forged-cuda0-zip.pth"
+CPU = FIXTURES / "checkpoint-plain-cpu-zip.pth"
+
+
+def found_differences(report: DiffReport) -> dict[str, int]:
+    return {kind: count for kind, count in report.counts.items() if count}
+
+
+def compared(a: Any, b: Any, folder: Path, **options: Any) -> DiffReport:
+    paths = []
+    for name, tree in (("a.pth", a), ("b.pth", b)):
+        torch.save(tree, folder / name)
+        paths.append(folder / name)
+    return diff(*paths, **options)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_names_shapes_and_types(tmp_path: Path) -> None:
+    a = {"same": torch.ones(2), "gone": torch.ones(1), "shape": torch.ones(2, 3), "dtype": torch.ones(4)}
+    b = {"same": torch.ones(2), "shape": torch.ones(3, 2), "dtype": torch.ones(4).half(), "new": torch.ones(1)}
+    report = compared(a, b, tmp_path)
+
+    assert found_differences(report) == {"names": 2, "shapes": 1, "dtypes": 1}
+    assert (report.only_a, report.only_b, report.tensors) == (("gone",), ("new",), 3)
+    assert report.shapes == (("shape", (2, 3), (3, 2)),)
+    assert report.dtypes == (("dtype", "float32", "float16"),)
+    assert not report.same
+
+
+def test_devices_are_compared_unless_ignored() -> None:
+    report = diff(GPU, CPU, ignore_wrappers=True)
+
+    assert found_differences(report) == {"devices": 25, "others": 1}
+    assert set(report.devices[0][1:]) == {"cuda:0", "cpu"}
+    assert [change.name for change in report.others] == ["args.device"]
+    assert diff(GPU, CPU, ignore_wrappers=True, ignore_device=True).same
+
+
+def test_wrappers_are_named_and_can_be_ignored(tmp_path: Path) -> None:
+    weights = net().state_dict()
+    wrapped = nn.DataParallel(net()).state_dict()
+    compiled = {f"_orig_mod.module.{name}": tensor for name, tensor in weights.items()}
+    report = compared(weights, wrapped, tmp_path)
+    assert report.wrapped
+    assert report.counts["names"] == 2 * len(weights)
+
+    assert compared(weights, wrapped, tmp_path, ignore_wrappers=True).same
+    report = compared(compiled, wrapped, tmp_path, ignore_wrappers=True)
+    assert found_differences(report) == {"metadata": 5}  # a plain dict has no versions of modules
+
+
+def test_a_name_that_two_would_share_stays_as_it_is(tmp_path: Path) -> None:
+    both = {"w": torch.ones(1), "module.w": torch.zeros(1)}
+    report = compared(both, {"w": torch.ones(1)}, tmp_path, ignore_wrappers=True)
+
+    assert report.only_a == ("module.w",)
+
+
+def test_an_averaged_model_is_held_against_the_plain_one(tmp_path: Path) -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(net()).state_dict()
+    report = compared(averaged, net().state_dict(), tmp_path, ignore_wrappers=True)
+
+    assert found_differences(report) == {"names": 1}
+    assert report.only_a == ("n_averaged",)
+
+
+def test_order_is_compared_unless_ignored(tmp_path: Path) -> None:
+    a = {name: torch.ones(1) for name in "abcd"}
+    b = {name: torch.ones(1) for name in "abdc"}
+    report = compared(a, b, tmp_path)
+
+    assert report.order == (2, "c", "d")
+    assert found_differences(report) == {"order": 1}
+    assert compared(a, b, tmp_path, ignore_order=True).same
+
+
+def test_order_of_common_names_does_not_suffer_from_others(tmp_path: Path) -> None:
+    a = {name: torch.ones(1) for name in "xabc"}
+    b = {name: torch.ones(1) for name in "aybc"}
+
+    assert compared(a, b, tmp_path).order is None
+
+
+def test_ties_on_one_side_alone(tmp_path: Path) -> None:
+    tied = torch.ones(3)
+    a = {"a": tied, "b": tied, "c": torch.ones(3), "d": tied[:2]}
+    b = {"a": torch.ones(3), "b": tied, "c": tied, "d": torch.ones(2)}
+    report = compared(a, b, tmp_path)
+
+    assert found_differences(report) == {"ties": 2}
+    assert (report.ties_a, report.ties_b) == ((("a", "b"),), (("b", "c"),))
+    assert compared(a, a, tmp_path).same
+
+
+def test_a_tied_tensor_is_compared_with_each_of_its_counterparts(tmp_path: Path) -> None:
+    tied = torch.ones(3)
+    report = compared({"a": tied, "b": tied}, {"a": torch.ones(3), "b": torch.zeros(3)}, tmp_path)
+    assert [found.name for found in report.values] == ["b"]
+
+    other = torch.zeros(3)
+    report = compared({"a": tied, "b": tied}, {"a": other, "b": other}, tmp_path)
+    assert [(found.name, found.max_abs) for found in report.values] == [("a", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize("zipped", sorted(FIXTURES.glob("*-zip.pth")), ids=lambda path: path.stem)
+def test_a_fixture_is_equal_to_itself_and_to_its_legacy_twin(zipped: Path) -> None:
+    assert diff(zipped, zipped).same
+    twin = zipped.with_name(zipped.name.replace("-zip", "-legacy"))
+    if twin.exists():
+        report = diff(zipped, twin)
+        assert found_differences(report) == {}
+        assert report.tensors or report.others == ()
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.pt*")), ids=lambda path: path.name)
+def test_every_fixture_is_equal_to_the_weights_taken_from_it(path: Path, tmp_path: Path) -> None:
+    try:
+        migrate(path, tmp_path / "w.pth", form="state_dict")
+    except CkptoolError as error:
+        pytest.skip(f"not migrated: {error.kind}")
+
+    assert found_differences(diff(path, tmp_path / "w.pth")) == {}
+
+
+def test_versions_of_modules(tmp_path: Path) -> None:
+    weights = net().state_dict()
+    plain = OrderedDict(weights)
+    older = net().state_dict()
+    older._metadata["1"]["version"] = 1  # type: ignore[attr-defined]
+
+    assert compared(weights, older, tmp_path).metadata == (("1.version", "2", "1"),)
+    lost = compared(weights, plain, tmp_path)
+    assert found_differences(lost) == {"metadata": 5}
+    assert ("1.version", "2", "nothing") in lost.metadata
+
+
+def test_safetensors_metadata_of_two_files(tmp_path: Path) -> None:
+    tensors = {"w": torch.ones(2), "v": torch.ones(1)}
+    save_file(tensors, tmp_path / "a", {"format": "pt", "title": "one"})
+    save_file(tensors, tmp_path / "b", {"format": "pt", "title": "two", "more": "x"})
+    report = diff(tmp_path / "a", tmp_path / "b")
+
+    assert report.metadata == (("title", "'one'", "'two'"), ("more", "nothing", "'x'"))
+
+
+def test_what_safetensors_cannot_hold_is_no_difference(tmp_path: Path) -> None:
+    # torch has no GPU here: tags are what a GPU would have written.
+    source = FIXTURES / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+    with ckptool.open_checkpoint(source) as checkpoint:
+        tensors = {
+            name: torch.frombuffer(bytearray(tensor.read()), dtype=torch.float32).view(tensor.info.shape)
+            for name, tensor in checkpoint.tensors.items()
+        }
+    save_file(tensors, tmp_path / "x.safetensors")
+    report = diff(source, tmp_path / "x.safetensors")
+
+    assert report.same
+    assert report.not_compared == ("devices, module versions, order: B does not record them",)
+    assert diff(tmp_path / "x.safetensors", source).same
+
+
+def test_tied_names_that_a_safetensors_file_leaves_out_are_compared(tmp_path: Path) -> None:
+    tied = torch.arange(6.0)
+    torch.save({"a": tied, "b": tied, "c": torch.ones(1)}, tmp_path / "a.pth")
+    migrate(tmp_path / "a.pth", tmp_path / "b.safetensors")
+    report = diff(tmp_path / "a.pth", tmp_path / "b.safetensors")
+
+    assert report.same
+    assert report.tensors == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_sparse_and_quantised_tensors_are_compared_by_their_parts(tmp_path: Path) -> None:
+    def tree(value: float, scale: float) -> dict[str, torch.Tensor]:
+        indices, values = torch.tensor([[0, 2]]), torch.tensor([1.0, value])
+        return {
+            "coo": torch.sparse_coo_tensor(indices, values, (4,), check_invariants=True),
+            "quantised": torch.quantize_per_tensor(torch.arange(4.0), scale, 3, torch.qint8),
+        }
+
+    assert compared(tree(2, 0.5), tree(2, 0.5), tmp_path).same
+    report = compared(tree(2, 0.5), tree(3, 0.25), tmp_path)
+    assert [found.name for found in report.values] == ["coo[values]", "quantised"]
+    assert report.values[0].at == (1,)
+    assert report.layouts == (
+        ("quantised", "per_tensor_affine, scale 0.5, zero_point 3", "per_tensor_affine, scale 0.25, zero_point 3"),
+    )
+
+
+def test_meta_tensors_are_the_same_and_differ_from_real_ones(tmp_path: Path) -> None:
+    a, b = {"w": torch.ones(2, device="meta")}, {"w": torch.ones(2)}
+
+    assert compared(a, a, tmp_path).same
+    report = compared(a, b, tmp_path, ignore_device=True)
+    assert found_differences(report) == {"layouts": 1}
+
+
+def test_a_model_a_checkpoint_and_plain_weights_are_compared_by_their_weights(tmp_path: Path) -> None:
+    model = FIXTURES / "model-plain-cpu-zip.pth"
+    checkpoint = FIXTURES / "checkpoint-plain-cpu-zip.pth"
+    migrate(checkpoint, tmp_path / "w.pth", form="state_dict")
+    migrate(model, tmp_path / "m.pth", form="state_dict")
+    reports = [
+        diff(checkpoint, tmp_path / "w.pth"),
+        diff(tmp_path / "w.pth", checkpoint),
+        diff(model, tmp_path / "m.pth"),
+    ]
+
+    assert [report.scope for report in reports] == ["weights"] * 3
+    assert all(report.same for report in reports)
+    assert (reports[0].a.key, reports[0].b.key) == ("model", "")
+
+
+def test_two_training_checkpoints_are_compared_in_everything(tmp_path: Path) -> None:
+    def tree(momentum: float, epoch: int) -> dict[str, Any]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch, "names": ["x"]}
+
+    assert compared(tree(0.9, 1), tree(0.9, 1), tmp_path).same
+    report = compared(tree(0.9, 1), tree(0.8, 2), tmp_path)
+    assert report.scope == "everything"
+    assert report.others == (("optimizer.param_groups.0.momentum", "0.9", "0.8"), ("epoch", "1", "2"))
+    assert compared(tree(0.9, 1), tree(0.8, 2), tmp_path, key_a="model").same
+
+
+def test_what_holds_several_models_asks_for_a_key(tmp_path: Path) -> None:
+    gan = {"first": {"w": torch.ones(2, 2)}, "second": {"w": torch.zeros(2, 2)}}
+    torch.save(gan, tmp_path / "a.pth")
+    torch.save(gan["second"], tmp_path / "b.pth")
+    with pytest.raises(CkptoolError) as caught:
+        diff(tmp_path / "a.pth", tmp_path / "b.pth")
+
+    assert (caught.value.kind, caught.value.path) == ("which-weights", str(tmp_path / "a.pth"))
+    assert caught.value.hint == "Pick one with --key-a: first, second"
+    assert diff(tmp_path / "a.pth", tmp_path / "b.pth", key_a="second").same
+    assert diff(tmp_path / "a.pth", tmp_path / "a.pth").same
+    assert not diff(tmp_path / "a.pth", tmp_path / "a.pth", key_a="first", key_b="second").same
+    with pytest.raises(CkptoolError, match="no state dict under"):
+        diff(tmp_path / "a.pth", tmp_path / "b.pth", key_a="third")
+
+
+def test_a_member_of_an_archive_is_compared(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "agent.zip", "w") as archive:
+        archive.write(CPU, "policy.pth")
+        archive.write(GPU, "other.pth")
+
+    report = diff(f"{tmp_path / 'agent.zip'}::policy.pth", CPU)
+    assert report.same
+    assert report.a.path.endswith("::policy.pth")
+    with pytest.raises(CkptoolError) as caught:
+        diff(tmp_path / "agent.zip", CPU)
+    assert caught.value.kind == "archive"
+
+
+def test_gradients_of_a_model_are_compared_with_a_models_alone(tmp_path: Path) -> None:
+    def model(factor: float) -> nn.Linear:
+        torch.manual_seed(0)
+        made = nn.Linear(2, 1)
+        (made(torch.ones(1, 2)) * factor).sum().backward()
+        return made
+
+    torch.save(model(1), tmp_path / "a.pth")
+    torch.save(model(2), tmp_path / "b.pth")
+    torch.save(model(1).state_dict(), tmp_path / "c.pth")
+    report = diff(tmp_path / "a.pth", tmp_path / "b.pth")
+    if report.tensors and ckptool.open_checkpoint(tmp_path / "a.pth").tensors["weight"].info.parts:
+        assert [found.name for found in report.values] == ["weight[grad]", "bias[grad]"]
+    assert diff(tmp_path / "a.pth", tmp_path / "c.pth").same
+
+
+def test_the_class_of_a_model_is_compared() -> None:
+    report = diff(FIXTURES / "model-plain-cpu-zip.pth", FIXTURES / "lenet-model-forged-cuda0-zip.pth")
+
+    assert "class" in [change.name for change in report.metadata]
+
+
+def test_what_two_models_hold_beside_tensors_is_compared(tmp_path: Path) -> None:
+    def model(p: float) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 2), nn.Dropout(p)).eval()
+
+    assert compared(model(0.1), model(0.1), tmp_path).same
+    assert compared(model(0.1), model(0.5), tmp_path).others == (("1.p", "0.1", "0.5"),)
+    assert compared(model(0.1), model(0.1).train(), tmp_path).counts["others"] == 3
+    report = compared(nn.DataParallel(model(0.1)), model(0.5), tmp_path, ignore_wrappers=True)
+    assert report.same
+    assert report.not_compared == ("what models hold beside tensors, for wrappers were to be ignored",)
+
+
+def test_structure_alone_reads_no_values(tmp_path: Path) -> None:
+    a, b = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
+
+    assert found_differences(compared(a, b, tmp_path)) == {"values": 1}
+    report = compared(a, b, tmp_path, values=False)
+    assert report.same
+    assert not report.values_compared
+
+
+def test_torch_is_not_imported_unless_values_differ(tmp_path: Path) -> None:
+    code = (
+        "import sys, ckptool; report = ckptool.diff(*sys.argv[1:]);"
+        "print(report.same, sorted({'torch', 'numpy', 'safetensors'} & set(sys.modules)))"
+    )
+    torch.save({"w": torch.ones(9).view(3, 3).t()}, tmp_path / "a")
+    torch.save({"w": torch.ones(3, 3), "v": torch.ones(1)}, tmp_path / "b")
+    torch.save({"w": torch.zeros(3, 3)}, tmp_path / "c")
+
+    def answer(*names: str) -> str:
+        paths = [str(tmp_path / name) for name in names]
+        return subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True).stdout
+
+    assert answer("a", "a").strip() == "True []"
+    assert answer("a", "b").strip() == "False []"
+    assert "torch" in answer("a", "c")
+
+
+# Values that are no tensors
+
+
+def tree_differences(a: Inert, b: Inert, path: str = "x") -> list[Change]:
+    return list(tree_changes([(path, a, b)], lambda _a, _b: None))
+
+
+def changes(a: Any, b: Any, protocol: int = 2, other: int | None = None) -> list[Change]:
+    one, two = (
+        ckptool.open_checkpoint(pickle.dumps(value, protocol=number)).root
+        for value, number in ((a, protocol), (b, protocol if other is None else other))
+    )
+    return tree_differences(one, two)
+
+
+PLAIN: dict[str, Any] = {
+    "numbers": [1, 2.5, True, None, float("nan"), -0.0, 1 << 200],
+    "text": {"a": "b" * 100, 3: "c", None: "d", 2.5: "e", True: "f"},
+    "bytes": b"\0\xff" * 50,
+    "tuple": (1, ("x", [2])),
+    "set": {"p", "q", "r"},
+    "ordered": OrderedDict([("m", 1), ("n", [2, 3])]),
+    "numpy": np.arange(6.0).reshape(2, 3),
+    "scalar": np.float32(0.25),
+    "class": pytest.Item,
+}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_tree_is_the_same_whatever_protocol_wrote_it(protocol: int) -> None:
+    # numpy has other calls of its own for protocol 5.
+    plain = {key: value for key, value in PLAIN.items() if protocol < 5 or key not in ("numpy", "scalar")}
+
+    assert changes(plain, plain, 2, protocol) == []
+
+
+def test_dict_and_ordered_dict_and_any_order_of_keys_are_the_same() -> None:
+    assert changes({"a": 1, "b": 2}, OrderedDict([("b", 2), ("a", 1)])) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "name"),
+    [
+        (1, 2, "x"),
+        (1, 1.0, "x"),
+        (1, True, "x"),
+        ("1", 1, "x"),
+        ("a", b"a", "x"),
+        (0.0, -0.0, "x"),
+        ([1, 2], [1, 3], "x.1"),
+        ([1, 2], [1, 2, 3], "x"),
+        ([1], (1,), "x"),
+        ({"k": {"l": [5]}}, {"k": {"l": [6]}}, "x.k.l.0"),
+        ({"k": 1}, {"k": 1, "m": 2}, "x.m"),
+        ({1: "a"}, {"1": "a"}, "x.1"),
+        ({"p"}, {"q"}, "x"),
+        ({"p"}, frozenset({"p"}), "x"),
+        ("y" * 1000, "y" * 999 + "z", "x"),
+        (b"y" * 1000, b"y" * 999 + b"z", "x"),
+        (np.arange(3), np.arange(3) + 1, "x"),
+        (np.arange(200), np.arange(200)[::-1].copy(), "x"),
+        (np.arange(3), np.arange(3.0), "x"),
+        (np.float32(1), np.float64(1), "x"),
+        (np.float32(1), np.float32(2), "x"),
+        (pytest.Item, pytest.Module, "x"),
+        (Path("/a"), Path("/b"), "x.1"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_change_is_found_where_it_is(a: Any, b: Any, name: str, protocol: int) -> None:
+    assert changes(a, a, protocol) == []
+    assert name in [change.name for change in changes(a, b, protocol)]
+    assert changes([7, a, a], [7, b, b], protocol) != []
+
+
+def test_attributes_of_objects_are_compared() -> None:
+    class_of = Global("some.where", "Settings")
+
+    def settings(**attributes: Inert) -> Call:
+        made = Call(class_of, (), "newobj")
+        made.state = Dict(list(attributes.items()))
+        return made
+
+    found = tree_differences(settings(lr=1, deep=[1]), settings(deep=[2], lr=1), "args")
+    assert found == [("args.deep.0", "1", "2")]
+    assert tree_differences(settings(lr=1), Call(Global("some", "Other"), ()))
+
+
+def test_trees_that_hold_themselves_end() -> None:
+    def cycle(length: int, last: Any) -> list[Any]:
+        first: list[Any] = [last]
+        node = first
+        for _ in range(length - 1):
+            node = [node, last]
+        first.append(node)
+        return first
+
+    assert tree_differences(cycle(1000, 1), cycle(1000, 1)) == []
+    assert tree_differences(cycle(997, 1), cycle(1000, 2))
+
+
+def test_parts_that_are_shared_a_billion_times_are_compared_once() -> None:
+    def doubled(leaf: int) -> list[Any]:
+        node: list[Any] = [leaf]
+        for _ in range(40):
+            node = [node, node]
+        return node
+
+    assert tree_differences(doubled(1), doubled(1)) == []
+    (found,) = tree_differences(doubled(1), doubled(2))
+    assert found[1:] == ("1", "2")
+    assert "…" in found.name
+
+
+def test_integers_that_all_hash_alike_cost_no_more_than_others() -> None:
+    keys = [((1 << 61) - 1) * number for number in range(1, 60_000)]
+    a, b = Dict([(key, 1) for key in keys]), Dict([(key, 1) for key in reversed(keys)])
+
+    assert tree_differences(a, b) == []
+
+
+def test_bare_storages_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    def tree(value: float) -> dict[str, Any]:
+        return {"w": torch.ones(2), "raw": torch.full((3,), value).untyped_storage(), "epoch": 1, "more": [1]}
+
+    assert compared(tree(1), tree(1), tmp_path).same
+    assert [change.name for change in compared(tree(1), tree(2), tmp_path).others] == ["raw"]
+
+
+def test_no_more_than_a_thousand_changes_are_listed(tmp_path: Path) -> None:
+    weight = build.tensor(build.storage())
+    trees = [
+        build.torch_zip({"w": weight, "log": list(range(first, first + 5000))}, {"0": build.floats()})
+        for first in (0, 1)
+    ]
+    for name, data in zip("ab", trees, strict=True):
+        (tmp_path / name).write_bytes(data)
+
+    assert len(diff(tmp_path / "a", tmp_path / "b").others) == 1000
