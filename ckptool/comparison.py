@@ -232,7 +232,7 @@ def _metadata(a: Side, b: Side) -> Iterator[Change]:
             path, fact = key
             one, other = a.facts.get(key, ABSENT), b.facts.get(key, ABSENT)
             # That a module is in one alone, the names of its tensors say already.
-            if one != other and (path in inside[0]) == (path in inside[1]):
+            if one != other and not any((head in inside[0]) != (head in inside[1]) for head in _heads(path)):
                 yield Change(f"{path}.{fact}" if path else fact, one, other)
     if a.metadata is not None and b.metadata is not None:
         for name in dict.fromkeys((*a.metadata, *b.metadata)):
@@ -245,11 +245,18 @@ def _prefixes(names: Iterable[str]) -> set[str]:
     """Return the paths of everything that holds a tensor."""
     found = {""}
     for name in names:
-        head = name.rpartition(".")[0]
-        while head not in found:
+        for head in _heads(name.rpartition(".")[0]):
+            if head in found:
+                break
             found.add(head)
-            head = head.rpartition(".")[0]
     return found
+
+
+def _heads(path: str) -> Iterator[str]:
+    """Yield a path and those of what it stands in, but for the root."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _others(

@@ -159,7 +159,7 @@ def _by_key(pair: _Pair, a: Pairs, b: Pairs) -> list[_Pair] | None:
     if len(left.keys() ^ right.keys()) > _MOST_MISSING:
         return None
     return [
-        _Pair((key[1], pair.place), left.get(key, NOTHING), right.get(key, NOTHING))
+        _Pair((_shown(key), pair.place), left.get(key, NOTHING), right.get(key, NOTHING))
         for key in dict.fromkeys((*left, *right))
         if key is not None
     ]
@@ -178,6 +178,11 @@ def _key(key: Inert) -> tuple[str, str] | None:
     if isinstance(key, float):
         return "float", key.hex()
     return ("None", "None") if key is None else None
+
+
+def _shown(key: tuple[str, str]) -> str:
+    kind, text = key
+    return str(float.fromhex(text)) if kind == "float" else text
 
 
 def _as_set(node: Inert) -> Set | None:

@@ -72,7 +72,9 @@ def test_wrappers_are_named_and_can_be_ignored(tmp_path: Path) -> None:
     compiled = {f"_orig_mod.module.{name}": tensor for name, tensor in weights.items()}
     report = compared(weights, wrapped, tmp_path)
     assert report.wrapped
-    assert report.counts["names"] == 2 * len(weights)
+    # Of modules that only have another name, the versions are not told too; a ReLU has no names to tell by.
+    assert found_differences(report) == {"names": 2 * len(weights), "metadata": 1}
+    assert report.metadata == (("2.version", "1", "nothing"),)
 
     assert compared(weights, wrapped, tmp_path, ignore_wrappers=True).same
     report = compared(compiled, wrapped, tmp_path, ignore_wrappers=True)
@@ -402,6 +404,8 @@ def test_dict_and_ordered_dict_and_any_order_of_keys_are_the_same() -> None:
         ({"k": {"l": [5]}}, {"k": {"l": [6]}}, "x.k.l.0"),
         ({"k": 1}, {"k": 1, "m": 2}, "x.m"),
         ({1: "a"}, {"1": "a"}, "x.1"),
+        ({0.5: "a"}, {(0.5).hex(): "a"}, "x.0.5"),
+        ({0.0: "a"}, {-0.0: "a"}, "x.0.0"),
         ({"p"}, {"q"}, "x"),
         ({"p"}, frozenset({"p"}), "x"),
         ("y" * 1000, "y" * 999 + "z", "x"),
