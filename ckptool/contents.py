@@ -129,7 +129,8 @@ class _Collector:
             info = self._rebuilder.tensor(node)
             if info is not None:
                 self._add_tensor(path, info, group)
-            elif id(node) not in self._holding:
+                continue
+            if id(node) not in self._holding:
                 self._contents.extras.append((path, node))
             elif self._graph.is_module(node):
                 self._add_model(node, path)

@@ -106,7 +106,9 @@ class _Interpreter(Opcodes):
             limit = len(data)  # no more to come: an opcode that needs more is truncated
         rare, persistent_ids = RARE, self.persistent_ids
         try:
-            while pos < limit:
+            while True:  # not ``while pos < limit``: Python 3.11 speeds up what jumps back without a condition
+                if pos >= limit:
+                    raise NeedMore(pos + 1)
                 op = data[pos]
                 if op == 0x72:  # LONG_BINPUT
                     index = _U32(data, pos + 1)[0]
@@ -206,6 +208,5 @@ class _Interpreter(Opcodes):
                     self.opcode, self.pos, self.stack = pos, pos, stack
                     rare[op](self)
                     pos, stack, memo, following = self.pos, self.stack, self.memo, self.next_index()
-            raise NeedMore(pos + 1)
         finally:
             self.pos, self.stack = pos, stack

@@ -256,11 +256,13 @@ def _is_plain(node: Call, info: TensorInfo) -> bool:
     if len(node.args) != 6 or not _is_bare(node):
         return False
     place, _, _, _, requires_grad, hooks = node.args
-    cls = inert.global_of(place.pid[1]) if isinstance(place, PersistentId) else None
-    if cls is None or cls.name != info.dtype.storage_class or not isinstance(requires_grad, bool):
+    if type(place) is not PersistentId or type(requires_grad) is not bool:
         return False
-    made = inert.global_of(hooks.func) if isinstance(hooks, Call) and hooks.args == () and _is_bare(hooks) else None
-    return made is not None and (made.module, made.name) == (_ORDERED_DICT.module, _ORDERED_DICT.name)
+    if type(hooks) is not Call or hooks.args != () or not _is_bare(hooks):
+        return False
+    cls, made = inert.global_of(place.pid[1]), inert.global_of(hooks.func)
+    typed = cls is not None and cls.name == info.dtype.storage_class
+    return typed and made is not None and made.name == "OrderedDict" and made.module == "collections"
 
 
 def _is_bare(node: Call) -> bool:

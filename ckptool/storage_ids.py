@@ -7,13 +7,15 @@ What a persistent id says of a storage: ``("storage", class, key, location, nume
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool import dtypes, inert
 from ckptool.dtypes import DType
 from ckptool.errors import AmbiguousFile, MalformedFile, UnsupportedFeature
 from ckptool.inert import Global, Inert
 from ckptool.tensors import StorageRef
+
+_MAX_SIZE: Final = 1 << 63
 
 
 class View(NamedTuple):
@@ -56,7 +58,7 @@ def storage_id(pid: Inert) -> StorageId | None:
     _, cls, key, location, numel = pid[:5]
     if isinstance(key, int) and not isinstance(key, bool):
         key = str(key)  # litgpt writes numbers
-    if type(key) is not str or type(location) is not str or not _is_size(numel):
+    if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < _MAX_SIZE:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     dtype = _dtype(cls)
     itemsize = dtype.itemsize
@@ -104,4 +106,4 @@ def _view(view: Inert, itemsize: int) -> View | None:
 
 
 def _is_size(value: Inert) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+    return type(value) is int and 0 <= value < _MAX_SIZE

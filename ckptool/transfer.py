@@ -143,6 +143,8 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int) -> int:
+    if stop - start <= ReadAhead.BLOCK:
+        return crc32(ahead.read(start, stop - start), before)
     for position in range(start, stop, ReadAhead.BLOCK):
         before = crc32(ahead.read(position, min(ReadAhead.BLOCK, stop - position)), before)
     return before
