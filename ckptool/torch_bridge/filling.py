@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from ckptool.files import file_under
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.match_keys import Changes
+from ckptool.state_dicts import Role
 from ckptool.tensors import LazyTensor
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
@@ -29,7 +31,7 @@ from ckptool.torch_bridge.host_memory import HostMemory, Mmap
 from ckptool.torch_bridge.loading import chosen_weights, naming
 from ckptool.torch_bridge.optimizers import read_optimizer
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
-from ckptool.torch_bridge.targets import FillPlan, Target, fits_bytewise, plan
+from ckptool.torch_bridge.targets import FillPlan, Target, fits_bytewise, is_own_memory, plan
 from ckptool.transfer import check_others
 from ckptool.weights import Which
 
@@ -115,10 +117,12 @@ def load_into(
     started = time.perf_counter()
     place = placement(map_location)
     with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+        if verify:
+            checkpoint.check_index()
         chosen_key, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
         if verify:
             check_others([target.source for target in filling.targets], ())
-        state = read_optimizer(checkpoint, optimizer) if optimizer is not None else None
+        state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
         fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
         made = Assembly(place, mmap=mmap, dtype=dtype).tensors(fresh, progress) if fresh else {}
         checkpoint.check_unchanged()
@@ -144,22 +148,26 @@ def choose_targets(
     except MigrationRefused as error:
         if key is not None or weights != "auto":
             raise
-        fitting = []
-        for candidate in checkpoint.state_dicts:
-            if candidate.role == "optimizer":
-                continue
-            try:
-                fitting.append((candidate.key, plan(model, candidate, strict=True)))
-            except WeightsMismatch:
-                continue
+        fitting = _fitting(model, checkpoint, "model") or _fitting(model, checkpoint, "ema", "other")
         if len(fitting) != 1:
             raise KeyMismatch(error.message, hint=error.hint) from error
         return fitting[0]
     return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
 
 
+def _fitting(model: torch.nn.Module, checkpoint: Checkpoint, *roles: Role) -> list[tuple[str, FillPlan]]:
+    found = []
+    for candidate in checkpoint.state_dicts:
+        if candidate.role in roles:
+            with suppress(WeightsMismatch):
+                found.append((candidate.key, plan(model, candidate, strict=True)))
+    return found
+
+
 def _fill(targets: list[Target], progress: Progress | None) -> None:
     """Copy from the file into the model's memory."""
+    # Two reads into one memory would meet: of several sources for one tensor the last counts, as for torch.
+    targets = list({id(target.tensor): target for target in targets}.values())
     host, devices = HostMemory(False), dict[torch.device, DeviceMemory]()
     others = []
     for target in targets:
@@ -189,9 +197,10 @@ def _fill(targets: list[Target], progress: Progress | None) -> None:
     for waiting in devices.values():
         waiting.fill(count)
     if others:
-        in_own_thread(partial(_copy_all, others))
+        in_own_thread(partial(_copy_all, others, count))
     for target in targets:
-        torch.autograd.graph.increment_version(target.tensor)
+        if not target.tensor.is_inference():  # those have no versions
+            torch.autograd.graph.increment_version(target.tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -201,15 +210,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
 
 
-def _copy_all(targets: list[Target]) -> None:
+def _copy_all(targets: list[Target], count: Callable[[int], None]) -> None:
     for target in targets:
-        _copy(target)
+        # What was made in inference mode can be written to in that mode alone; leaving it switches gradients on.
+        with torch.inference_mode(target.tensor.is_inference()), torch.no_grad():
+            _copy(target)
+        count(target.source.info.nbytes)
 
 
 def _copy(target: Target) -> None:
     """Copy one tensor whose values or places change on the way: by pieces, where both sides are plain."""
     info, tensor = target.source.info, target.tensor.detach()
-    if info.storage is None or info.layout != "strided" or info.dtype.packed > 1 or not tensor.is_contiguous():
+    is_plain = is_own_memory(tensor) and info.storage is not None and info.layout == "strided"
+    if not is_plain or info.dtype.packed > 1 or not tensor.is_contiguous():
         tensor.copy_(Assembly(placement(CPU)).tensors({target.name: target.source})[target.name])
         return
     flat, position = tensor.view(-1), 0
@@ -228,12 +241,13 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
-                    fresh = torch.nn.Parameter(made[id(parameter)], requires_grad=parameter.requires_grad)
-                    parameters[id(parameter)] = fresh
-                module._parameters[name] = parameters[id(parameter)]
+                    fresh = made[id(parameter)]
+                    is_trained = parameter.requires_grad and (fresh.is_floating_point() or fresh.is_complex())
+                    parameters[id(parameter)] = torch.nn.Parameter(fresh, requires_grad=is_trained)
+                setattr(module, name, parameters[id(parameter)])  # recurrent layers keep a list of their own
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in made:
-                module._buffers[name] = made[id(buffer)]
+                setattr(module, name, made[id(buffer)])
 
 
 def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:

@@ -117,6 +117,7 @@ class LiveModel:
         started = time.perf_counter()
         key, weights = self._which
         with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
+            checkpoint.check_index()
             found, filling = choose_targets(self._model, checkpoint, key, weights)
             assembly = Assembly(placement(CPU), mmap=False, verify=True)
             staged = assembly.tensors({one.name: one.source for one in filling.targets})

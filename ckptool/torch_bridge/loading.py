@@ -66,6 +66,8 @@ def load(
     """
     place = placement(map_location)
     with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+        if verify:
+            checkpoint.check_index()
         chosen = chosen_weights(checkpoint, key, weights, strip)
         assembly = Assembly(place, mmap=mmap, dtype=dtype)
         if verify:

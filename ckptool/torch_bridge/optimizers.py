@@ -12,6 +12,7 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.inert import Inert
 from ckptool.torch_bridge.assembly import Assembly
+from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.placement import CPU, placement
 from ckptool.torch_bridge.plain_values import values_with_tensors
 
@@ -31,9 +32,9 @@ class OptimizerState(NamedTuple):
         self.optimizer.load_state_dict(self.state)
 
 
-def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> OptimizerState:
+def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mmap: Mmap) -> OptimizerState:
     """
-    Return the state that a checkpoint has for an optimizer. Its tensors are views of the mapped file.
+    Return the state that a checkpoint has for an optimizer; ``mmap`` says whether its tensors may be views of the file.
 
     Raises:
         KeyMismatch: The file has none, or several, or one for other groups of parameters.
@@ -48,7 +49,7 @@ def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
             kind="which-optimizer",
             hint="Load the weights alone, without optimizer=." if not found else "Load the state by hand.",
         )
-    state = _values(checkpoint, found[0][1])
+    state = _values(checkpoint, found[0][1], mmap)
     _check(optimizer, state)
     return OptimizerState(optimizer, state, len(state["state"]))
 
@@ -65,8 +66,8 @@ def _states(node: Inert, path: str, depth: int) -> Iterator[tuple[str, Inert]]:
                 yield from _states(value, f"{path}.{key}" if path else str(key), depth + 1)
 
 
-def _values(checkpoint: Checkpoint, node: Inert) -> dict[str, Any]:
-    assembly = Assembly(placement(CPU))
+def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
+    assembly = Assembly(placement(CPU), mmap=mmap)
     state = values_with_tensors({"optimizer": node}, checkpoint.rebuilder, assembly)["optimizer"]
     if isinstance(state, UnsupportedFeature):
         raise state
