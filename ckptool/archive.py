@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
+from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.files import BytesSource, SliceSource, Source
 from ckptool.limits import Limits
 
@@ -116,7 +116,7 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
 
     Raises:
         LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
-        DamagedFile: It is damaged, or longer or shorter than it claims.
+        MalformedFile: It is damaged, or longer or shorter than it claims.
     """
     import zlib
 
@@ -132,11 +132,14 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
             if len(output) > record.nbytes or unpacker.unused_data:
                 break
     except zlib.error as error:
-        raise DamagedFile(f"record {record.name!r} cannot be inflated: {error}") from error
+        raise MalformedFile(f"record {record.name!r} cannot be inflated: {error}", kind="damaged-record") from error
     if len(output) != record.nbytes or not unpacker.eof or unpacker.unused_data:
-        raise DamagedFile(f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims")
+        raise MalformedFile(
+            f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims",
+            kind="damaged-record",
+        )
     if record.crc32 and zlib.crc32(output) != record.crc32:
-        raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
+        raise MalformedFile(f"record {record.name!r} is damaged: its CRC-32 does not match", kind="damaged-record")
     return bytes(output)
 
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ckptool import modules, to_safetensors, to_torch, transforms
 from ckptool.casting import Cast, Casting
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import CkptoolError, MigrationRefused, OutputFailed
+from ckptool.errors import CkptoolError, MalformedFile, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
@@ -184,7 +184,8 @@ def _carry_out(
     progress: Callable[[int, int], None] | None,
 ) -> MigrationReport:
     try:
-        checkpoint.check_index()
+        if checkpoint.damage:
+            raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
         job = _plan(checkpoint, dst, changes)
         report = _report(checkpoint, job, changes)
         if dry_run:
