@@ -17,7 +17,7 @@ from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedF
 from ckptool.files import Source
 from ckptool.free_memory import free_memory
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
-from ckptool.torch_bridge.arithmetic import cast_tensor, is_castable
+from ckptool.torch_bridge.arithmetic import apart_on_cpu, cast_tensor, is_castable
 from ckptool.torch_bridge.device_memory import DeviceMemory
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap, buffer_of
 from ckptool.torch_bridge.host_memory import Progress as Count
@@ -295,7 +295,8 @@ class Assembly:
             has_scales = info.layout in QUANTIZED
             parts = {part: self._build(f"{name}[{part}]", below, is_scale=has_scales) for part, below in info.parts}
             integers = self._strided(info) if has_scales and info.storage is not None else None
-            return special_tensor(name, info, parts, integers)
+            device = next((part.device for part in parts.values()), CPU)
+            return apart_on_cpu(device, lambda: special_tensor(name, info, parts, integers))
         if info.layout != "strided" or (info.storage is None and info.location != "meta"):
             raise UnsupportedFeature(
                 f"tensor {name!r} is {info.subclass or info.layout}, which only code of its own can make",

@@ -241,13 +241,17 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
-                    fresh = made[id(parameter)]
-                    is_trained = parameter.requires_grad and (fresh.is_floating_point() or fresh.is_complex())
-                    parameters[id(parameter)] = torch.nn.Parameter(fresh, requires_grad=is_trained)
+                    parameters[id(parameter)] = parameter_like(parameter, made[id(parameter)])
                 setattr(module, name, parameters[id(parameter)])  # recurrent layers keep a list of their own
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in made:
                 setattr(module, name, made[id(buffer)])
+
+
+def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Parameter:
+    """Return values as a parameter that is trained if ``old`` is; integers never are."""
+    is_trained = old.requires_grad and (values.is_floating_point() or values.is_complex())
+    return torch.nn.Parameter(values, requires_grad=is_trained)
 
 
 def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:

@@ -93,5 +93,13 @@ def descriptors() -> int:
         return 0
 
 
+def resident_nbytes() -> int:
+    """Return how much of this process is in memory; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def tensors_only(tree: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in tree.items() if isinstance(value, torch.Tensor)}

@@ -437,7 +437,12 @@ def failing(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], type[ckptool
         "no key": (data, {"key": "model"}, ckptool.MigrationRefused),
         "no optimizer state": (data, {"optimizer": "adam"}, ckptool.KeyMismatch),
         "wrong optimizer": (
-            saved({"model": state, "optimizer": torch.optim.SGD([torch.ones(1)], 1.0).state_dict()}),
+            saved({"model": state, "optimizer": torch.optim.SGD(LeNet().parameters(), 1.0).state_dict()}),
+            {"optimizer": "adam"},
+            ckptool.KeyMismatch,
+        ),
+        "wrong parameters": (
+            saved({"model": state, "optimizer": torch.optim.Adam([torch.ones(1)]).state_dict()}),
             {"optimizer": "adam"},
             ckptool.KeyMismatch,
         ),
@@ -454,7 +459,8 @@ def failing(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], type[ckptool
 
 FAILING = [
     "truncated", "damaged", "damaged index", "no checkpoint", "names", "nothing", "shapes", "shapes, not strict",
-    "no key", "no optimizer state", "wrong optimizer", "two optimizers", "sparse", "quantised", "without bytes",
+    "no key", "no optimizer state", "wrong optimizer", "wrong parameters", "two optimizers", "sparse",
+    "quantised", "without bytes",
 ]  # fmt: skip
 
 
