@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptool.reference.nets import LeNet
 from tests.load.same import saved
 
 LONG = os.environ.get("CKPTOOL_LONG") == "1"
@@ -22,7 +21,7 @@ import os, sys, time
 import torch, ckptool
 from torch import nn
 
-path, times, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+path, times = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(4)  # so that there is a pool to start, however few cores there are
 
 
@@ -57,36 +56,43 @@ run = {
     "swap": lambda: ckptool.LiveModel(real, key="model", commit="swap").reload(path),
     "swap, cast": lambda: ckptool.LiveModel(half, key="model", commit="swap").reload(path),
 }
-for name in how.split(","):
-    name = name.replace("+", ", ")
-    run[name]()
+
+
+def hangs(patience):  # says whether a child does not end in time
     children = []
     for _ in range(times):
         child = os.fork()
         if not child:
-            net = model()
             with torch.no_grad():
-                net(torch.ones(512, 512))
+                answer = real(torch.ones(512, 512))
                 torch.ones(1 << 20).add(1)
-            os._exit(0)
+            os._exit(0 if answer.isfinite().all() else 3)
         children.append(child)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience
+    hanging = []
     for child in children:
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > deadline:
-                for one in children:
-                    try:
-                        os.kill(one, 9)
-                    except ProcessLookupError:
-                        pass
-                sys.exit(f"{name}: a child hangs")
+        done, status = 0, 0
+        while not done and time.monotonic() < deadline:
             time.sleep(0.005)
+            done, status = os.waitpid(child, os.WNOHANG)
         if status:
-            sys.exit(f"{name}: a child ended with {status}")
-print("done")
+            sys.exit(f"a child ended with {status}")
+        if not done:
+            hanging.append(child)
+    for child in hanging:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    return bool(hanging)
+
+
+run["real"]()
+for name, load in run.items():
+    load()
+    if hangs(100):
+        sys.exit(f"{name}: a child hangs")
+# What is guarded against does happen here; if it ceases to, the guards can go.
+torch.ones(1 << 22).add(1).exp()
+print("a pool is noticed" if hangs(2) else "this torch survives forks")
 """
 
 
@@ -115,43 +121,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("ignore:Sparse ")
 def test_children_of_a_process_that_has_loaded_can_compute(checkpoint: Path) -> None:
-    ways = (
-        "plain,read,verified,cast,read and cast,kinds,meta,real,real+cast,real+views,optimizer,in_place,in_place+cast,"
-        "swap,swap+cast"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(checkpoint), "20" if LONG else "2", ways]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "done", "")
-
-
-def test_the_test_would_notice_a_pool(checkpoint: Path) -> None:
-    """What this module guards against does happen here; if it ceases to, the guards can go."""
-    code = SCRIPT.replace("run[name]()\n", "torch.ones(1 << 22).add(1).exp()\n").replace("+ 120", "+ 3")
-    command = [sys.executable, "-W", "ignore", "-c", code, str(checkpoint), "1", "plain"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-
-    if done.returncode == 0:
-        pytest.skip("this build of torch survives forks")
-    assert done.stderr.strip() == "plain: a child hangs"
-
-
-def test_nets_that_were_loaded_answer_in_a_child(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    source = LeNet().eval()
-    saved(source.state_dict(), tmp_path / "x.pth")
-    code = f"""
-import os, torch, ckptool
-from ckptool.reference.nets import LeNet
-with torch.device("meta"):
-    model = LeNet().eval()
-ckptool.load_into(model, {str(tmp_path / "x.pth")!r})
-child = os.fork()
-if not child:
-    with torch.no_grad():
-        os._exit(0 if model(torch.ones(64, 1, 28, 28)).isfinite().all() else 3)
-assert os.waitpid(child, 0)[1] == 0
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(checkpoint), "20" if LONG else "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1_000)
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() in ("a pool is noticed", "this torch survives forks")
