@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ckptool.archive import Archive
 from ckptool.contents import Contents
+from ckptool.errors import DamagedFile
 from ckptool.files import FileSource, Source
 from ckptool.inert import Global, Inert
 from ckptool.modules import StateDictWalk
@@ -190,6 +191,11 @@ class Checkpoint:
         """Raise SourceChanged if the file was written to since it was opened."""
         if isinstance(self.source, FileSource):
             self.source.check_unchanged()
+
+    def check_index(self) -> None:
+        """Raise DamagedFile if the index is not the one that was written, by its own checksum."""
+        if self.damage:
+            raise DamagedFile(self.damage, hint="Download the file again.")
 
     def release_tree(self) -> None:
         """Let go of the pickled tree, which nobody needs who only wants tensors. For long-lived checkpoints."""

@@ -8,7 +8,7 @@ Every exception that ckptool raises.
     - UnknownFormat         no format recognises them
     - TruncatedFile         they end too early
     - MalformedFile         they contradict themselves
-    - DamagedFile           they are not those that were written, by their own checksum
+      ~ DamagedFile         by their own checksum: they are not those that were written
     - AmbiguousFile         two readers could understand them differently
     - SourceChanged         they changed while being read
   + UnsafePickle            reading it would mean running it, or consulting this process
@@ -111,7 +111,7 @@ class MalformedFile(UnreadableFile):
     default_kind = "malformed"
 
 
-class DamagedFile(UnreadableFile):
+class DamagedFile(MalformedFile):
     """A record does not match the checksum that was written with it."""
 
     default_kind = "damaged-record"

@@ -30,5 +30,9 @@ def free_memory() -> int | None:
     used = files.system_text(_GROUP + "current").strip()
     if not limit.isdigit() or not used.isdigit():
         return machine
-    cached = [line for line in files.system_text(_GROUP + "stat").splitlines() if line.startswith("file ")]
-    return min(machine, max(0, int(limit) - int(used)) + sum(int(line.split()[1]) for line in cached))
+    pages = 0
+    for line in files.system_text(_GROUP + "stat").splitlines():
+        name, _, nbytes = line.partition(" ")
+        if name in ("inactive_file", "active_file") and nbytes.isdigit():  # "file" would count shared memory too
+            pages += int(nbytes)
+    return min(machine, max(0, int(limit) - int(used)) + pages)

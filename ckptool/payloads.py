@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 from zlib import crc32
 
-from ckptool.errors import MalformedFile
+from ckptool.errors import DamagedFile
 from ckptool.files import FileSource, file_under
 from ckptool.tensors import SWAP_CODES, LazyTensor, StorageRef, at_hand
 
@@ -40,7 +40,7 @@ class Payload(Protocol):
         ...
 
     def check(self, crc32: int) -> None:
-        """Raise MalformedFile if the source has a checksum of these bytes, and it is not this one."""
+        """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
         ...
 
 
@@ -88,7 +88,7 @@ class StoragePayload:
         Yield the bytes.
 
         Raises:
-            MalformedFile: After the last chunk, if they had to be swapped and are not those that were saved.
+            DamagedFile: After the last chunk, if they had to be swapped and are not those that were saved.
         """
         storage = at_hand(self.storage)
         checksum = 0
@@ -112,9 +112,8 @@ class StoragePayload:
     def _compare(self, checksum: int) -> None:
         storage = self.storage
         if storage.crc32 and checksum != storage.crc32:
-            raise MalformedFile(
+            raise DamagedFile(
                 f"storage {storage.key!r} is damaged: its CRC-32 is {checksum:08x}, not {storage.crc32:08x}",
-                kind="damaged-record",
                 hint="Download the file again.",
             )
 

@@ -48,7 +48,7 @@ class Transfer:
         Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one.
 
         Raises:
-            MalformedFile: The source has a checksum of these bytes, and it is another.
+            DamagedFile: The source has a checksum of these bytes, and it is another.
         """
         extent = payload.extent()
         if extent is None:
@@ -155,7 +155,7 @@ def check_others(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> No
     Hold against the file's checksums the storages that were read in part or rearranged, each once.
 
     Raises:
-        MalformedFile: One of them is not what was saved.
+        DamagedFile: One of them is not what was saved.
     """
     done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
     todo = [tensor.info for tensor in tensors]

@@ -43,4 +43,9 @@ def is_castable(dtype: torch.dtype) -> bool:
 
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values as another type, on the device where they are."""
-    return in_own_thread(lambda: values.to(dtype)) if values.device.type == "cpu" else values.to(dtype)
+    return apart_on_cpu(values.device, lambda: values.to(dtype))
+
+
+def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:
+    """Return what ``function`` returns, run in its own thread if it computes on the CPU: devices have no such pool."""
+    return in_own_thread(function) if device.type == "cpu" else function()

@@ -17,7 +17,7 @@ from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedF
 from ckptool.files import Source
 from ckptool.free_memory import free_memory
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
-from ckptool.torch_bridge.arithmetic import cast_tensor, is_castable
+from ckptool.torch_bridge.arithmetic import apart_on_cpu, cast_tensor, is_castable
 from ckptool.torch_bridge.device_memory import DeviceMemory
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap, buffer_of
 from ckptool.torch_bridge.host_memory import Progress as Count
@@ -61,7 +61,7 @@ class Cost(NamedTuple):
 class _Block:
     """One storage, or the span of it that tensors use."""
 
-    __slots__ = ("cast", "first", "itemsize", "last", "memory", "root", "types")
+    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "root", "types")
 
     def __init__(self, root: StorageRef) -> None:
         self.root = root
@@ -70,6 +70,8 @@ class _Block:
         self.itemsize = 1
         self.types: set[torch.dtype] = set()
         self.memory: torch.Tensor | None = None
+        self.is_scale = False
+        """Whether it has numbers that quantised tensors are scaled by, which are no weights: they keep their type."""
         self.cast: torch.dtype | None = None
         """What the elements were cast to, all of them."""
 
@@ -152,10 +154,10 @@ class Assembly:
             made[name] = whole[key] = base.as_strided_(shape, stride, first)
         return made
 
-    def _note(self, name: str, info: TensorInfo) -> None:
+    def _note(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> None:
         """Take down what of which storage a tensor needs."""
         for part, below in info.parts:
-            self._note(f"{name}[{part}]", below)
+            self._note(f"{name}[{part}]", below, is_scale=info.layout in QUANTIZED)
         storage, itemsize = info.storage, info.dtype.itemsize
         if storage is None:
             return
@@ -180,6 +182,7 @@ class Assembly:
         block.last = max(block.last, last)
         block.itemsize = max(block.itemsize, itemsize)
         block.types.add(torch_dtype(info))
+        block.is_scale |= is_scale
         if shift % itemsize:
             raise MalformedFile(f"tensor {name!r} begins in the middle of an element", kind="malformed-tensor")
 
@@ -238,6 +241,7 @@ class Assembly:
             if progress is not None:
                 progress(done, total)
 
+        reached = 0
         for batch in self._batches(blocks):
             for block in batch:
                 block.memory = self._memory(block).take(
@@ -247,6 +251,9 @@ class Assembly:
                 memory.fill(count)
             for block in batch:
                 self._finish(block)
+            reached += sum(block.nbytes for block in batch)
+            if done < reached:  # what was mapped, or came from memory
+                count(reached - done)
 
     def _batches(self, blocks: list[_Block]) -> Iterator[list[_Block]]:
         """Yield what is read in one go: all of it, unless it is cast, and the uncast bytes have to go in between."""
@@ -269,7 +276,8 @@ class Assembly:
     def _cast_of(self, block: _Block) -> torch.dtype | None:
         """Return what a storage is cast to as a whole: that keeps its tensors sharing it."""
         only = next(iter(block.types)) if len(block.types) == 1 else None
-        return self._dtype if only is not None and is_castable(only) and only != self._dtype else None
+        is_cast = only is not None and is_castable(only) and only != self._dtype and not block.is_scale
+        return self._dtype if is_cast else None
 
     def _finish(self, block: _Block) -> None:
         """Bring a storage that was read into the machine's byte order, the user's place, and the type asked for."""
@@ -281,7 +289,7 @@ class Assembly:
                 f"storage {block.root.key!r} of {block.nbytes:,} bytes does not match its checksum",
                 hint="Download the file again.",
             )
-        if block.root.big_endian:
+        if block.root.big_endian and not memory.is_meta:
             _swap_bytes(memory, block)
         if self._place.mover is not None:
             block.memory = memory = _moved(self._place.mover, memory, block.root.location)
@@ -290,28 +298,31 @@ class Assembly:
             values = memory[: block.nbytes // block.itemsize * block.itemsize].view(next(iter(block.types)))
             block.memory, block.cast = cast_tensor(values, target), target
 
-    def _build(self, name: str, info: TensorInfo) -> torch.Tensor:
+    def _build(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         if info.layout in SPARSE or info.layout in QUANTIZED:
-            parts = {part: self._build(f"{name}[{part}]", below) for part, below in info.parts}
-            integers = self._strided(info) if info.layout in QUANTIZED and info.storage is not None else None
-            return special_tensor(name, info, parts, integers)
+            has_scales = info.layout in QUANTIZED
+            parts = {part: self._build(f"{name}[{part}]", below, is_scale=has_scales) for part, below in info.parts}
+            integers = self._strided(info) if has_scales and info.storage is not None else None
+            device = next((part.device for part in parts.values()), CPU)
+            return apart_on_cpu(device, lambda: special_tensor(name, info, parts, integers))
         if info.layout != "strided" or (info.storage is None and info.location != "meta"):
             raise UnsupportedFeature(
                 f"tensor {name!r} is {info.subclass or info.layout}, which only code of its own can make",
                 kind="no-plain-bytes",
                 hint="Leave it out, or load the file with the library that wrote it.",
             )
-        return self._strided(info)
+        return self._strided(info, is_scale=is_scale)
 
-    def _strided(self, info: TensorInfo) -> torch.Tensor:
+    def _strided(self, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         """Return a tensor as a view of its storage."""
         dtype, storage = torch_dtype(info), info.storage
-        wanted = self._dtype if self._dtype is not None and is_castable(dtype) else dtype
+        wanted = self._dtype if self._dtype is not None and is_castable(dtype) and not is_scale else dtype
         if storage is None:
             return torch.empty_strided(info.shape, info.stride, dtype=wanted, device=META)
         block = self._block(storage)
         if block.memory is None or not info.numel:
-            return torch.empty(info.shape, dtype=wanted, device=self._place.device(storage.location))
+            where = self._place.device(storage.location)
+            return torch.empty_strided(info.shape, info.stride, dtype=wanted, device=where)
         memory = block.memory
         start = storage.offset - block.root.offset - block.first
         made = torch.empty(0, dtype=block.cast or dtype, device=memory.device)

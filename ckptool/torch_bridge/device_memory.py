@@ -94,20 +94,22 @@ class DeviceMemory:
             sent.append((sender.send(group, buffer), buffer))
             progress(sum(one.target.numel() for one in group))
 
-        with ThreadPoolExecutor(_READERS) as pool:
-            for group in _groups(ranges):
-                while not free:
-                    if len(reading) >= _READERS or not sent:
-                        send_oldest()
-                    else:
-                        event, buffer = sent.popleft()
-                        sender.wait(event)
-                        free.append(buffer)
-                buffer = free.pop()
-                reading.append((pool.submit(_read, group, buffer), group, buffer))
-            while reading:
-                send_oldest()
-            sender.finish()
+        try:
+            with ThreadPoolExecutor(_READERS) as pool:
+                for group in _groups(ranges):
+                    while not free:
+                        if len(reading) >= _READERS or not sent:
+                            send_oldest()
+                        else:
+                            event, buffer = sent.popleft()
+                            sender.wait(event)
+                            free.append(buffer)
+                    buffer = free.pop()
+                    reading.append((pool.submit(_read, group, buffer), group, buffer))
+                while reading:
+                    send_oldest()
+        finally:
+            sender.finish()  # after an error too: what is under way must not meet memory that was given to others
 
 
 def _groups(ranges: list[_Range]) -> Iterator[list[_Range]]:

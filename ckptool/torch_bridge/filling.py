@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -22,15 +23,16 @@ from ckptool.files import file_under
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.match_keys import Changes
+from ckptool.state_dicts import Role
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
+from ckptool.torch_bridge.fill_plan import FillPlan, Target, fits_bytewise, is_own_memory, plan
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap
 from ckptool.torch_bridge.loading import chosen_weights, naming, torch_state_dict
 from ckptool.torch_bridge.optimizers import read_optimizer
 from ckptool.torch_bridge.own_loading import OwnLoading, load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
-from ckptool.torch_bridge.targets import FillPlan, Target, fits_bytewise, plan
 from ckptool.transfer import check_others
 from ckptool.weights import Weights, Which
 
@@ -115,7 +117,9 @@ def load_into(
     started = time.perf_counter()
     place = placement(map_location)
     with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
-        state = read_optimizer(checkpoint, optimizer) if optimizer is not None else None
+        if verify:
+            checkpoint.check_index()
+        state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype)
         if own_loader(model) is None:
             found, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
@@ -157,22 +161,26 @@ def choose_targets(
     except MigrationRefused as error:
         if key is not None or weights != "auto":
             raise
-        fitting = []
-        for candidate in checkpoint.state_dicts:
-            if candidate.role == "optimizer":
-                continue
-            try:
-                fitting.append((candidate.key, plan(model, candidate, strict=True)))
-            except WeightsMismatch:
-                continue
+        fitting = _fitting(model, checkpoint, "model") or _fitting(model, checkpoint, "ema", "other")
         if len(fitting) != 1:
             raise KeyMismatch(error.message, hint=error.hint) from error
         return fitting[0]
     return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
 
 
+def _fitting(model: torch.nn.Module, checkpoint: Checkpoint, *roles: Role) -> list[tuple[str, FillPlan]]:
+    found = []
+    for candidate in checkpoint.state_dicts:
+        if candidate.role in roles:
+            with suppress(WeightsMismatch):
+                found.append((candidate.key, plan(model, candidate, strict=True)))
+    return found
+
+
 def _fill(targets: list[Target], progress: Progress | None) -> None:
     """Copy from the file into the model's memory."""
+    # Two reads into one memory would meet: of several sources for one tensor the last counts, as for torch.
+    targets = list({id(target.tensor): target for target in targets}.values())
     host, devices = HostMemory(False), dict[torch.device, DeviceMemory]()
     others = []
     for target in targets:
@@ -202,9 +210,10 @@ def _fill(targets: list[Target], progress: Progress | None) -> None:
     for waiting in devices.values():
         waiting.fill(count)
     if others:
-        in_own_thread(partial(_copy_all, others))
+        in_own_thread(partial(_copy_all, others, count))
     for target in targets:
-        torch.autograd.graph.increment_version(target.tensor)
+        if not target.tensor.is_inference():  # those have no versions
+            torch.autograd.graph.increment_version(target.tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -214,15 +223,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
 
 
-def _copy_all(targets: list[Target]) -> None:
+def _copy_all(targets: list[Target], count: Callable[[int], None]) -> None:
     for target in targets:
-        _copy(target)
+        # What was made in inference mode can be written to in that mode alone; leaving it switches gradients on.
+        with torch.inference_mode(target.tensor.is_inference()), torch.no_grad():
+            _copy(target)
+        count(target.source.info.nbytes)
 
 
 def _copy(target: Target) -> None:
     """Copy one tensor whose values or places change on the way: by pieces, where both sides are plain."""
     info, tensor = target.source.info, target.tensor.detach()
-    if info.storage is None or info.layout != "strided" or info.dtype.packed > 1 or not tensor.is_contiguous():
+    is_plain = is_own_memory(tensor) and info.storage is not None and info.layout == "strided"
+    if not is_plain or info.dtype.packed > 1 or not tensor.is_contiguous():
         tensor.copy_(Assembly(placement(CPU)).tensors({target.name: target.source})[target.name])
         return
     flat, position = tensor.view(-1), 0
@@ -241,12 +254,17 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
-                    fresh = torch.nn.Parameter(made[id(parameter)], requires_grad=parameter.requires_grad)
-                    parameters[id(parameter)] = fresh
-                module._parameters[name] = parameters[id(parameter)]
+                    parameters[id(parameter)] = parameter_like(parameter, made[id(parameter)])
+                setattr(module, name, parameters[id(parameter)])  # recurrent layers keep a list of their own
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in made:
-                module._buffers[name] = made[id(buffer)]
+                setattr(module, name, made[id(buffer)])
+
+
+def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Parameter:
+    """Return values as a parameter that is trained if ``old`` is; integers never are."""
+    is_trained = old.requires_grad and (values.is_floating_point() or values.is_complex())
+    return torch.nn.Parameter(values, requires_grad=is_trained)
 
 
 def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:

@@ -32,11 +32,12 @@ from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly
-from ckptool.torch_bridge.filling import LoadReport, assign, choose_targets, report_of
+from ckptool.torch_bridge.fill_plan import Target, model_tensors
+from ckptool.torch_bridge.filling import LoadReport, assign, choose_targets, parameter_like, report_of
+from ckptool.torch_bridge.host_memory import buffer_of
 from ckptool.torch_bridge.loading import naming
 from ckptool.torch_bridge.own_loading import own_loader
 from ckptool.torch_bridge.placement import CPU, placement
-from ckptool.torch_bridge.targets import Target
 from ckptool.weights import Which
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class LiveModel:
         self._gate = _Gate()
         self._reloading = threading.Lock()
         self._watcher: _Watcher | None = None
-        self._seen: tuple[str, tuple[int, ...] | None] | None = None
+        self._came_from: tuple[str, tuple[int, ...] | None] | None = None
+        """The path of the last reload, and the state of the file there when it began."""
         self.digest: str | None = None
         self.report: LoadReport | None = None
         if source is not None:
@@ -123,7 +125,9 @@ class LiveModel:
         time. It needs memory for the new weights once, beside those that serve.
 
         Raises:
+            UnsupportedFeature: To swap, and the model cannot be copied.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
+            RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
         started = time.perf_counter()
         key, weights = self._which
@@ -135,20 +139,21 @@ class LiveModel:
                 hint="Build a second model, fill it with ckptool.load_into, and serve that one.",
             )
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
-        seen = (os.fspath(source), file_identity(source)) if isinstance(source, str | os.PathLike) else None
+        came_from = _place_of(source)
         with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
+            checkpoint.check_index()
             found, filling = choose_targets(self._model, checkpoint, key, weights)
             assembly = Assembly(placement(CPU), mmap=False, verify=True)
             staged = assembly.tensors({one.name: one.source for one in filling.targets})
             checkpoint.check_unchanged()
-            digest = digest_of(staged)
+            digest = digest_of(_by_first_name(self._model, filling.targets, staged))
             if self._commit == "swap":
                 self._model = _with_weights(self._model, filling.targets, staged)
             else:
                 with self._gate.alone():
                     _overwrite(self._model, filling.targets, staged)
             report = report_of(self._model, checkpoint.path, found, filling, started)
-            self.report, self.digest, self._seen = report, digest, seen
+            self.report, self.digest, self._came_from = report, digest, came_from
         logger.info("%s, sha256 %s", report, digest)
         return Reload(report, digest)
 
@@ -157,7 +162,7 @@ class LiveModel:
         path: str | os.PathLike[str],
         *,
         every: float = 1.0,
-        on_reload: Callable[[Reload | CkptoolError], None] | None = None,
+        on_reload: Callable[[Reload | Exception], None] | None = None,
     ) -> None:
         """
         Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
@@ -186,18 +191,52 @@ class LiveModel:
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 of names, types, shapes and bytes, in order of names; equal weights have equal digests."""
-    from ckptool.torch_bridge.host_memory import buffer_of
-
     found = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].resolve_conj().resolve_neg()
-        found.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        if tensor.layout == torch.strided and not tensor.is_quantized:
-            plain = tensor if tensor.is_contiguous() else in_own_thread(tensor.contiguous)
-            found.update(buffer_of(plain))
-        else:
-            found.update(repr(tensor).encode())
+
+    def add_all() -> None:
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            found.update(f"{name}\0{tensor.dtype}\0{tensor.layout}\0{list(tensor.shape)}\0".encode())
+            for part in _parts(tensor):
+                found.update(buffer_of(part))
+
+    in_own_thread(add_all)
     return found.hexdigest()
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return plain memory that tells a tensor from every other of its type and shape."""
+    if tensor.is_quantized:
+        is_whole = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+        scales = torch.tensor(tensor.q_scale()) if is_whole else tensor.q_per_channel_scales()
+        zeros = torch.tensor(tensor.q_zero_point()) if is_whole else tensor.q_per_channel_zero_points()
+        parts = [tensor.int_repr(), scales.double(), zeros.double()]
+    elif tensor.layout == torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    else:
+        parts = [tensor]
+    return [part.resolve_conj().resolve_neg().contiguous() for part in parts]
+
+
+def _by_first_name(
+    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what was staged under the first name that the model has for it: files may have any, or all of them."""
+    first: dict[int, str] = {}
+    for name, tensor in model_tensors(model).items():
+        first.setdefault(id(tensor), name)
+    return {first[id(one.tensor)]: staged[one.name] for one in targets}
+
+
+def _place_of(source: Origin) -> tuple[str, tuple[int, ...] | None] | None:
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path = os.fspath(source)
+    return path, file_identity(path)
 
 
 def _overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
@@ -209,8 +248,9 @@ def _overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapp
         torch.cuda.synchronize(device)
 
     def copy_all() -> None:
-        for one in real:
-            one.tensor.detach().copy_(staged[one.name], non_blocking=False)
+        for one in real:  # see _copy_all in filling
+            with torch.inference_mode(one.tensor.is_inference()), torch.no_grad():
+                one.tensor.detach().copy_(staged[one.name], non_blocking=False)
 
     in_own_thread(copy_all)
     for device in devices:
@@ -220,14 +260,26 @@ def _overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapp
 def _with_weights(
     model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
-    """Return a copy of the model around other weights; what is not replaced, it shares."""
+    """
+    Return a copy of the model around other weights; what is not replaced, it shares.
+
+    Raises:
+        UnsupportedFeature: The model holds something that cannot be copied, a lock say.
+    """
     fresh: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for one in targets:
         old = one.tensor
         new = staged[one.name] if old.is_meta else in_own_thread(partial(staged[one.name].to, old))
         is_parameter = isinstance(old, torch.nn.Parameter)
-        fresh[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad) if is_parameter else new
-    return copy.deepcopy(model, fresh)
+        fresh[id(old)] = parameter_like(old, new) if is_parameter else new
+    try:
+        return copy.deepcopy(model, fresh)
+    except Exception as error:
+        raise UnsupportedFeature(
+            f"the model cannot be copied: {error}",
+            kind="not-copyable",
+            hint="Use commit='in_place', which needs no copy.",
+        ) from error
 
 
 class _Gate:
@@ -261,12 +313,17 @@ class _Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
+        if getattr(self._mine, "depth", 0):
+            raise RuntimeError("reload() inside use() would wait for itself")
         with self._changed:
             self._waiting += 1
-            while self._inside or self._is_alone:
-                self._changed.wait()
-            self._waiting -= 1
-            self._is_alone = True
+            try:
+                while self._inside or self._is_alone:
+                    self._changed.wait()
+                self._is_alone = True
+            finally:  # whoever waits may be interrupted
+                self._waiting -= 1
+                self._changed.notify_all()
         try:
             yield
         finally:
@@ -279,12 +336,13 @@ class _Watcher:
     """The thread that looks at a path."""
 
     def __init__(
-        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | CkptoolError], None] | None
+        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | Exception], None] | None
     ) -> None:
-        self._live, self._path, self._every, self._on_reload = live, path, every, on_reload
+        self._live, self._path, self._every, self._on_reload = live, os.fspath(path), every, on_reload
         self._stopped = threading.Event()
         # What was loaded, not what is there now: a file that came between the two must not be missed.
-        self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == path else None
+        known = live._came_from
+        self._loaded = known[1] if known is not None and known[0] == self._path else None
         self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
         self._thread.start()
 
@@ -299,20 +357,20 @@ class _Watcher:
             found = file_identity(self._path)
             if found is not None and found != self._loaded and found == seen:
                 self._loaded = found
-                try:
-                    self._tell(self._reload())
-                except Exception:  # no memory left on the device, say: the next file may do
-                    logger.exception("not reloaded: %s", self._path)
+                self._tell(self._reload())
             seen = found
 
-    def _reload(self) -> Reload | CkptoolError:
+    def _reload(self) -> Reload | Exception:
         try:
             return self._live.reload(self._path)
         except CkptoolError as error:
             logger.warning("not reloaded: %s", error)
             return error
+        except Exception as error:  # of the model's own code, or the system's: watching goes on
+            logger.exception("not reloaded: %s", self._path)
+            return error
 
-    def _tell(self, outcome: Reload | CkptoolError) -> None:
+    def _tell(self, outcome: Reload | Exception) -> None:
         if self._on_reload is None:
             return
         try:

@@ -69,6 +69,8 @@ def load(
 
     def state_dict() -> OrderedDict[str, Any]:
         with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+            if verify:
+                checkpoint.check_index()
             chosen = chosen_weights(checkpoint, key, weights, strip)
             if verify:
                 check_others(chosen.tensors.values(), ())

@@ -11,11 +11,20 @@ from ckptool import inert
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.inert import Inert
+from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly
+from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.placement import CPU, placement
 from ckptool.torch_bridge.plain_values import values_with_tensors
 
 _DEPTH: Final = 3
+_DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
+"""Settings of a group that torch puts in itself where the state of an older release has none."""
+_ELEMENTWISE: Final = frozenset({
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
+    "exp_inf", "prev", "step_size",
+})  # fmt: skip
+"""What torch's own optimizers keep of each element of a parameter."""
 
 
 class OptimizerState(NamedTuple):
@@ -28,12 +37,12 @@ class OptimizerState(NamedTuple):
 
     def apply(self) -> None:
         """Put it in; torch moves each tensor to the device and type of its parameter."""
-        self.optimizer.load_state_dict(self.state)
+        in_own_thread(lambda: self.optimizer.load_state_dict(self.state))
 
 
-def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> OptimizerState:
+def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mmap: Mmap) -> OptimizerState:
     """
-    Return the state that a checkpoint has for an optimizer. Its tensors are views of the mapped file.
+    Return the state that a checkpoint has for an optimizer; ``mmap`` says whether its tensors may be views of the file.
 
     Raises:
         KeyMismatch: The file has none, or several, or one for other groups of parameters.
@@ -48,7 +57,7 @@ def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
             kind="which-optimizer",
             hint="Load the weights alone, without optimizer=." if not found else "Load the state by hand.",
         )
-    state = _values(checkpoint, found[0][1])
+    state = _values(checkpoint, found[0][1], mmap)
     _check(optimizer, state)
     return OptimizerState(optimizer, state, len(state["state"]))
 
@@ -65,8 +74,8 @@ def _states(node: Inert, path: str, depth: int) -> Iterator[tuple[str, Inert]]:
                 yield from _states(value, f"{path}.{key}" if path else str(key), depth + 1)
 
 
-def _values(checkpoint: Checkpoint, node: Inert) -> dict[str, Any]:
-    assembly = Assembly(placement(CPU))
+def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
+    assembly = Assembly(placement(CPU), mmap=mmap)
     state = values_with_tensors({"optimizer": node}, checkpoint.rebuilder, assembly)["optimizer"]
     if isinstance(state, UnsupportedFeature):
         raise state
@@ -78,7 +87,7 @@ def _check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Check what torch checks, and the shapes, which it does not."""
     groups, mine = state["param_groups"], optimizer.param_groups
     is_plain = isinstance(groups, list) and isinstance(state["state"], dict)
-    if not is_plain or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups):
+    if not is_plain or not all(_is_group(group) for group in groups):
         raise KeyMismatch("the optimizer state in the file is not one that torch writes", kind="which-optimizer")
     sizes, wanted = [len(group["params"]) for group in groups], [len(group["params"]) for group in mine]
     if sizes != wanted:
@@ -87,6 +96,14 @@ def _check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
             hint="Build the optimizer over the same parameters as in training.",
         )
     for saved, group in zip(groups, mine, strict=True):
+        lost, strange = group.keys() - saved.keys() - _DEFAULTED, saved.keys() - group.keys()
+        if lost and strange:
+            raise KeyMismatch(
+                f"the state is of another optimizer: it has {', '.join(sorted(map(str, strange)))}, "
+                f"and not {', '.join(sorted(lost))}",
+                kind="which-optimizer",
+                hint=f"Build the optimizer of the training, or load without optimizer={type(optimizer).__name__}.",
+            )
         for number, parameter in zip(saved["params"], group["params"], strict=True):
             if parameter.is_meta:
                 raise KeyMismatch(
@@ -96,13 +113,20 @@ def _check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
                 )
             entry = state["state"].get(number, {})
             for name, value in entry.items() if isinstance(entry, dict) else ():
-                if isinstance(value, torch.Tensor) and value.dim() and value.dim() == parameter.dim():
-                    _check_shape(f"{name} of parameter {number}", value, parameter)
+                is_tensor = isinstance(value, torch.Tensor) and value.dim()
+                if is_tensor and (name in _ELEMENTWISE or value.dim() == parameter.dim()):
+                    _check_shape(name, f"{name} of parameter {number}", value, parameter)
 
 
-def _check_shape(what: str, value: torch.Tensor, parameter: torch.Tensor) -> None:
+def _is_group(group: Any) -> bool:
+    numbers = group.get("params") if isinstance(group, dict) else None
+    return isinstance(numbers, list) and all(isinstance(number, int | str) for number in numbers)
+
+
+def _check_shape(name: str, what: str, value: torch.Tensor, parameter: torch.Tensor) -> None:
     # Factored states (Adafactor) have fewer elements; none has more.
-    if value.numel() > parameter.numel() or (value.numel() == parameter.numel() and value.shape != parameter.shape):
+    is_factored = value.numel() < parameter.numel() and name not in _ELEMENTWISE
+    if value.shape != parameter.shape and not is_factored:
         raise ShapeMismatch(
             f"{what} is {list(value.shape)}, the parameter {list(parameter.shape)}",
             hint="Build the optimizer over the parameters in the order of training.",

@@ -73,7 +73,7 @@ def available(device: str | torch.device) -> torch.device:
         raise DeviceUnavailable(f"device '{wanted}' is not here: {missing.message}", hint=missing.hint)
     try:
         return torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DeviceUnavailable(
             f"device '{wanted}' is not here: {reason}", hint="List the devices that are with 'ckptool devices'."

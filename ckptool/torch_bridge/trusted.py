@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -12,7 +14,7 @@ from ckptool import modules
 from ckptool.errors import UnsafePickle, UnsupportedFeature
 from ckptool.formats import open_checkpoint
 from ckptool.migration import migrate
-from ckptool.torch_bridge.placement import MapLocation, placement
+from ckptool.torch_bridge.placement import CPU, MapLocation, Placement, placement
 
 
 def load_model(
@@ -37,29 +39,32 @@ def load_model(
             path=name,
             hint="Take its weights with ckptool.load, or pass trust=True if you know where the file is from.",
         )
-    placement(map_location)
+    place = placement(map_location)
     with open_checkpoint(path) as checkpoint:
-        form, is_script = checkpoint.form, checkpoint.format == "torchscript"
+        form, is_script, is_packed = checkpoint.form, checkpoint.format == "torchscript", checkpoint.member is not None
         is_wrapped = bool(checkpoint.state_dicts) and checkpoint.state_dicts[0].class_name in modules.WRAPPERS
-    if form != "model" and not is_script:
+    if is_script:
+        return _made(name, partial(torch.jit.load, name, map_location=place.everywhere or CPU))
+    if form != "model":
         raise UnsupportedFeature(
             f"holds a {form} and no whole model", path=name, hint="Build the model, and use ckptool.load_into."
         )
-    if is_script:
-        script: torch.nn.Module = torch.jit.load(name, map_location=map_location)  # type: ignore[no-untyped-call]
-        return script
-    if not (unwrap and is_wrapped):
-        return _unpickled(name, name, map_location)
+    if not (is_packed or (unwrap and is_wrapped)):
+        return _unpickled(name, name, place)
     with tempfile.TemporaryDirectory(prefix="ckptool-") as folder:
         inner = os.path.join(folder, "model.pth")  # noqa: PTH118
-        migrate(path, inner, form="same", strip_module=True, verify=False)
-        return _unpickled(inner, name, map_location)
+        migrate(path, inner, form="same", strip_module=unwrap and is_wrapped, verify=False)
+        return _unpickled(inner, name, place)
 
 
-def _unpickled(path: str, shown: str, map_location: MapLocation) -> torch.nn.Module:
+def _unpickled(path: str, shown: str, place: Placement) -> torch.nn.Module:
+    return _made(shown, partial(torch.load, path, map_location=partial(_placed, place), weights_only=False))
+
+
+def _made(shown: str, make: Callable[[], Any]) -> torch.nn.Module:
     try:
-        model = torch.load(path, map_location=map_location, weights_only=False)  # type: ignore[arg-type]
-    except (AttributeError, ImportError, pickle.UnpicklingError, RuntimeError, TypeError) as error:
+        model = make()
+    except Exception as error:  # code of the file's own raises what it likes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedFeature(
             f"cannot be unpickled here: {reason}",
@@ -70,3 +75,11 @@ def _unpickled(path: str, shown: str, map_location: MapLocation) -> torch.nn.Mod
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedFeature(f"holds a {type(model).__name__} and no whole model", path=shown)
     return model
+
+
+def _placed(place: Placement, storage: torch.UntypedStorage, tag: str) -> Any:
+    """Return a storage where it is to be. torch would obey the tag wherever nothing else is said."""
+    moved = place.mover(storage, tag) if place.mover is not None else None
+    if moved is None:
+        moved = torch.serialization.default_restore_location(storage, str(place.device(tag)))  # type: ignore[no-untyped-call]
+    return moved

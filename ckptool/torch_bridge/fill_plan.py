@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ckptool import match_keys
-from ckptool.errors import KeyMismatch, ShapeMismatch, WeightsMismatch
+from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.guess_keys import nearest
 from ckptool.match_keys import KeyMatch, Shape, is_benign
 from ckptool.tensors import LazyTensor
@@ -53,6 +53,7 @@ def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: boo
     Raises:
         KeyMismatch: Names are missing or left over; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
+        UnsupportedFeature: A tensor of the file is of a kind that the model's cannot take.
     """
     tensors = model_tensors(model)
     expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -67,6 +68,9 @@ def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: boo
     missing = tuple(name for name in matched.missing if name not in tied)
     _refuse(matched, missing, expected, shapes, strict=strict)
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
+    for target in targets:
+        if not target.tensor.is_meta:
+            _check_copy(target)
     cast = [(one.name, one.source.info.dtype.name, _name(one.tensor.dtype)) for one in targets]
     return FillPlan(
         targets,
@@ -154,11 +158,39 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_own_memory(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor's elements are its storage's: those of a subclass may be anywhere."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _check_copy(target: Target) -> None:
+    """Raise UnsupportedFeature for what torch would refuse halfway, or lose something in."""
+    tensor, info = target.tensor, target.source.info
+    theirs = "strided" if info.layout == "strided" and info.storage is not None else info.layout
+    mine = str(tensor.qscheme() if tensor.is_quantized else tensor.layout).removeprefix("torch.")
+    if info.layout == "strided" and info.storage is None:
+        reason = "has no bytes in the file"
+    elif theirs != mine and (info.layout != "strided" or tensor.is_quantized or tensor.is_sparse):
+        reason = f"is {info.layout}, the model's {mine}"
+    elif info.dtype.name.startswith("complex") and not tensor.is_complex():
+        reason = f"is {info.dtype}, the model's {_name(tensor.dtype)}"
+    elif tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+        reason = "has several elements in one place of the model's memory"
+    else:
+        return
+    raise UnsupportedFeature(
+        f"tensor {target.source.name!r} {reason}",
+        kind="cannot-copy",
+        hint="Build the model with tensors of the file's kind, or on the meta device.",
+    )
+
+
 def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:
     """Say whether a tensor's memory is to be what the file has, byte for byte."""
     info = source.info
     return (
         target.layout == torch.strided
+        and is_own_memory(target)
         and target.is_contiguous()
         and not (target.is_neg() or target.is_conj())
         and info.layout == "strided"

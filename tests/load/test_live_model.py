@@ -1,0 +1,526 @@
+"""A model that serves while its weights are replaced: each answer is of one file, and bad files change nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+import ckptool
+from ckptool import LiveModel
+from ckptool.reference.nets import MLP, LeNet, TiedReader
+from ckptool.torch_bridge.live import digest_of
+from tests.load.same import assert_same, descriptors, resident_nbytes, saved
+
+Commit = Literal["in_place", "swap"]
+COMMITS: list[Commit] = ["in_place", "swap"]
+LONG = os.environ.get("CKPTOOL_LONG") == "1"
+IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+every_commit = pytest.mark.parametrize("commit", COMMITS)
+
+
+def lenet(seed: int) -> LeNet:
+    torch.manual_seed(seed)
+    return LeNet().eval()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    saved(lenet(1).state_dict(), tmp_path / "a.pth")
+    saved({"epoch": 2, "model": lenet(2).state_dict()}, tmp_path / "b.pth")
+    return tmp_path / "a.pth", tmp_path / "b.pth"
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Say whether something becomes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+@every_commit
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_a_reload_replaces_the_weights(commit: Commit, meta: bool, files: tuple[Path, Path]) -> None:
+    a, b = files
+    with torch.device("meta" if meta else "cpu"):
+        model = LeNet().eval()
+    live = LiveModel(model, a, commit=commit)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    first = live.digest
+
+    done = live.reload(b)
+
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    assert (done.report.key, done.report.share) == ("model", 1.0)
+    assert (done.digest, done.report) == (live.digest, live.report)
+    assert live.digest != first
+    assert_same(live.model.state_dict(), lenet(2).state_dict())
+
+
+def test_in_place_keeps_every_address(files: tuple[Path, Path]) -> None:
+    model = LeNet()
+    before = {name: (id(tensor), tensor.data_ptr(), tensor._version) for name, tensor in model.named_parameters()}
+    live = LiveModel(model, files[0])
+    live.reload(files[1])
+
+    for name, tensor in model.named_parameters():
+        assert (id(tensor), tensor.data_ptr()) == before[name][:2]
+        assert tensor._version > before[name][2]
+    assert live.model is model
+
+
+def test_swap_touches_nothing_of_the_old_module(files: tuple[Path, Path]) -> None:
+    model = lenet(1)
+    model.note = {"kept": [1, 2]}
+    model.fc1.weight.requires_grad_(False)
+    live = LiveModel(model, commit="swap")
+    with live.use() as old:
+        live.reload(files[1])
+        assert old is model
+        assert torch.equal(old(IMAGES), lenet(1)(IMAGES))
+    assert live.model is not model
+    assert live.model.note == {"kept": [1, 2]}
+    assert not live.model.training
+    assert not live.model.fc1.weight.requires_grad
+    assert live.model.fc2.weight.requires_grad
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+@every_commit
+def test_tied_weights_stay_tied_and_unsaved_buffers_stay(commit: Commit, tmp_path: Path) -> None:
+    source = TiedReader().eval()
+    saved(source.state_dict(), tmp_path / "x.pth")
+    live = LiveModel(TiedReader().eval(), tmp_path / "x.pth", commit=commit)
+
+    assert live.model.head.weight is live.model.embedding.weight
+    assert torch.equal(live(IMAGES), source(IMAGES))
+
+
+@every_commit
+def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) -> None:
+    nets = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        nets.append(MLP(96, 4).eval())
+        saved(nets[-1].state_dict(), tmp_path / f"{seed}.pth")
+    x = torch.rand(3, 96)
+    expected = [net(x) for net in nets]
+    live = LiveModel(MLP(96, 4).eval(), tmp_path / "1.pth", commit=commit)
+    stop = threading.Event()
+    wrong: list[Any] = []
+    counts = [0] * 8
+
+    def serve(number: int) -> None:
+        torch.set_num_threads(1)
+        while not stop.is_set():
+            try:
+                with torch.no_grad():
+                    answer = live(x)
+                if not any(torch.equal(answer, one) for one in expected):
+                    wrong.append(answer)
+            except BaseException as error:  # noqa: BLE001 - told below
+                wrong.append(error)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        measured = []
+        for number in range(200 if LONG else 10):
+            done = live.reload(tmp_path / f"{number % 2 + 1}.pth")
+            assert done.digest == live.digest
+            if number in (3, 9) or number % 50 == 49:
+                measured.append((descriptors(), resident_nbytes()))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+    assert wrong == []
+    assert all(counts)
+    assert len({files for files, _ in measured}) == 1
+    assert measured[-1][1] - measured[0][1] < 24 << 20
+
+
+def damaged(b: bytes) -> dict[str, tuple[bytes, type[ckptool.CkptoolError]]]:
+    state = lenet(2).state_dict()
+    flipped = bytearray(b)
+    flipped[b.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    return {
+        "truncated": (b[:-1000], ckptool.TruncatedFile),
+        "half": (b[: len(b) // 2], ckptool.UnreadableFile),
+        "flipped": (bytes(flipped), ckptool.DamagedFile),
+        "index": (b.replace(b"fc1.weight", b"fc1.weighs", 1), ckptool.DamagedFile),
+        "shapes": (saved(state | {"out.bias": torch.ones(3)}), ckptool.ShapeMismatch),
+        "names": (saved({"x": torch.ones(3)}), ckptool.KeyMismatch),
+        "page": (b"<html><body>404</body></html>", ckptool.NotACheckpoint),
+        "empty": (b"", ckptool.UnreadableFile),
+        "sparse": (saved(state | {"out.bias": state["out.bias"].to_sparse()}), ckptool.UnsupportedFeature),
+    }
+
+
+@every_commit
+@pytest.mark.parametrize(
+    "how", ["truncated", "half", "flipped", "index", "shapes", "names", "page", "empty", "sparse", "gone"]
+)
+def test_a_bad_file_leaves_the_old_weights_serving(how: str, commit: Commit, files: tuple[Path, Path]) -> None:
+    a, b = files
+    live = LiveModel(LeNet().eval(), a, commit=commit)
+    model, digest, report = live.model, live.digest, live.report
+    kinds = damaged(b.read_bytes())
+    expected: type[ckptool.CkptoolError] = ckptool.FileUnavailable if how == "gone" else kinds[how][1]
+    b.unlink() if how == "gone" else b.write_bytes(kinds[how][0])
+
+    with pytest.raises(expected) as caught:
+        live.reload(b)
+
+    assert caught.value.path == str(b)
+    assert (live.model, live.digest, live.report) == (model, digest, report)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    live.reload(a)  # and nothing is locked
+
+
+def test_equal_weights_have_equal_digests_whatever_the_format(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = TiedReader()
+    state = model.state_dict()
+    saved(state, tmp_path / "x.pth")
+    saved(state, tmp_path / "legacy.pth", legacy=True)
+    saved(model, tmp_path / "model.pth")
+    saved(nn.DataParallel(model).state_dict(), tmp_path / "wrapped.pth")
+    saved({"epoch": 1, "state_dict": {f"net.{name}": tensor for name, tensor in state.items()}}, tmp_path / "deep.pth")
+    for left_out in ("head.weight", "embedding.weight"):
+        one = {name: tensor for name, tensor in state.items() if name != left_out}
+        saved(one, tmp_path / f"no-{left_out}.pth")
+    saved(dict(reversed(state.items())), tmp_path / "order.pth")
+    ckptool.migrate(tmp_path / "x.pth", tmp_path / "x.safetensors")
+
+    digests = {path.name: LiveModel(TiedReader(), path).digest for path in sorted(tmp_path.iterdir())}
+
+    assert len(digests) == 9
+    assert len(set(digests.values())) == 1, digests
+
+
+DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
+    "values": lambda: torch.zeros(2, 3),
+    "one bit": lambda: torch.tensor([[0.0, 0, 0], [0, 0, -0.0]]),
+    "type": lambda: torch.zeros(2, 3, dtype=torch.int32),
+    "shape": lambda: torch.zeros(3, 2),
+    "turned": lambda: torch.arange(6.0).reshape(2, 3),
+    "not turned": lambda: torch.arange(6.0).reshape(3, 2).t(),
+    "complex": lambda: torch.ones(2, 3, dtype=torch.complex64) * 1j,
+    "conjugate": lambda: (torch.ones(2, 3, dtype=torch.complex64) * 1j).conj(),
+    "sparse": lambda: torch.eye(2000).to_sparse(),
+    "sparse, one other": lambda: (
+        torch.eye(2000).index_fill(1, torch.tensor(1000), 0.0).fill_diagonal_(1).mul(1).to_sparse()
+    ),
+    "sparse, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse(),
+    "csr": lambda: torch.eye(2000).to_sparse_csr(),
+    "csr, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csr(),
+    "csc": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csc(),
+    "quantised": lambda: torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint32),
+    "quantised, one other": lambda: torch.quantize_per_tensor(
+        torch.arange(2000.0) + (torch.arange(2000) == 1000), 0.5, 0, torch.qint32
+    ),
+    "quantised, scaled": lambda: torch.quantize_per_tensor(torch.arange(2000.0) / 2, 0.25, 0, torch.qint32),
+    "by channel": lambda: torch.quantize_per_channel(
+        torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.tensor([0, 0]), 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+@pytest.mark.filterwarnings("ignore:Sparse ")
+def test_different_weights_have_different_digests() -> None:
+    digests = {name: digest_of({"x": make()}) for name, make in DIFFERENT.items()}
+
+    same = {digests["sparse"], digests["sparse, one other"]}
+    assert len(same) == 1
+    assert len(set(digests.values())) == len(digests) - 1, digests
+    assert digest_of({"x": torch.zeros(2, 3)}) == digests["values"]
+    assert digest_of({"y": torch.zeros(2, 3)}) != digests["values"]
+    assert digest_of({"x": torch.zeros(3, 2).t()}) == digests["values"]
+
+
+@every_commit
+def test_blocks_of_use_nest(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0], commit=commit)
+    waiting = threading.Thread(target=live.reload, args=(files[1],))
+
+    with live.use() as outer:
+        with live.use() as inner:
+            assert inner is outer
+            waiting.start()
+            if commit == "in_place":
+                assert within(5, lambda: live._gate._waiting == 1)
+            else:
+                waiting.join()
+            assert torch.equal(outer(IMAGES), lenet(1)(IMAGES))
+            with live.use() as innermost:  # while a reload waits
+                assert (innermost is outer) == (commit == "in_place")
+        assert torch.equal(outer(IMAGES), lenet(1)(IMAGES))
+    waiting.join(10)
+
+    assert not waiting.is_alive()
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_blocks_that_overlap_in_one_thread_keep_the_gate_shut_until_the_last_ends(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])  # as two tasks of one event loop overlap
+    one, two = live.use(), live.use()
+    one.__enter__()
+    two.__enter__()
+    waiting = threading.Thread(target=live.reload, args=(files[1],))
+    waiting.start()
+    assert within(5, lambda: live._gate._waiting == 1)
+
+    one.__exit__(None, None, None)
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    two.__exit__(None, None, None)
+    waiting.join(10)
+
+    assert not waiting.is_alive()
+    assert (live._gate._inside, live._gate._mine.depth) == (0, 0)
+
+
+def test_a_reload_inside_of_use_is_a_mistake_and_no_deadlock(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+
+    with live.use(), pytest.raises(RuntimeError, match="inside use"):
+        live.reload(files[1])
+
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    live.reload(files[1])
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+@every_commit
+def test_an_exception_inside_the_model_lets_reloads_in(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0], commit=commit)
+
+    with pytest.raises(RuntimeError):
+        live(torch.rand(1, 7))
+    with pytest.raises(LookupError), live.use():
+        raise LookupError
+    thread = threading.Thread(target=live.reload, args=(files[1],))
+    thread.start()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_calls_wait_for_a_copy_that_has_begun_and_reloads_are_not_starved(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            live(IMAGES)
+
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    live.reload(files[1])
+    took = time.monotonic() - started
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert took < 20
+
+
+def test_models_made_in_inference_mode_are_reloaded_in_place(files: tuple[Path, Path]) -> None:
+    with torch.inference_mode():
+        live = LiveModel(LeNet().eval(), files[0])
+
+    live.reload(files[1])
+
+    with torch.no_grad():
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_to_swap(files: tuple[Path, Path]) -> None:
+    model = lenet(1)
+    model.lock = threading.Lock()
+    live = LiveModel(model, commit="swap")
+
+    with pytest.raises(ckptool.UnsupportedFeature) as caught:
+        live.reload(files[1])
+
+    assert "in_place" in str(caught.value.hint)
+    assert live.model is model
+    LiveModel(model).reload(files[1])
+
+
+def test_other_types_are_cast_to_the_model_s(files: tuple[Path, Path]) -> None:
+    for commit in COMMITS:
+        live = LiveModel(LeNet().bfloat16(), files[0], commit=commit)
+        live.reload(files[1])
+        wanted = {name: tensor.bfloat16() for name, tensor in lenet(2).state_dict().items()}
+        assert_same(live.model.state_dict(), wanted)
+
+
+# Watching
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def watched(files: tuple[Path, Path], tmp_path: Path, told: list[Any]) -> Iterator[tuple[LiveModel, Path]]:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    with LiveModel(LeNet().eval(), str(path)) as live:
+        live.watch(str(path), every=0.03, on_reload=told.append)
+        yield live, path
+    assert not [thread for thread in threading.enumerate() if thread.name == "ckptool-watch"]
+
+
+def put(path: Path, data: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(data)
+    os.replace(fresh, path)  # noqa: PTH105 - the call that people make
+
+
+def test_a_file_that_is_put_there_is_loaded(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any]
+) -> None:
+    live, path = watched
+    for number, source in enumerate((files[1], files[0], files[1]), 1):
+        put(path, source.read_bytes())
+        assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
+        assert isinstance(told[-1], ckptool.Reload)
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    time.sleep(0.15)
+    assert len(told) == 3  # and once only
+
+
+def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    data, told = files[1].read_bytes(), list[Any]()
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(str(path), every=0.3, on_reload=told.append)
+        with path.open("wb", buffering=0) as stream:
+            for start in range(0, len(data), len(data) // 80):
+                stream.write(data[start : start + len(data) // 80])
+                time.sleep(0.01)
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+        assert within(20, lambda: bool(told))
+        assert [type(one) for one in told] == [ckptool.Reload]
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    live, path = watched
+    put(path, files[1].read_bytes()[:-2000])
+    assert within(20, lambda: bool(told))
+    time.sleep(0.2)
+
+    assert [type(one) for one in told] == [ckptool.TruncatedFile]
+    assert "not reloaded" in caplog.text
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    path.unlink()
+    time.sleep(0.1)
+    assert len(told) == 1
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: len(told) == 2)
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    live = LiveModel(LeNet().eval(), path)
+    told: list[Any] = []
+
+    def end(outcome: Any) -> None:
+        told.append(outcome)
+        live.unwatch()
+
+    live.watch(str(path), every=0.02, on_reload=end)
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: bool(told))
+    put(path, files[0].read_bytes())
+    time.sleep(0.2)
+
+    assert len(told) == 1
+    assert within(5, lambda: all(thread.name != "ckptool-watch" for thread in threading.enumerate()))
+    live.unwatch()
+
+
+def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    told: list[Any] = []
+
+    def fail(outcome: Any) -> None:
+        told.append(outcome)
+        raise LookupError
+
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(str(path), every=0.02, on_reload=fail)
+        for number in (1, 2):
+            put(path, files[number % 2].read_bytes())
+            assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
+
+
+def test_what_the_model_s_own_code_raises_does_not_end_the_watch(files: tuple[Path, Path], tmp_path: Path) -> None:
+    class Moody(LeNet):
+        mood = 0
+
+        def state_dict(self, *arguments: Any, **options: Any) -> Any:
+            Moody.mood += 1
+            if Moody.mood == 1:
+                raise LookupError
+            return super().state_dict(*arguments, **options)
+
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    told: list[Any] = []
+    with LiveModel(Moody().eval()) as live:
+        live.watch(str(path), every=0.02, on_reload=told.append)
+        put(path, files[1].read_bytes())
+        assert within(20, lambda: len(told) == 1)
+        assert isinstance(told[0], LookupError)
+        put(path, files[1].read_bytes())
+        assert within(20, lambda: len(told) == 2)
+        assert isinstance(told[1], ckptool.Reload)
+
+
+def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    told: list[Any] = []
+    with LiveModel(LeNet().eval(), path) as live:
+        put(path, files[1].read_bytes())
+        live.watch(str(path), every=0.02, on_reload=told.append)
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_what_lies_there_already_is_not_loaded_by_watching(files: tuple[Path, Path]) -> None:
+    told: list[Any] = []
+    with LiveModel(lenet(5)) as live:
+        live.watch(str(files[0]), every=0.02, on_reload=told.append)
+        time.sleep(0.15)
+    assert told == []

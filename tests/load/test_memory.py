@@ -1,0 +1,303 @@
+"""What loading costs, measured by the system in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptool
+from ckptool import OutOfMemory, free_memory
+from ckptool.torch_bridge import assembly
+
+MIB = 1 << 20
+LAYERS = 16
+WEIGHTS_NBYTES = LAYERS * 4 * MIB
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="the system does not say what a process has in memory"
+)
+
+SCRIPT = """
+import gc, json, os, sys
+import torch, ckptool
+from torch import nn
+
+path, LAYERS = sys.argv[1], int(sys.argv[2])
+ckptool.load, ckptool.load_into, ckptool.LiveModel, ckptool.predict_memory  # imports are no part of what is measured
+
+
+def status(name):
+    with open("/proc/self/status") as stream:
+        return next(int(line.split()[1]) << 10 for line in stream if line.startswith(name + ":"))
+
+
+def reset_peak():
+    gc.collect()
+    with open("/proc/self/clear_refs", "w") as stream:
+        stream.write("5")
+    return status("VmRSS")
+
+
+def read_nbytes():
+    with open("/proc/self/io") as stream:
+        return int(stream.readline().split()[1])
+
+
+def pss():
+    with open("/proc/self/smaps_rollup") as stream:
+        return next(int(line.split()[1]) << 10 for line in stream if line.startswith("Pss:"))
+
+
+def touch(tensors):
+    return sum(float(tensor.view(-1)[::256].double().sum()) for tensor in tensors)
+
+
+def build(device="cpu", dtype=torch.float32):
+    with torch.device(device):
+        return nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=dtype) for _ in range(LAYERS)))
+
+
+def fill(device="meta", model_dtype=torch.float32, **options):
+    model = build(device, model_dtype)
+    before, read = reset_peak(), read_nbytes()
+    report = ckptool.load_into(model, path, **options)
+    touch(model.parameters())
+    return {"peak": status("VmHWM") - before, "read": read_nbytes() - read, "reported": report.nbytes}
+
+
+def reload(commit):
+    live = ckptool.LiveModel(build(), path, commit=commit)
+    before = reset_peak()
+    live.reload(path)
+    peak = status("VmHWM") - before
+    for _ in range(2):
+        live.reload(path)
+    gc.collect()
+    return {"peak": peak, "left": status("VmRSS") - before}
+
+
+def load(**options):
+    torch.save({"x": torch.ones(1 << 20)}, path + ".small")
+    touch(ckptool.load(path + ".small", **options).values())  # torch's own pages come when they are first used
+    predicted = ckptool.predict_memory(path, **options)
+    before = reset_peak()
+    anonymous, mapped = status("RssAnon"), status("RssFile")
+    loaded = ckptool.load(path, **options)
+    untouched = status("VmRSS") - before
+    touch(loaded.values())
+    return {
+        "predicted": predicted._asdict(),
+        "host": status("RssAnon") - anonymous,
+        "mapped": status("RssFile") - mapped,
+        "peak": status("VmHWM") - before,
+        "untouched": untouched,
+    }
+
+
+def start(function, *arguments):
+    \"\"\"Call a function in a child; return the pipe on which its result comes.\"\"\"
+    ours, theirs = os.pipe()
+    if os.fork():
+        os.close(theirs)
+        return os.fdopen(ours)
+    torch.set_num_threads(1)
+    os.write(theirs, json.dumps(function(*arguments)).encode())
+    os._exit(0)
+
+
+def apart(function, **options):
+    with start(lambda: function(**options)) as stream:
+        result = json.load(stream)
+    assert os.wait()[1] == 0
+    return result
+
+
+def work(ready, go):
+    before = pss()
+    weights, model = ckptool.load(path), build("meta")
+    ckptool.load_into(model, path)
+    touch(model.parameters()), touch(weights.values())
+    os.write(ready, b"x")
+    os.read(go, 1)  # until all have it in memory
+    found = pss() - before
+    os.write(ready, b"x")
+    os.read(go, 1)  # and until all have measured
+    return found
+
+
+def workers():
+    ready, go = os.pipe(), os.pipe()
+    streams = [start(work, ready[1], go[0]) for _ in range(4)]
+    for _ in range(2):
+        for _ in range(4):
+            os.read(ready[0], 1)
+        os.write(go[1], b"gggg")
+    found = [json.load(stream) for stream in streams]
+    assert [os.wait()[1] for _ in streams] == [0] * 4
+    return found
+
+
+half, double = torch.float16, torch.float64
+print(json.dumps({
+    "meta": apart(fill),
+    "meta, read": apart(fill, mmap=False),
+    "meta, cast": apart(fill, dtype=half),
+    "real": apart(fill, device="cpu"),
+    "real, verified": apart(fill, device="cpu", verify=True),
+    "real, cast": apart(fill, device="cpu", model_dtype=half),
+    "in_place": apart(reload, commit="in_place"),
+    "swap": apart(reload, commit="swap"),
+    "loads": {
+        "mapped": apart(load, mmap=True),
+        "read": apart(load, mmap=False),
+        "cast": apart(load, mmap=True, dtype=half),
+        "read and cast": apart(load, mmap=False, dtype=half),
+        "widened": apart(load, mmap=False, dtype=double),
+    },
+    "workers": workers(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a training checkpoint of 64 MiB of weights, and 128 MiB of an optimizer's state."""
+    path = tmp_path_factory.mktemp("memory") / "training.pth"
+    weights = {f"{number}.weight": torch.rand(1024, 1024) for number in range(LAYERS)}
+    state = {n: {"step": torch.tensor(1.0), "exp_avg": w, "exp_avg_sq": w + 1} for n, w in enumerate(weights.values())}
+    state = {n: {name: tensor.clone() for name, tensor in one.items()} for n, one in state.items()}
+    groups = [{"lr": 0.1, "params": list(range(LAYERS))}]
+    torch.save({"model": weights, "optimizer": {"state": state, "param_groups": groups}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def measured(checkpoint: Path) -> dict[str, Any]:
+    """Return what each way of loading cost, each in a process of its own that had torch before."""
+    command = [sys.executable, "-c", SCRIPT, str(checkpoint), str(LAYERS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_filling_a_model_costs_its_weights(measured: dict[str, Any]) -> None:
+    assert measured["meta"]["peak"] < WEIGHTS_NBYTES + 8 * MIB
+    assert measured["meta, read"]["peak"] < WEIGHTS_NBYTES + 8 * MIB
+    # Mapped pages that were cast are in memory too, until the system wants them back.
+    assert measured["meta, cast"]["peak"] < WEIGHTS_NBYTES * 3 // 2 + 8 * MIB
+
+
+@pytest.mark.parametrize("how", ["real", "real, verified", "real, cast"])
+def test_filling_memory_that_is_there_costs_a_few_buffers(how: str, measured: dict[str, Any]) -> None:
+    assert measured[how]["peak"] < 16 * MIB
+
+
+def test_the_optimizer_s_bytes_are_not_read(measured: dict[str, Any]) -> None:
+    fills = {name: one["read"] for name, one in measured.items() if "reported" in one}
+    once = ("meta, read", "real", "real, cast")
+
+    assert all(one["reported"] == WEIGHTS_NBYTES for one in measured.values() if "reported" in one)
+    assert max(fills["meta"], fills["meta, cast"]) < MIB
+    assert all(WEIGHTS_NBYTES <= fills[name] < WEIGHTS_NBYTES + MIB for name in once), fills
+    assert 2 * WEIGHTS_NBYTES <= fills["real, verified"] < 2 * WEIGHTS_NBYTES + MIB
+
+
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+def test_reloading_costs_the_weights_once_and_gives_them_back(commit: str, measured: dict[str, Any]) -> None:
+    assert measured[commit]["peak"] < WEIGHTS_NBYTES + 16 * MIB
+    assert measured[commit]["left"] < 16 * MIB
+
+
+@pytest.mark.parametrize("how", ["mapped", "read", "cast", "read and cast", "widened"])
+def test_what_is_predicted_is_what_is_needed(how: str, measured: dict[str, Any]) -> None:
+    one, near = measured["loads"][how], 4 * MIB
+    predicted = one["predicted"]
+
+    assert abs(predicted["host_nbytes"] - one["host"]) < near
+    assert abs(predicted["mapped_nbytes"] - one["mapped"]) < near
+    assert predicted["device_nbytes"] == 0
+    pages = WEIGHTS_NBYTES if how == "cast" else 0  # see above
+    needed = predicted["host_nbytes"] + predicted["mapped_nbytes"] + predicted["passing_nbytes"]
+    assert one["peak"] < needed + pages + near
+
+
+def test_predictions_are_exact_about_sizes(measured: dict[str, Any]) -> None:
+    predicted = {name: one["predicted"] for name, one in measured["loads"].items()}
+
+    assert predicted["mapped"]["mapped_nbytes"] == WEIGHTS_NBYTES
+    assert predicted["read"]["host_nbytes"] == WEIGHTS_NBYTES
+    assert predicted["cast"]["host_nbytes"] == WEIGHTS_NBYTES // 2
+    assert predicted["widened"]["host_nbytes"] == WEIGHTS_NBYTES * 2
+
+
+def test_mapped_tensors_cost_nothing_until_they_are_read(measured: dict[str, Any]) -> None:
+    assert measured["loads"]["mapped"]["untouched"] < 4 * MIB
+
+
+def test_workers_share_one_copy_of_a_file(measured: dict[str, Any]) -> None:
+    # What they share of torch counts as less in each, the more of them there are: never as more.
+    assert len(measured["workers"]) == 4
+    assert sum(measured["workers"]) <= 1.15 * WEIGHTS_NBYTES + 16 * MIB, measured["workers"]
+
+
+# What does not fit
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "free_memory", lambda: WEIGHTS_NBYTES - 1)
+    monkeypatch.setattr(torch, "empty", None)
+
+    for options in ({"mmap": False}, {"dtype": torch.float64}):
+        with pytest.raises(OutOfMemory) as caught:
+            ckptool.load(checkpoint, **options)
+        needed = WEIGHTS_NBYTES * (2 if "dtype" in options else 1)
+        assert (caught.value.needed, caught.value.actual) == (needed, WEIGHTS_NBYTES - 1)
+        assert caught.value.path == str(checkpoint)
+        assert "mmap=True" in str(caught.value.hint)
+
+
+def test_what_fits_just_so_is_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "free_memory", lambda: WEIGHTS_NBYTES)
+    assert len(ckptool.load(checkpoint, mmap=False)) == LAYERS
+    monkeypatch.setattr(assembly, "free_memory", lambda: 1)
+    assert len(ckptool.load(checkpoint)) == LAYERS  # mapped pages can be dropped
+    monkeypatch.setattr(assembly, "free_memory", lambda: None)  # nobody knows
+    assert len(ckptool.load(checkpoint, mmap=False)) == LAYERS
+
+
+def test_a_model_is_not_touched_where_there_is_no_room(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "free_memory", lambda: 1000)
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(LAYERS)))
+
+    with pytest.raises(OutOfMemory):
+        ckptool.load_into(model, checkpoint, mmap=False)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_the_system_says_how_much_is_free() -> None:
+    free = free_memory.free_memory()
+
+    assert free is not None
+    assert 0 < free < 1 << 50
+
+
+def test_prediction_reads_the_index_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", None)
+    monkeypatch.setattr(torch, "frombuffer", None)
+
+    assert ckptool.predict_memory(checkpoint, mmap=False).host_nbytes == WEIGHTS_NBYTES
+    assert ckptool.predict_memory(checkpoint, key="model").mapped_nbytes == WEIGHTS_NBYTES
+
+
+def test_prediction_for_meta_is_nothing(checkpoint: Path) -> None:
+    assert ckptool.predict_memory(checkpoint, "meta") == (0, 0, 0, 0)
