@@ -36,21 +36,21 @@ class Archive(Mapping[str, Record]):
         self.limits = limits
         self.notes = notes
         """What is odd about the archive though nothing in it can be misread."""
-        self._records = records
+        self.records = records
         self._inflatable = limits.inflated(source.nbytes)
 
     def __getitem__(self, name: str) -> Record:
-        return self._records[name]
+        return self.records[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
+        return iter(self.records)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def content(self, name: str) -> Source:
         """Return a member's content as a source: a slice of the file, or its bytes inflated on each read."""
-        record = self._records[name]
+        record = self.records[name]
         if record.compression == "stored":
             return SliceSource(self.source, record.offset, record.nbytes)
         return InflatedSource(self.source, record, self.limits)
@@ -62,7 +62,7 @@ class Archive(Mapping[str, Record]):
         Raises:
             LimitExceeded: All that was opened so far would grow to more than ``limits`` allow for the archive's size.
         """
-        record = self._records[name]
+        record = self.records[name]
         if record.compression == "stored":
             return SliceSource(self.source, record.offset, record.nbytes)
         if record.nbytes > self._inflatable:
@@ -75,7 +75,7 @@ class Archive(Mapping[str, Record]):
         from zlib import crc32
 
         for name in names:
-            record = self._records.get(name)
+            record = self.records.get(name)
             if record is None or not record.crc32 or record.compression != "stored":
                 continue  # what was inflated was checked already
             content = self.open(name)
@@ -85,7 +85,7 @@ class Archive(Mapping[str, Record]):
 
     def text(self, name: str, most: int = 64) -> str:
         """Return a small member as text, without white space round it; an empty string if there is none."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         if record is None or record.nbytes > most:
             return ""
         return str(self.open(name).read(0, record.nbytes), "utf-8", "replace").strip()

@@ -148,15 +148,17 @@ class _Collector:
         return [(child, self._join(path, component), group) for component, child in below]
 
     def _group(self, node: Inert, path: str, below: list[tuple[Inert, Inert]]) -> Group | None:
-        keys = {key for key, _ in below if isinstance(key, str)}
-        if {"state", "param_groups"} <= keys:
+        keys = [key for key, _ in below if isinstance(key, str)]
+        if "state" in keys and "param_groups" in keys:
             return self._new_group(Group(path, "optimizer", node=node))
-        direct = sum(1 for _, child in below if self._rebuilder.tensor(child) is not None)
+        tensor = self._rebuilder.tensor
+        others = [child for _, child in below if tensor(child) is None]
+        direct = len(below) - len(others)
         if not direct or inert.mapping_pairs(node) is None:
             return None
         # Some tensors among other things (best_acc, rng_state beside "model") are no state dict.
-        nested = any(id(child) in self._holding for _, child in below)
-        named = all(isinstance(key, str) for key, _ in below)
+        nested = any(id(child) in self._holding for child in others)
+        named = len(keys) == len(below)
         kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
         return self._new_group(Group(path, kind, node=node))
 

@@ -151,11 +151,12 @@ class Rebuilder:
         dtype: DType | None = None,
         metadata: Inert = None,
     ) -> TensorInfo:
-        found = self.storage(storage)
-        if found is None:
+        found = self._storages.resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
+        if not isinstance(found, TypedStorage):
             raise malformed_tensor("a tensor without a storage")
         ref = found.ref
-        shape, steps = as_sequence(size), as_sequence(stride)
+        shape = size if type(size) is tuple else as_sequence(size)
+        steps = stride if type(stride) is tuple else as_sequence(stride)
         info = TensorInfo(dtype or found.dtype, shape, steps, offset, ref, ref.location, as_flag(requires_grad))
         if isinstance(metadata, Dict):
             flags = metadata.pairs[:_MOST_ARGS]

@@ -18,6 +18,9 @@ from ckptool.tensors import StorageRef
 _MAX_SIZE: Final = 1 << 63
 
 
+_MAX_SIZE = 1 << 63
+
+
 class View(NamedTuple):
     """A storage that is a slice of another."""
 
@@ -55,14 +58,16 @@ def storage_id(pid: Inert) -> StorageId | None:
     """
     if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage"):
         return None
-    _, cls, key, location, numel = pid[:5]
+    _, cls, key, location, numel, *rest = pid
     if isinstance(key, int) and not isinstance(key, bool):
         key = str(key)  # litgpt writes numbers
     if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < _MAX_SIZE:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
-    dtype = _dtype(cls)
+    dtype = dtypes.BY_STORAGE_CLASS.get(cls.name) if type(cls) is Global else None
+    if dtype is None:
+        dtype = _dtype(cls)
     itemsize = dtype.itemsize
-    return StorageId(dtype, key, location, numel * itemsize, _view(pid[5], itemsize) if len(pid) > 5 else None)
+    return StorageId(dtype, key, location, numel * itemsize, _view(rest[0], itemsize) if rest else None)
 
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:

@@ -121,14 +121,12 @@ def check_extent(info: TensorInfo) -> None:
     if len(shape) != len(stride) or len(shape) > MAX_RANK:
         raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
     last = info.storage_offset
-    sizes = type(last) is int and 0 <= last < _MAX_SIZE
+    if type(last) is not int or not 0 <= last < _MAX_SIZE:
+        raise _malformed("a tensor whose offset is no size")
     for size, step in zip(shape, stride):  # noqa: B905 - as many, as was seen
         if type(size) is not int or type(step) is not int or not (0 <= size < _MAX_SIZE and 0 <= step < _MAX_SIZE):
-            sizes = False
-        if sizes:
-            last += (size - 1) * step
-    if not sizes:
-        raise _malformed("a tensor whose shape, strides or offset are no sizes")
+            raise _malformed("a tensor whose shape or strides are no sizes")
+        last += (size - 1) * step
     if storage is None or 0 in shape:
         return
     held = storage.nbytes // info.dtype.itemsize * info.dtype.packed

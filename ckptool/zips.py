@@ -125,16 +125,13 @@ def _read_usual(ahead: ReadAhead, entry: Entry, limit: int, paddings: set[bytes]
     """
     name, flags, method, crc32, stored_nbytes, nbytes, header, fields = entry
     block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
-    at += _LOCAL.size
-    if not block.startswith(MAGIC, at - _LOCAL.size) or not block.startswith(name, at) or not stored_nbytes:
+    begin = at + _LOCAL.size + len(name)
+    repeats = flags & _DESCRIPTOR and block.startswith(MAGIC + fields[:10] + _UNKNOWN + fields[22:], at)
+    if not (repeats or block.startswith(MAGIC + fields, at)) or not block.startswith(name, begin - len(name)):
         return None
-    local = block[at - 26 : at - 2]
-    known = local == fields
-    unknown = flags & _DESCRIPTOR and local[10:22] == _UNKNOWN and local[:10] + local[22:] == fields[:10] + fields[22:]
-    extra_n = int.from_bytes(block[at - 2 : at], "little")
-    begin = at + len(name)
+    extra_n = block[at + 28] | block[at + 29] << 8
     extra = block[begin : begin + extra_n]
-    if not (known or unknown) or len(extra) != extra_n or FULL32 in (stored_nbytes, nbytes):
+    if len(extra) != extra_n or not stored_nbytes or stored_nbytes >= FULL32 or nbytes >= FULL32:
         return None
     if extra not in paddings:
         if _UNICODE_PATH_TAG in extra or zip64_field(extra, name, header) is not None:
@@ -143,7 +140,9 @@ def _read_usual(ahead: ReadAhead, entry: Entry, limit: int, paddings: set[bytes]
     offset = header + _LOCAL.size + len(name) + extra_n
     end = offset + stored_nbytes
     if flags & _DESCRIPTOR:
-        block, at = ahead.window(end, 16)
+        at = begin + extra_n + stored_nbytes
+        if at + 16 > len(block):
+            block, at = ahead.window(end, 16)
         if not block.startswith(_DESCRIPTOR_MAGIC + fields[10:22], at):
             return None
         end += 16

@@ -138,7 +138,7 @@ class ZipStorages:
     def _ref(self, key: str, location: str, nbytes: int) -> StorageRef:
         name = self._folder + key
         try:
-            record = self._archive[name]
+            record = self._archive.records[name]
         except KeyError:
             raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage") from None
         if record.nbytes != nbytes:
