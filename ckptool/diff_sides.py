@@ -6,8 +6,8 @@ A side also says what its file cannot hold (safetensors: devices, ties, an order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool import inert, transforms
 from ckptool.checkpoint import Checkpoint, StateDict
@@ -18,6 +18,8 @@ from ckptool.weights import MODULES_KEY, ORDER_KEY, RESERVED, ModuleFacts, NameC
 
 Scope: TypeAlias = Literal["weights", "everything"]
 Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "values that are no tensors"]
+
+_Found = TypeVar("_Found")
 
 _TREES = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
 """Formats whose state dicts carry ``_metadata``."""
@@ -63,7 +65,9 @@ def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None)
     if key_a is not None or key_b is not None:
         return "weights"
     if a.form == b.form != "state_dict" and "safetensors" not in (a.format, b.format):
-        return "everything"
+        roots = [one.weights is not None and not one.weights.key for one in (a, b)]
+        if roots[0] == roots[1]:  # else one holds under a key what the other is
+            return "everything"
     return "weights" if a.state_dicts and b.state_dicts else "everything"
 
 
@@ -116,12 +120,14 @@ def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
 
 def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Side:
     weights = prepare(checkpoint, chosen, NameChanges())
-    # With what lies deeper, in a tuple of packed parameters say.
-    tensors = {**weights.tensors, **chosen} if len(weights.tensors) < len(chosen) else weights.tensors
     head = f"{chosen.key}." if chosen.key else ""
+    others = [one for one in checkpoint.state_dicts if one is not chosen and one.key.startswith(head)]
+    apart = tuple(f"{one.key}." for one in others if one.key != chosen.key)
+    deeper = {} if chosen.class_name is not None else _below(checkpoint.tensors, head, apart, set(weights.others))
+    tensors = {**weights.tensors, **chosen, **deeper}
     within: dict[str, Inert] = {}
     if chosen.node is not None and chosen.class_name is None:
-        within = {path[len(head) :]: node for path, node in _others(checkpoint).items() if path.startswith(head)}
+        within = _below(_others(checkpoint), head, apart)
     names = _align((*tensors, *within)) if aligned else {}
     return Side(
         key=chosen.key,
@@ -134,6 +140,23 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
         unreadable=tuple(name[len(head) :] for name, _ in checkpoint.unreadable if name.startswith(head)),
         lacks=_lacks(checkpoint),
     )
+
+
+def _below(
+    found: Mapping[str, _Found], head: str, apart: tuple[str, ...], entries: set[str] | None = None
+) -> dict[str, _Found]:
+    """Return what lies under a head by the rest of its path, but for what is apart; inside ``entries``, if given."""
+    below = {path[len(head) :]: item for path, item in found.items() if path.startswith(head)}
+    return {
+        rest: item
+        for rest, item in below.items()
+        if not (head + rest).startswith(apart) and (entries is None or any(path in entries for path in _heads(rest)))
+    }
+
+
+def _heads(path: str) -> Iterator[str]:
+    while path := path.rpartition(".")[0]:
+        yield path
 
 
 def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
