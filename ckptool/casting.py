@@ -78,7 +78,8 @@ class CastSource:
         cast = torch_bridge.cast(data, self._tensor.info.dtype.name, self._target.name)
         if cast.overflowed and not self._saturate:
             raise MigrationRefused(
-                f"{cast.overflowed:,} values of {self._tensor.name!r} are too large for {self._target.name}",
+                f"tensor {self._tensor.name!r} has values that are too large for {self._target.name}: "
+                f"at least {cast.overflowed:,} of {self._tensor.info.numel:,}",
                 kind="overflow",
                 hint="Keep its type with --keep-dtype, use bfloat16, or take the largest value with --saturate.",
             )

@@ -162,13 +162,15 @@ def _tied(tensors: dict[str, LazyTensor]) -> dict[str, str]:
 
 
 def _open_with_reference(path: str, names: list[str]) -> None:
-    try:
-        from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError, safe_open
 
-        with safe_open(path, framework="numpy") as reference:
-            found = set(reference.keys())
-    except ImportError:
-        return  # safetensors needs numpy to open anything without torch
+    try:
+        try:
+            reference = safe_open(path, framework="numpy")
+        except ImportError:
+            reference = safe_open(path, framework="pt")  # without numpy it needs torch to open anything
+        with reference as opened:
+            found = set(opened.keys())
     except (SafetensorError, OSError) as error:
         raise OutputFailed(f"the safetensors library refuses it: {error}", kind="verification-failed") from error
     if found != set(names):

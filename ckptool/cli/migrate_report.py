@@ -89,7 +89,7 @@ def _casts(report: MigrationReport) -> Iterator[str]:
 
 
 def _cut(overflowed: int) -> str:
-    return f", {overflowed:,} values cut to the largest" if overflowed else ""
+    return f", {overflowed:,} cut to the largest value" if overflowed else ""
 
 
 def _grouped(names: Sequence[str]) -> list[str]:

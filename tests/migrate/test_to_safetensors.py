@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -262,3 +264,17 @@ def _make_big_endian(path: Path) -> None:
         data = members[name]
         members[name] = b"".join(data[start : start + size][::-1] for start in range(0, len(data), size))
     path.write_bytes(build.zip_file(members | {"a/byteorder": b"big"}))
+
+
+def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
+    program = (
+        "import sys; sys.modules['numpy'] = None; import safetensors; from ckptool import migrate; "
+        "asked = []; real = safetensors.safe_open; "
+        "safetensors.safe_open = lambda path, framework: asked.append(framework) or real(path, framework=framework); "
+        "migrate(sys.argv[1], sys.argv[2]); print(asked)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "a.pth"), str(tmp_path / "b.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "['numpy', 'pt']"

@@ -17,7 +17,7 @@ from ckptool.files import FileSource
 from ckptool.migration import migrate
 from ckptool.outputs import Output
 from ckptool.payloads import BytesPayload
-from ckptool.zip_writer import write_torch_zip
+from ckptool.zip_writer import torch_zip_nbytes, write_torch_zip
 from tests import build
 
 FULL = 0xFFFFFFFF
@@ -193,6 +193,7 @@ def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
     write_torch_zip(output, "x", build.pickled(tree), payloads)  # type: ignore[arg-type]
     output.file.close()
 
+    assert path.stat().st_size == torch_zip_nbytes("x", len(build.pickled(tree)), [4, large, 4])
     with open_checkpoint(path) as found:
         assert [found.tensors[name].info.shape for name in tree] == [(4,), (large,), (4,)]
         assert found.tensors["b"].read() == b"efgh"
