@@ -82,8 +82,7 @@ class LiveModel:
         self._gate = _Gate()
         self._reloading = threading.Lock()
         self._watcher: _Watcher | None = None
-        self._came_from: tuple[str, tuple[int, ...] | None] | None = None
-        """The path of the last reload, and the state of the file there when it began."""
+        self._seen: tuple[str, tuple[int, ...] | None] | None = None
         self.digest: str | None = None
         self.report: LoadReport | None = None
         if source is not None:
@@ -96,8 +95,13 @@ class LiveModel:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
-        with self.use() as model:
-            return model(*arguments, **keywords)
+        if self._commit == "swap":
+            return self._model(*arguments, **keywords)
+        self._gate.enter()
+        try:
+            return self._model(*arguments, **keywords)
+        finally:
+            self._gate.leave()
 
     @contextmanager
     def use(self) -> Iterator[torch.nn.Module]:
@@ -105,8 +109,11 @@ class LiveModel:
         if self._commit == "swap":
             yield self._model
             return
-        with self._gate.shared():
+        self._gate.enter()
+        try:
             yield self._model
+        finally:
+            self._gate.leave()
 
     def reload(self, source: Origin) -> Reload:
         """
@@ -122,7 +129,8 @@ class LiveModel:
         """
         started = time.perf_counter()
         key, weights = self._which
-        came_from = _place_of(source)
+        # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
+        seen = (os.fspath(source), file_identity(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
         with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
             checkpoint.check_index()
             found, filling = choose_targets(self._model, checkpoint, key, weights)
@@ -136,22 +144,26 @@ class LiveModel:
                 with self._gate.alone():
                     _overwrite(self._model, filling.targets, staged)
             report = report_of(self._model, checkpoint.path, found, filling, started)
-            self.report, self.digest, self._came_from = report, digest, came_from
+            self.report, self.digest, self._seen = report, digest, seen
         logger.info("%s, sha256 %s", report, digest)
         return Reload(report, digest)
 
     def watch(
-        self, path: str, *, every: float = 1.0, on_reload: Callable[[Reload | Exception], None] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: float = 1.0,
+        on_reload: Callable[[Reload | CkptoolError], None] | None = None,
     ) -> None:
         """
-        Reload whenever another file is put under ``path``, by renaming it there, since the last reload from it.
+        Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
 
         Looks every so many seconds, in a thread of its own. A file that is still being written is left until it rests
         for one look; one that cannot be loaded is reported, through ``logging`` and ``on_reload``, and not tried
         again until it changes. A process that forks has to call this after the fork.
         """
         self.unwatch()
-        self._watcher = _Watcher(self, path, every, on_reload)
+        self._watcher = _Watcher(self, os.fspath(path), every, on_reload)
 
     def unwatch(self) -> None:
         """Stop watching, and return once a reload that has begun has ended."""
@@ -211,13 +223,6 @@ def _by_first_name(
     return {first[id(one.tensor)]: staged[one.name] for one in targets}
 
 
-def _place_of(source: Origin) -> tuple[str, tuple[int, ...] | None] | None:
-    if not isinstance(source, str | os.PathLike):
-        return None
-    path = os.fspath(source)
-    return path, file_identity(path)
-
-
 def _overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
     """Copy staged weights into the model's own memory, and those of the meta device into their places."""
     assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
@@ -271,8 +276,8 @@ class _Gate:
         self._is_alone = False
         self._mine = threading.local()
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def enter(self) -> None:
+        """Come in, once nobody is alone inside or waits to be."""
         depth = getattr(self._mine, "depth", 0)
         if not depth:  # a thread that is inside already must not wait for itself
             with self._changed:
@@ -280,15 +285,15 @@ class _Gate:
                     self._changed.wait()
                 self._inside += 1
         self._mine.depth = depth + 1
-        try:
-            yield
-        finally:
-            self._mine.depth = depth
-            if not depth:
-                with self._changed:
-                    self._inside -= 1
-                    if not self._inside:
-                        self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Go out, as often as one came in."""
+        self._mine.depth -= 1
+        if not self._mine.depth:
+            with self._changed:
+                self._inside -= 1
+                if not self._inside and self._waiting:
+                    self._changed.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -315,12 +320,12 @@ class _Watcher:
     """The thread that looks at a path."""
 
     def __init__(
-        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | Exception], None] | None
+        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | CkptoolError], None] | None
     ) -> None:
         self._live, self._path, self._every, self._on_reload = live, path, every, on_reload
         self._stopped = threading.Event()
-        known = live._came_from
-        self._loaded = known[1] if known is not None and known[0] == path else file_identity(path)
+        # What was loaded, not what is there now: a file that came between the two must not be missed.
+        self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == path else None
         self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
         self._thread.start()
 
@@ -335,20 +340,20 @@ class _Watcher:
             found = file_identity(self._path)
             if found is not None and found != self._loaded and found == seen:
                 self._loaded = found
-                self._tell(self._reload())
+                try:
+                    self._tell(self._reload())
+                except Exception:  # no memory left on the device, say: the next file may do
+                    logger.exception("not reloaded: %s", self._path)
             seen = found
 
-    def _reload(self) -> Reload | Exception:
+    def _reload(self) -> Reload | CkptoolError:
         try:
             return self._live.reload(self._path)
         except CkptoolError as error:
             logger.warning("not reloaded: %s", error)
             return error
-        except Exception as error:  # of the model's own code, or the system's: watching goes on
-            logger.exception("not reloaded: %s", self._path)
-            return error
 
-    def _tell(self, outcome: Reload | Exception) -> None:
+    def _tell(self, outcome: Reload | CkptoolError) -> None:
         if self._on_reload is None:
             return
         try:
