@@ -18,9 +18,6 @@ from ckptool.tensors import StorageRef
 _MAX_SIZE: Final = 1 << 63
 
 
-_MAX_SIZE = 1 << 63
-
-
 class View(NamedTuple):
     """A storage that is a slice of another."""
 

@@ -83,8 +83,7 @@ class LiveModel:
         self._gate = _Gate()
         self._reloading = threading.Lock()
         self._watcher: _Watcher | None = None
-        self._came_from: tuple[str, tuple[int, ...] | None] | None = None
-        """The path of the last reload, and the state of the file there when it began."""
+        self._seen: tuple[str, tuple[int, ...] | None] | None = None
         self.digest: str | None = None
         self.report: LoadReport | None = None
         if source is not None:
@@ -139,7 +138,7 @@ class LiveModel:
                 hint="Build a second model, fill it with ckptool.load_into, and serve that one.",
             )
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
-        came_from = _place_of(source)
+        seen = (os.fspath(source), file_identity(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
         with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
             checkpoint.check_index()
             found, filling = choose_targets(self._model, checkpoint, key, weights)
@@ -153,7 +152,7 @@ class LiveModel:
                 with self._gate.alone():
                     _overwrite(self._model, filling.targets, staged)
             report = report_of(self._model, checkpoint.path, found, filling, started)
-            self.report, self.digest, self._came_from = report, digest, came_from
+            self.report, self.digest, self._seen = report, digest, seen
         logger.info("%s, sha256 %s", report, digest)
         return Reload(report, digest)
 
@@ -162,7 +161,7 @@ class LiveModel:
         path: str | os.PathLike[str],
         *,
         every: float = 1.0,
-        on_reload: Callable[[Reload | Exception], None] | None = None,
+        on_reload: Callable[[Reload | CkptoolError], None] | None = None,
     ) -> None:
         """
         Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
@@ -230,13 +229,6 @@ def _by_first_name(
     for name, tensor in model_tensors(model).items():
         first.setdefault(id(tensor), name)
     return {first[id(one.tensor)]: staged[one.name] for one in targets}
-
-
-def _place_of(source: Origin) -> tuple[str, tuple[int, ...] | None] | None:
-    if not isinstance(source, str | os.PathLike):
-        return None
-    path = os.fspath(source)
-    return path, file_identity(path)
 
 
 def _overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
@@ -336,13 +328,12 @@ class _Watcher:
     """The thread that looks at a path."""
 
     def __init__(
-        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | Exception], None] | None
+        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | CkptoolError], None] | None
     ) -> None:
         self._live, self._path, self._every, self._on_reload = live, os.fspath(path), every, on_reload
         self._stopped = threading.Event()
         # What was loaded, not what is there now: a file that came between the two must not be missed.
-        known = live._came_from
-        self._loaded = known[1] if known is not None and known[0] == self._path else None
+        self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == self._path else None
         self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
         self._thread.start()
 
@@ -357,20 +348,20 @@ class _Watcher:
             found = file_identity(self._path)
             if found is not None and found != self._loaded and found == seen:
                 self._loaded = found
-                self._tell(self._reload())
+                try:
+                    self._tell(self._reload())
+                except Exception:  # no memory left on the device, say: the next file may do
+                    logger.exception("not reloaded: %s", self._path)
             seen = found
 
-    def _reload(self) -> Reload | Exception:
+    def _reload(self) -> Reload | CkptoolError:
         try:
             return self._live.reload(self._path)
         except CkptoolError as error:
             logger.warning("not reloaded: %s", error)
             return error
-        except Exception as error:  # of the model's own code, or the system's: watching goes on
-            logger.exception("not reloaded: %s", self._path)
-            return error
 
-    def _tell(self, outcome: Reload | Exception) -> None:
+    def _tell(self, outcome: Reload | CkptoolError) -> None:
         if self._on_reload is None:
             return
         try:

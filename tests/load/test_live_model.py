@@ -484,7 +484,9 @@ def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: 
             assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
 
 
-def test_what_the_model_s_own_code_raises_does_not_end_the_watch(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_the_model_s_own_code_raises_does_not_end_the_watch(
+    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Moody(LeNet):
         mood = 0
 
@@ -500,11 +502,10 @@ def test_what_the_model_s_own_code_raises_does_not_end_the_watch(files: tuple[Pa
     with LiveModel(Moody().eval()) as live:
         live.watch(str(path), every=0.02, on_reload=told.append)
         put(path, files[1].read_bytes())
-        assert within(20, lambda: len(told) == 1)
-        assert isinstance(told[0], LookupError)
+        assert within(20, lambda: "LookupError" in caplog.text)
         put(path, files[1].read_bytes())
-        assert within(20, lambda: len(told) == 2)
-        assert isinstance(told[1], ckptool.Reload)
+        assert within(20, lambda: bool(told))
+        assert isinstance(told[0], ckptool.Reload)
 
 
 def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -518,9 +519,11 @@ def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tupl
         assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
-def test_what_lies_there_already_is_not_loaded_by_watching(files: tuple[Path, Path]) -> None:
-    told: list[Any] = []
-    with LiveModel(lenet(5)) as live:
-        live.watch(str(files[0]), every=0.02, on_reload=told.append)
-        time.sleep(0.15)
-    assert told == []
+def test_what_lies_there_is_loaded_unless_it_is_what_was_loaded(files: tuple[Path, Path]) -> None:
+    for source, times in ((None, 1), (files[1], 1), (files[0], 0)):
+        told: list[Any] = []
+        with LiveModel(lenet(5), source) as live:
+            live.watch(files[0], every=0.02, on_reload=told.append)
+            within(20 if times else 0.2, lambda told=told: bool(told))  # type: ignore[misc]
+        assert len(told) == times
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
