@@ -144,6 +144,7 @@ def workers():
 
 
 half, double = torch.float16, torch.float64
+ckptool.load, ckptool.load_into, ckptool.LiveModel  # imported now: reading modules is reading too
 print(json.dumps({
     "meta": apart(fill),
     "meta, read": apart(fill, mmap=False),
