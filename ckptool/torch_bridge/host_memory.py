@@ -1,8 +1,8 @@
 """
 Bytes of a file as host memory for tensors: mapped where that is free, else read by several threads at once.
 
-A mapping is private: processes that load one file share its pages until one writes to them. Reads go into fresh
-memory, in huge pages where the system has them, which makes first touches an order of magnitude fewer.
+A mapping is private: processes that load one file share its pages until one writes to them. Reads go into
+memory of torch's own allocator, which uses again what it has.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ Progress: TypeAlias = Callable[[int], None]
 
 _PIECE = 16 << 20
 """What one thread reads at a time."""
-_HUGE = 4 << 20
-"""From this size on, memory comes in huge pages; less would waste what it rounds up to."""
 _MOST_THREADS = 4
 
 
@@ -146,15 +144,9 @@ def allocate(nbytes: int) -> torch.Tensor:
         OutOfMemory: There is not so much.
     """
     try:
-        if nbytes < _HUGE or os.name != "posix":
-            return torch.empty(nbytes, dtype=torch.uint8)
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (RuntimeError, MemoryError, OSError) as error:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    except (RuntimeError, MemoryError) as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:
