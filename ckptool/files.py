@@ -207,8 +207,8 @@ class ReadAhead:
     """
     Many small reads in rising order, with few calls and few bytes.
 
-    Reads that lie close together share blocks, larger the more of them there are; a read far from the last one fetches little more than it needs,
-    so that walking the headers of a large file does not read the data between them.
+    Reads that lie close together share blocks, larger the more of them there are; a read far from the last one
+    fetches little more than it needs, so that walking the headers of a large file does not read the data between them.
     """
 
     BLOCK = 65_536

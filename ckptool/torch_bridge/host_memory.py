@@ -1,8 +1,8 @@
 """
 Bytes of a file as host memory for tensors: mapped where that is free, else read by several threads at once.
 
-A mapping is private: processes that load one file share its pages until one writes to them. Reads go into
-memory of torch's own allocator, which uses again what it has.
+A mapping is private: processes that load one file share its pages until one writes to them. Large reads go
+into memory that the system gets back as soon as the tensor is gone, which an allocator would keep.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ Progress: TypeAlias = Callable[[int], None]
 
 _PIECE = 16 << 20
 """What one thread reads at a time."""
+_RETURNED = 4 << 20
+"""From this size on, memory is mapped for itself."""
 _MOST_THREADS = 4
 
 
@@ -144,9 +146,12 @@ def allocate(nbytes: int) -> torch.Tensor:
         OutOfMemory: There is not so much.
     """
     try:
-        return torch.empty(nbytes, dtype=torch.uint8)
-    except (RuntimeError, MemoryError) as error:
+        if nbytes < _RETURNED or os.name != "posix":
+            return torch.empty(nbytes, dtype=torch.uint8)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (RuntimeError, MemoryError, OSError) as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:

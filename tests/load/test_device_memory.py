@@ -222,7 +222,7 @@ def test_host_memory_is_writable_and_of_the_size_asked_for(nbytes: int) -> None:
 
 def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_PIECE", 500)
-    monkeypatch.setattr(host_memory, "_HUGE", 1000)
+    monkeypatch.setattr(host_memory, "_RETURNED", 1000)
     slow_reads(monkeypatch)
     memory, told = HostMemory(False), []
 
