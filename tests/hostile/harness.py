@@ -14,8 +14,10 @@ from tests.hostile.cases import Case
 
 ROOT = Path(__file__).parents[2]
 VERBS = ("inspect", "check", "migrate", "load")
-SECONDS = 6.0
-"""Of the processor, for each verb and file: three times what the slowest needs on a machine that is not busy."""
+SECONDS = 2.0
+"""Of the processor, for each verb and file, but for ``SLOW`` rows."""
+SLOW, SLOW_SECONDS = ("P8", "P11", "P12", "Z11"), 20.0
+"""What is deep or large in itself takes as long as its size asks for: a million levels, each verb some seconds."""
 
 
 class Child:
@@ -61,13 +63,15 @@ def problems(case: Case, found: dict[str, Any]) -> list[str]:
     if "broken" in found:
         return [found["broken"]]
     verbs = found["verbs"]
-    wrong = [f"something happened: {event}" for event in found["happened"]]
+    # Telling of an error that is none of ours reads sources, too.
+    untyped = any("untyped" in one for one in verbs.values())
+    wrong = [] if untyped else [f"something happened: {event}" for event in found["happened"]]
     if found["changed"]:
         wrong.append("the file was changed")
     for name, one in verbs.items():
         if "untyped" in one:
             wrong.append(f"{name}: an error that is none of ours: {one['untyped']}")
-        if one["seconds"] > SECONDS:
+        if one["seconds"] > (SLOW_SECONDS if case.row in SLOW else SECONDS):
             wrong.append(f"{name}: took {one['seconds']:.1f} s")
         if one["left"]:
             wrong.append(f"{name}: left {one['left']}")

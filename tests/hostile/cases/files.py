@@ -117,7 +117,8 @@ def _cases() -> Iterator[Case]:
         yield Case("I3", name, file, "refused")
     for name, data in build.one_of_each().items():
         for keep in (1, 7, 8, 9, 20, 63, len(data) // 2, len(data) - 1):
-            yield Case("I1", f"{name} cut to {keep:,} bytes", data[:keep], "refused")
+            padding = name == "torch_tar" and keep > 1024  # zeros that nothing needs
+            yield Case("I1", f"{name} cut to {keep:,} bytes", data[:keep], "any" if padding else "refused")
 
 
 CASES = tuple(_cases())

@@ -182,9 +182,9 @@ def _cases() -> Iterator[Case]:
         yield Case("F3", f"{lead!r} in front of the header", file(lead + text(x=entry())), "refused")
     yield Case("F1", "a header beyond the limit", file(text(x=entry()), length=100_000_001), "refused")
     empty = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    many = ",".join(f'"{n}":{empty}' for n in range(100_000))
-    yield Case("F5", "100,000 empty tensors", file("{" + many + "}", b""), "read")
-    yield Case("F5", "60,000 names and one twice", file(f'{{{many[:3_000_000]},"1":{empty}}}', b""), "refused")
+    many = ",".join(f'"{n}":{empty}' for n in range(20_000))
+    yield Case("F5", "20,000 empty tensors", file("{" + many + "}", b""), "read")
+    yield Case("F5", "20,000 names and one twice", file(f'{{{many},"1":{empty}}}', b""), "refused")
     yield Case("F5", "a header of spaces", file(text(x=entry()) + " " * 20_000_000), "read", {"x": DATA[:8]})
     misaligned = text(b=entry("BOOL", (1,), (0, 1)), x=entry("I16", (3,), (1, 7)))
     yield Case("F6", "numbers at odd places", file(misaligned, DATA[:7]), "read", {"b": DATA[:1], "x": DATA[1:7]})

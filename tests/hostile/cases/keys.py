@@ -75,7 +75,7 @@ def _cases() -> Iterator[Case]:
         yield Case("I4", f"{name} as metadata", metadata, "read")
     surrogate = {"weight": T, "\ud83d": T}
     yield Case("P15", "half a surrogate pair", torch_zip(surrogate, FLOATS), "any")
-    yield Case("P15", "a name of 20 MB", torch_zip({"a" * 20_000_000: T}, FLOATS), "limit-exceeded")
+    yield Case("P15", "a name of 20 MB", torch_zip({"a" * 20_000_000: T}, FLOATS), "name-too-long")
     pairs = {
         "a name twice": ops("w") + T + ops("w") + T,
         "a dot and a level": ops("a.b") + T + ops("a") + ops({"b": T}),
