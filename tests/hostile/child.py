@@ -60,7 +60,7 @@ class Watch:
     def __init__(self, source: str, folder: str) -> None:
         self.happened: list[str] = []
         self.armed = False
-        self._source = source
+        self._source = source.partition("::")[0] or "no path"
         self._folder = folder
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
@@ -72,15 +72,17 @@ class Watch:
             path, _, flags = args
             if not flags & WRITING:
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
-                return isinstance(path, int) or self._mine(path) or str(path).startswith(("/proc/", "/sys/"))
-            return self._mine(path)
+                return (
+                    isinstance(path, int) or path == "" or _within(path, self._source, self._folder, "/proc/", "/sys/")
+                )
+            return _within(path, self._folder)
         if event in ON_OUTPUT:
-            return any(self._mine(arg) for arg in args)
+            return any(_within(arg, self._folder) for arg in args)
         return event in HARMLESS
 
-    def _mine(self, path: object) -> bool:
-        text = os.fsdecode(path) if isinstance(path, str | bytes) else ""
-        return text.startswith((self._source.partition("::")[0], self._folder))
+
+def _within(path: object, *places: str) -> bool:
+    return isinstance(path, str | bytes) and os.fsdecode(path).startswith(places)
 
 
 def command(*arguments: str) -> dict[str, Any]:
