@@ -60,8 +60,8 @@ class Watch:
     def __init__(self, source: str, folder: str) -> None:
         self.happened: list[str] = []
         self.armed = False
-        self._source = source.partition("::")[0] or "no path"
         self._folder = folder
+        self._readable = (source.partition("::")[0] or folder, folder, "/proc/", "/sys/")
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if self.armed and not self._allows(event, args):
