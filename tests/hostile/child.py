@@ -72,9 +72,7 @@ class Watch:
             path, _, flags = args
             if not flags & WRITING:
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
-                return (
-                    isinstance(path, int) or path == "" or _within(path, self._source, self._folder, "/proc/", "/sys/")
-                )
+                return path == "" or isinstance(path, int) or _within(path, *self._readable)
             return _within(path, self._folder)
         if event in ON_OUTPUT:
             return any(_within(arg, self._folder) for arg in args)
