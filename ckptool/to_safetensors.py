@@ -143,7 +143,7 @@ def _header(
 
 def _is_plain(tensor: LazyTensor) -> bool:
     info = tensor.info
-    plain = info.storage is not None and info.layout == "strided" and not info.parts and info.location != "meta"
+    plain = info.storage is not None and info.layout == "strided" and info.location != "meta"
     return plain and info.dtype.safetensors is not None and not (info.dtype.safetensors == "F4" and not info.shape)
 
 

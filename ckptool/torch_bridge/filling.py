@@ -24,6 +24,7 @@ from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.match_keys import Changes
 from ckptool.state_dicts import Role
+from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
@@ -138,7 +139,7 @@ def load_into(
             report = report._replace(optimizer=state.parameters)
     logger.info("%s", report)
     if report.still_meta:
-        logger.warning("%s: still on the meta device: %s", report.path, ", ".join(report.still_meta[:8]))
+        logger.warning("%s: still on the meta device: %s", report.path, show(", ".join(report.still_meta[:8])))
     return report
 
 

@@ -30,6 +30,7 @@ from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.files import file_identity
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.fill_plan import Target, model_tensors
@@ -358,7 +359,7 @@ class _Watcher:
         try:
             return self._live.reload(self._path)
         except CkptoolError as error:
-            logger.warning("not reloaded: %s", error)
+            logger.warning("not reloaded: %s", show(str(error)))
             return error
 
     def _tell(self, outcome: Reload | CkptoolError) -> None:

@@ -16,6 +16,7 @@ from ckptool.collector import collector_paused
 from ckptool.errors import CkptoolError, MigrationRefused, UnsupportedFeature
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.tables import show
 from ckptool.torch_bridge.assembly import Assembly, Cost, Progress
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.placement import MapLocation, placement
@@ -113,7 +114,7 @@ def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, stri
     try:
         return prepare(checkpoint, state_dict, NameChanges(rules))
     except MigrationRefused as error:
-        logger.info("%s: names are kept as they are: %s", checkpoint.path, error.message)
+        logger.info("%s: names are kept as they are: %s", checkpoint.path, show(error.message))
         return prepare(checkpoint, state_dict, NameChanges())
 
 
@@ -138,7 +139,7 @@ def torch_state_dict(
         entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
     for name, value in others.items():
         if isinstance(value, UnsupportedFeature):
-            logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, value.message)
+            logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, show(value.message))
             del entries[name]
     if weights.modules:
         entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]

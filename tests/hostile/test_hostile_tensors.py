@@ -13,25 +13,30 @@ from hypothesis import strategies as st
 
 from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, open_checkpoint
 from ckptool.dtypes import BY_STORAGE_CLASS
-from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.build import call, floats, legacy, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.hostile.cases.tensors import (
+    COO,
+    FLOATS,
+    INDICES,
+    INLINE,
+    LOAD,
+    MALFORMED_SPARSE,
+    NO_SIZES,
+    NUMPY,
+    OTHERS,
+    ROOT_ONLY,
+    SHARED_PARTS,
+    STREAM_KEYS,
+    WITH_INDICES,
+    WRONG_NUMEL,
+    T,
+    sparse,
+    streamed,
+    subclassed,
+    wrapped,
+    zipped,
+)
 from tests.hostile.test_hostile_pickles import MIB, opened
-
-FLOATS = {"0": floats()}
-T = tensor(storage())
-HOOKS = call(named("collections", "OrderedDict"))
-ROOT_ONLY = (None,)  # what legacy streams write for a storage that is no view
-INDICES = tensor(storage("1", 2, "LongStorage"), (1, 2), (2, 1))
-WITH_INDICES = {"0": floats(), "1": bytes(16)}
-
-
-def zipped(tree: Any) -> bytes:
-    return torch_zip({"w": tree}, FLOATS)
-
-
-def streamed(numel: Any, stored: int = 4) -> bytes:
-    """Return a legacy stream whose tree and whose storage may disagree about the number of elements."""
-    tree = {"w": tensor(storage(numel=numel, rest=ROOT_ONLY), (1,))}
-    return legacy(tree, [("0", stored, floats())])
 
 
 def refused(data: bytes) -> str:
@@ -39,9 +44,6 @@ def refused(data: bytes) -> str:
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(data)
     return caught.value.kind
-
-
-WRONG_NUMEL = [-1, 0, 3, 5, 16, 1 << 31, (1 << 61) - 1, 1 << 61, 1 << 63, 1 << 200, True, 4.0, "4", None, (4,)]
 
 
 @pytest.mark.parametrize("numel", WRONG_NUMEL, ids=repr)
@@ -64,21 +66,6 @@ def test_a_legacy_stream_that_promises_gigabytes_is_truncated(numel: int, tmp_pa
     found = opened(streamed(numel, numel), tmp_path, nbytes=16 * MIB)
 
     assert found["error"] == ["TruncatedFile", "truncated-legacy"]
-
-
-STREAM_KEYS = {
-    "none": [],
-    "one too few": ["0"],
-    "one too many": ["0", "1", "2"],
-    "one twice": ["0", "0"],
-    "both twice": ["0", "1", "0", "1"],
-    "others": ["0", "x"],
-    "in another order": ["1", "0"],
-    "no strings": [None, True],
-    "a bool": [False, True],
-    "no list": "01",
-    "a dict": {"0": 1, "1": 1},
-}
 
 
 @pytest.mark.parametrize("name", STREAM_KEYS)
@@ -166,9 +153,6 @@ def test_a_tensor_is_accepted_just_if_all_its_elements_are_there(
     assert list(unpack(f"<{len(expected)}f", found.read())) == expected
 
 
-NO_SIZES = [-1, 1 << 63, 1 << 200, True, 1.0, "1", None, (1,), [1], b"C\x011", named("a", "B")]
-
-
 @pytest.mark.parametrize("number", NO_SIZES, ids=repr)
 def test_sizes_strides_and_offsets_are_plain_numbers(number: Any) -> None:
     assert refused(zipped(tensor(storage(), (number,)))) == "malformed-tensor"
@@ -238,101 +222,15 @@ def test_a_view_of_a_deflated_storage_inflates_it_once(tmp_path: Path) -> None:
     assert found["read"] == 1
 
 
-def sparse(layout: Any, data: Any, function: str = "_rebuild_sparse_tensor") -> bytes:
-    return torch_zip({"w": call(named("torch._utils", function), layout, data)}, WITH_INDICES)
-
-
-COO, CSR = named("torch", "sparse_coo"), named("torch", "sparse_csr")
-
-MALFORMED_SPARSE = {
-    "nothing": (COO, ()),
-    "no tuple": (COO, [INDICES, T, (4,)]),
-    "no data": (COO, None),
-    "indices alone": (COO, (INDICES,)),
-    "no shape": (COO, (INDICES, T)),
-    "a number for indices": (COO, (7, T, (4,))),
-    "no values": (COO, (INDICES, None, (4,))),
-    "indices and values that are names": (COO, (COO, COO, (4,))),
-    "a shape of text": (COO, (INDICES, T, ("a", "b"))),
-    "a shape that is text": (COO, (INDICES, T, "4")),
-    "a shape of numbers below zero": (COO, (INDICES, T, (-1,))),
-    "a shape of bools": (COO, (INDICES, T, (True,))),
-    "a shape of fractions": (COO, (INDICES, T, (4.0,))),
-    "a shape of 65 dimensions": (COO, (INDICES, T, (1,) * 65)),
-    "a shape that is a tensor": (COO, (INDICES, T, T)),
-    "an unknown layout": (named("torch", "sparse_xyz"), (INDICES, T, (4,))),
-    "a layout that is a number": (7, (INDICES, T, (4,))),
-    "a layout that is a tensor": (T, (INDICES, T, (4,))),
-    "no layout": (None, (INDICES, T, (4,))),
-    "compressed with two parts": (CSR, (INDICES, T, (4,))),
-    "compressed with a number": (CSR, (INDICES, 7, T, (4, 4))),
-    "compressed without a shape": (CSR, (INDICES, INDICES, T)),
-    "values outside their storage": (COO, (INDICES, tensor(storage(), (5,)), (4,))),
-}
-
-
 @pytest.mark.parametrize("name", MALFORMED_SPARSE)
 def test_a_sparse_tensor_without_sound_parts_is_refused(name: str) -> None:
     assert refused(sparse(*MALFORMED_SPARSE[name])) == "malformed-tensor"
     assert open_checkpoint(sparse(COO, (INDICES, T, (4,)))).tensors["w"].info.total_nbytes == 32
 
 
-OTHERS = {
-    "no arguments": named("torch._utils", "_rebuild_tensor_v2") + b"NR",
-    "no storage": tensor(ops(None)),
-    "a storage that is a tensor": tensor(T),
-    "a storage that is bytes": tensor(raw(floats())),
-    "a storage of another kind": tensor(ops("weights") + b"Q"),
-    "no dtype": call(named("torch._utils", "_rebuild_tensor_v3"), storage(), 0, (4,), (1,), False, HOOKS, None),
-    "a dtype of another module": call(
-        named("torch._utils", "_rebuild_tensor_v3"), storage(), 0, (4,), (1,), False, HOOKS, named("numpy", "float32")
-    ),
-    "a dtype too large": call(
-        named("torch._utils", "_rebuild_tensor_v3"), storage(), 0, (4,), (1,), False, HOOKS, named("torch", "float64")
-    ),
-    "no quantiser": call(named("torch._utils", "_rebuild_qtensor"), storage(), 0, (4,), (1,), None, False, HOOKS),
-    "a quantiser of nothing": call(
-        named("torch._utils", "_rebuild_qtensor"), storage(), 0, (4,), (1,), (), False, HOOKS
-    ),
-    "a quantiser that is deep": call(
-        named("torch._utils", "_rebuild_qtensor"), storage(), 0, (4,), (1,), (b")" + b"\x85" * 100_000, 1), False, HOOKS
-    ),
-    "a nested tensor without a buffer": call(named("torch._utils", "_rebuild_nested_tensor"), None, INDICES),
-    "a jagged tensor without values": call(
-        named("torch.nested._internal.nested_tensor", "_rebuild_njt"), {"offsets": INDICES}
-    ),
-    "a jagged tensor of a list": call(named("torch.nested._internal.nested_tensor", "_rebuild_njt"), [T]),
-    "a meta tensor of no type": call(named("torch._utils", "_rebuild_meta_tensor_no_storage"), None, (4,), (1,), False),
-    "a meta tensor of no size": call(
-        named("torch._utils", "_rebuild_meta_tensor_no_storage"), named("torch", "float32"), (-4,), (1,), False
-    ),
-}
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_tensor_that_contradicts_itself_is_refused(name: str) -> None:
     assert refused(torch_zip({"w": OTHERS[name]}, WITH_INDICES)) == "malformed-tensor"
-
-
-def wrapped(times: int, tree: bytes = T) -> bytes:
-    """Return a parameter of a parameter of a parameter…"""
-    return (named("torch.nn.parameter", "Parameter") + b"(") * times + tree + b"\x88tR" * times
-
-
-def subclassed(times: int) -> bytes:
-    """Return a subclass of a subclass of a subclass…"""
-    rebuild = named("torch._tensor", "_rebuild_from_type_v2")
-    head = named("torch._utils", "_rebuild_tensor_v2") + named("a", "B") + b"("
-    return (
-        rebuild
-        + b"("
-        + (rebuild + named("a", "B") + b"(") * times
-        + head
-        + storage()
-        + b"K\0K\4\x85K\1\x85\x89Nt}"
-        + b"t}" * times
-        + b"tR"
-    )
 
 
 def test_tensors_may_stand_inside_tensors() -> None:
@@ -346,55 +244,6 @@ def test_tensors_too_deep_inside_tensors_are_refused(make: Any, times: int) -> N
     assert refused(zipped(make(times))) == "malformed-tensor"
 
 
-def with_state(state: bytes) -> bytes:
-    args = (storage(), 0, (4,), (1,), False, HOOKS)
-    return call(
-        named("torch._tensor", "_rebuild_from_type_v2"),
-        named("torch._utils", "_rebuild_tensor_v2"),
-        named("a", "B"),
-        args,
-        state,
-    )
-
-
-def ten(item: bytes) -> bytes:
-    return b"}(" + b"".join(ops(f"a{number}") + item for number in range(10)) + b"u"
-
-
-SHARED_PARTS = {
-    # name: tree, whether it is refused
-    "ten parts, each of ten, 20 levels": (T + b"q\1" + (b"0" + with_state(ten(b"h\1")) + b"q\1") * 20, True),
-    "one state of many tensors": (
-        T + b"q\0010" + b"}(" + b"".join(ops(str(i)) + b"h\1" for i in range(5_000)) + b"uq\0020]("
-        + with_state(b"h\2") * 1_000 + b"e",
-        True,
-    ),
-    "one state of many other things": (
-        b"}(" + b"NN" * 100_000 + b"uq\0020](" + with_state(b"h\2") * 1_000 + b"e",
-        True,
-    ),
-    "one list under many attributes": (
-        b"](" + b"N" * 100_000 + b"eq\0020" + with_state(b"}(" + b"Nh\2" * 10_000 + b"u"),
-        True,
-    ),
-    "one set of flags": (
-        b"}(" + b"NN" * 100_000 + b"uq\0020" + HOOKS + b"q\0030](" + b"".join(
-            call(named("torch._utils", "_rebuild_tensor_v2"), storage(), 0, (4,), (1,), False, b"h\3", b"h\2")
-            for _ in range(1_000)
-        ) + b"e",
-        False,
-    ),
-    "one device of many words": (
-        b"(" + ops("cuda") * 100_000 + b"tq\0020" + named("torch", "device") + b"q\0030](" + b"".join(
-            call(named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), T, None, b"h\3h\2R", False)
-            for _ in range(1_000)
-        ) + b"e",
-        False,
-    ),
-    "a key that is deep": (with_state(b"})" + b"\x85" * 100_000 + T + b"s"), False),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", SHARED_PARTS)
 def test_parts_that_tensors_share_cost_little(name: str, tmp_path: Path) -> None:
     tree, is_refused = SHARED_PARTS[name]
@@ -403,41 +252,12 @@ def test_parts_that_tensors_share_cost_little(name: str, tmp_path: Path) -> None
     assert found["error"] == (["LimitExceeded", "limit-exceeded"] if is_refused else None)
 
 
-def numpy_tensor(shape: bytes, data: bytes) -> bytes:
-    array = call(named("numpy.core.multiarray", "_reconstruct"), named("numpy", "ndarray"), (0,), raw(b"b"))
-    dtype = call(named("numpy", "dtype"), "u1", 0, 1) + ops((3, "|", None, None, None, -1, -1, 0)) + b"b"
-    array += ops((1, shape, dtype, False, data)) + b"b"
-    return call(
-        named("torch._utils", "_rebuild_device_tensor_from_numpy"), array, named("torch", "uint8"), "xla:0", False
-    )
-
-
-NUMPY = {
-    "20,000 dimensions of 1,000 bytes": (
-        numpy_tensor(b"(" + integer(1 << 8100) + b"q\1" + b"h\1" * 20_000 + b"t", raw(b"")),
-        0,
-    ),
-    "one text for many arrays": (
-        ops("a" * 1_000_000) + b"q\1" + b"0](" + numpy_tensor(ops((1_000_000,)), b"h\1") * 300 + b"e",
-        300,
-    ),
-    "one encoded text for many arrays": (
-        ops("a" * 1_000_000) + b"q\1" + b"0]("
-        + numpy_tensor(ops((1_000_000,)), call(named("_codecs", "encode"), b"h\1", "latin1")) * 300 + b"e",
-        300,
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", NUMPY)
 def test_arrays_that_stand_for_tensors_cost_little(name: str, tmp_path: Path) -> None:
     tree, tensors = NUMPY[name]
     found = opened(zipped(tree), tmp_path, nbytes=160 * MIB)
 
     assert (found["error"], found["tensors"]) == (None, tensors)
-
-
-LOAD = named("torch.storage", "_load_from_bytes")
 
 
 def test_one_inline_stream_for_many_tensors_is_read_once(tmp_path: Path) -> None:
@@ -456,19 +276,6 @@ def test_streams_inside_streams_are_refused(tmp_path: Path) -> None:
     found = opened(pickled({"w": tensor(call(LOAD, raw(stream)))}), tmp_path)
 
     assert found["error"] is not None
-
-
-INLINE = {
-    "nothing": raw(b""),
-    "no stream": raw(b"abc" * 100),
-    "a pickle": raw(pickled({"a": 1})),
-    "a zip": raw(zipped(T)),
-    "a stream of a tensor": raw(legacy({"w": tensor(storage(rest=ROOT_ONLY))}, [("0", 4, floats())])),
-    "a stream that is cut": raw(legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())])[:-1]),
-    "a stream without keys": raw(legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())], keys=[])),
-    "text that is no bytes": ops("\u20ac" * 100),
-    "bytes in hex": call(named("_codecs", "encode"), legacy(storage(rest=ROOT_ONLY)).hex(), "hex"),
-}
 
 
 @pytest.mark.parametrize("name", INLINE)

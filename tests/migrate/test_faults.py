@@ -94,7 +94,7 @@ def work(job):
         for name in CALLS:
             watch(name, job["kill_at"], job["after"])
     try:
-        migrate(job["src"], job["dst"], to="cpu", force=job["force"])
+        migrate(job["src"], job["dst"], to="cpu", force=job["force"], form=job.get("form"))
         return {"error": None, "calls": next(numbers) - 1}
     except CkptoolError as error:
         return {"error": type(error).__name__, "kind": error.kind, "needed": error.needed, "actual": error.actual}
@@ -273,6 +273,25 @@ def test_killed_at_every_system_call(
     assert published == sorted(published)  # there is one moment at which it gets its name
     assert published[-1]
     assert not published[0]
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_killed_at_every_system_call_in_each_form(folder: Path, processes: Processes, form: str) -> None:
+    source, target = folder / "source.pth", folder / "target"
+    source.write_bytes(checkpoint(numel=64))
+    whole = processes.run(job(source, target, form=form, kill_at=0, after=False))[0]
+    assert whole.error is None
+    new = target.read_bytes()
+    found = []
+    for at in range(1, whole.calls + 12):  # over an old file there are some more
+        target.write_bytes(OLD)
+        outcome = processes.run(job(source, target, form=form, kill_at=at, after=False, force=True))[0]
+        found.append(target.read_bytes())
+        assert found[-1] == (new if outcome.error is None else found[-1])
+        assert len(names_in(folder) - {source.name, target.name}) <= (0 if outcome.error is None else 1)
+    moment = found.index(new)
+    assert moment > 4
+    assert found == [OLD] * moment + [new] * (len(found) - moment)
 
 
 @pytest.mark.parametrize(("old", "named"), WAYS)

@@ -1,0 +1,258 @@
+"""
+A process that is given hostile files: each is inspected, checked, migrated and loaded in a fork of its own.
+
+``python -m tests.hostile.child`` reads one job a line and answers each with a line. Everything that the four import is
+imported before the first job, by running them on harmless files; from then on an audit hook reports what none of them
+needs. A fork may take so much address space more than it has, and so much time.
+"""
+
+from __future__ import annotations
+
+import encodings.cp437
+import encodings.raw_unicode_escape
+import encodings.unicode_escape  # noqa: F401 - what names may need
+import gc
+import hashlib
+import io
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from click.testing import CliRunner
+
+import ckptool
+from ckptool.cli import cli
+from ckptool.render import error_text
+from tests import build
+
+MIB = 1 << 20
+MEMORY = {"inspect": 512 * MIB, "check": 512 * MIB, "migrate": 512 * MIB, "load": 1024 * MIB}
+"""Address space that each may add to what the process has."""
+LARGE = 64 * MIB
+PATIENCE = 60
+"""Seconds after which a fork is killed: it hangs."""
+
+# What reading a file and writing another needs, and no more. Paths are looked at below.
+HARMLESS = {
+    "builtins.id", "array.__new__", "mmap.__new__", "_thread.start_new_thread", "_thread.start_joinable_thread",
+    "os.listdir", "os.scandir", "os.kill", "os.putenv", "object.__getattr__", "sys._getframe", "gc.get_objects",
+    "signal.pthread_kill", "resource.setrlimit", "fcntl.fcntl", "ctypes.cdata", "os.getxattr", "os.listxattr",
+    "object.__setattr__",
+}  # fmt: skip
+ON_OUTPUT = {"os.link", "os.rename", "os.remove", "os.chmod", "os.chown", "os.setxattr", "os.truncate"}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Watch:
+    """An audit hook that notes what should not happen. It cannot be taken off again, only told to look away."""
+
+    def __init__(self, source: str, folder: str) -> None:
+        self.happened: list[str] = []
+        self.armed = False
+        self._folder = folder
+        self._readable = (source.partition("::")[0] or folder, folder, "/proc/", "/sys/")
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.armed and not self._allows(event, args):
+            self.happened.append(f"{event} {args!r}"[:200])
+
+    def _allows(self, event: str, args: tuple[Any, ...]) -> bool:
+        if event == "open":
+            path, _, flags = args
+            if not flags & WRITING:
+                # Nothing beside the source is read, but for what was written and what the system says of itself.
+                return path == "" or isinstance(path, int) or _within(path, *self._readable)
+            return _within(path, self._folder)
+        if event in ON_OUTPUT:
+            return any(_within(arg, self._folder) for arg in args)
+        return event in HARMLESS
+
+
+def _within(path: object, *places: str) -> bool:
+    return isinstance(path, str | bytes) and os.fsdecode(path).startswith(places)
+
+
+def command(*arguments: str) -> dict[str, Any]:
+    """Run a verb as the shell would; what is no exit code is an untyped error."""
+    done = CliRunner().invoke(cli, list(arguments))
+    error = done.exception
+    if error is not None and not isinstance(error, SystemExit):
+        return {"untyped": "".join(traceback.format_exception(error))[-2000:], "said": done.output}
+    return {"code": done.exit_code, "said": done.output}
+
+
+def inspect(path: str, folder: str) -> dict[str, Any]:
+    return command("inspect", "--all", path)
+
+
+def check(path: str, folder: str) -> dict[str, Any]:
+    found = command("check", "--deep", "--globals", "--json", path)
+    if "untyped" not in found:
+        error = json.loads(found["said"]).get("error")
+        found["error"] = error and error["kind"]
+    return found
+
+
+def migrate(path: str, folder: str) -> dict[str, Any]:
+    """Migrate to a state dict by the call and to safetensors by the command; digests are of what was written."""
+    targets = [f"{folder}/out.pth", f"{folder}/out.safetensors"]
+    found = caught(lambda: str(ckptool.migrate(path, targets[0])))
+    if "result" in found:
+        shown = command("migrate", path, targets[1])
+        found = {"untyped": shown.get("untyped"), **found} if "untyped" in shown else found
+        found["said"] = shown["said"]
+    for target in map(Path, targets):
+        if target.exists():
+            with ckptool.open_checkpoint(target) as written:
+                found.setdefault("digests", []).append(digests(written))
+            target.unlink()
+    return found
+
+
+def load(path: str, folder: str) -> dict[str, Any]:
+    def work() -> dict[str, str]:
+        return {name: digest_of(tensor) for name, tensor in ckptool.load(path).items()}
+
+    found = caught(work)
+    return {"digests": [found.pop("result")], **found} if "result" in found else found
+
+
+def digests(checkpoint: ckptool.Checkpoint) -> dict[str, str]:
+    weights = checkpoint.weights
+    return {
+        name: hashlib.sha256(tensor.read()).hexdigest()
+        if tensor.info.layout == "strided" and tensor.info.nbytes <= LARGE
+        else "none"
+        for name, tensor in (weights or {}).items()
+    }
+
+
+def digest_of(value: Any) -> str:
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.layout != torch.strided
+        or value.is_quantized
+        or value.nbytes > LARGE
+    ):
+        return "none"
+    flat = value.detach().contiguous().flatten()
+    return hashlib.sha256(bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b"").hexdigest()
+
+
+def caught(work: Callable[[], Any]) -> dict[str, Any]:
+    """Run a library call; an error of ours is a kind and a message."""
+    try:
+        return {"result": work()}
+    except ckptool.CkptoolError as error:
+        return {"error": error.kind, "class": type(error).__name__, "said": error_text(error)}
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
+        return {"untyped": "".join(traceback.format_exception(error))[-2000:]}
+
+
+VERBS = {"inspect": inspect, "check": check, "migrate": migrate, "load": load}
+
+
+@contextmanager
+def capped(nbytes: int) -> Iterator[None]:
+    """Lend so much address space more than there is in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
+    """Give one file to each verb, and tell how it went."""
+    watch = Watch(path, folder)
+    sys.addaudithook(watch)
+    outcome: dict[str, Any] = {}
+    before = state_of(path)
+    for name in verbs:
+        start = time.process_time()
+        with capped(MEMORY[name]):
+            watch.armed = True
+            found = VERBS[name](path, folder)
+            watch.armed = False
+        found["said"] = found.get("said", "") + logged()
+        outcome[name] = {
+            **found,
+            "seconds": time.process_time() - start,
+            "left": [entry.name for entry in Path(folder).iterdir()],
+        }
+    return {"verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
+
+
+LOG = io.StringIO()
+
+
+def logged() -> str:
+    """Return what was logged since the last time."""
+    said = LOG.getvalue()
+    LOG.seek(0)
+    LOG.truncate()
+    return said
+
+
+def state_of(path: str) -> list[int]:
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return []
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode]
+
+
+def forked(job: dict[str, Any]) -> dict[str, Any]:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        signal.alarm(PATIENCE)
+        try:
+            said = json.dumps(work(job["path"], job["folder"], job["verbs"]))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
+            said = json.dumps({"broken": "".join(traceback.format_exception(error))[-2000:]})
+        with os.fdopen(writing, "w") as stream:
+            stream.write(said)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    status = os.waitpid(pid, 0)[1]
+    return json.loads(said) if said else {"broken": f"killed by signal {os.WTERMSIG(status)}"}
+
+
+def warm_up() -> None:
+    """Run everything on files without harm, so that nothing is left to import."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "harmless")
+        for data in (*build.one_of_each().values(), b"no checkpoint", b"", build.torch_zip({"\x1b": 1})[:-9]):
+            path.write_bytes(data)
+            for verb in VERBS.values():
+                verb(str(path), folder)
+
+
+def main() -> None:
+    gc.set_threshold(1_000_000)  # as the command line does
+    logging.basicConfig(level=logging.INFO, stream=LOG)
+    warm_up()
+    logged()
+    for line in sys.stdin:
+        print(json.dumps(forked(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Gives cases to a process of their own, and holds what it tells of them against what must happen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.cases import Case
+
+ROOT = Path(__file__).parents[2]
+VERBS = ("inspect", "check", "migrate", "load")
+SECONDS = 2.0
+"""Of the processor, for each verb and file, but for ``SLOW`` rows."""
+SLOW, SLOW_SECONDS = ("F5", "P7", "P8", "P11", "P12", "Z11"), 40.0
+"""What is deep or large in itself takes as long as its size asks for: a million levels, each verb some seconds."""
+
+
+class Child:
+    """``tests.hostile.child``, started when it is first asked."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.hostile.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+
+    def ask(self, path: str, folder: Path, verbs: tuple[str, ...] = VERBS) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"path": path, "folder": str(folder), "verbs": verbs}), file=self._process.stdin, flush=True)
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def run(child: Child, case: Case, tmp_path: Path) -> dict[str, Any]:
+    """Make the file of a case, and return what the four verbs made of it."""
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    if callable(case.make):
+        path = case.make(inside)
+    else:
+        path = str(inside / "file")
+        Path(path).write_bytes(case.make)
+    return child.ask(path, outside)
+
+
+def problems(case: Case, found: dict[str, Any]) -> list[str]:
+    """Return everything that should not be so, in words."""
+    if "broken" in found:
+        return [found["broken"]]
+    verbs = found["verbs"]
+    # Telling of an error that is none of ours reads sources, too.
+    untyped = any("untyped" in one for one in verbs.values())
+    wrong = [] if untyped else [f"something happened: {event}" for event in found["happened"]]
+    if found["changed"]:
+        wrong.append("the file was changed")
+    for name, one in verbs.items():
+        if "untyped" in one:
+            wrong.append(f"{name}: an error that is none of ours: {one['untyped']}")
+        if one["seconds"] > (SLOW_SECONDS if case.row in SLOW else SECONDS):
+            wrong.append(f"{name}: took {one['seconds']:.1f} s")
+        if one["left"]:
+            wrong.append(f"{name}: left {one['left']}")
+        unprintable = {char for char in one.get("said", "") if not char.isprintable() and char != "\n"}
+        if unprintable:
+            wrong.append(f"{name}: printed {unprintable}")
+    return wrong or _against(case, verbs)
+
+
+def _against(case: Case, verbs: dict[str, Any]) -> list[str]:
+    wrong = []
+    kinds = {name: one.get("error") for name, one in verbs.items() if name != "inspect"}
+    if (verbs["inspect"]["code"] == 2) != (kinds["check"] is not None):
+        wrong.append(f"inspect: exit code {verbs['inspect']['code']} where check says {kinds['check']}")
+    if case.expect == "any" or (case.expect == "one" and kinds["check"] is None):
+        return [line for name in ("migrate", "load") for line in _weights(case, name, verbs[name], refusable=True)]
+    if case.expect == "read":
+        wrong += [f"{name}: refused: {kinds[name]}" for name in ("check",) if kinds[name]]
+        for name in ("migrate", "load"):
+            wrong += _weights(case, name, verbs[name])
+        return wrong
+    expected = kinds["check"] if case.expect in ("refused", "one") else case.expect
+    wrong += [f"{name}: {kind} and not {expected}" for name, kind in kinds.items() if kind != expected or not kind]
+    return wrong
+
+
+def _weights(case: Case, name: str, one: dict[str, Any], *, refusable: bool = False) -> list[str]:
+    given = one.get("digests") or []
+    if refusable and not given:
+        return [] if one.get("error") else [f"{name}: neither weights nor an error"]
+    if case.weights is False and (given or not one.get("error")):
+        return [f"{name}: nothing was refused"]
+    if case.weights is True and not given:
+        return [f"{name}: {one.get('error')}"]
+    if isinstance(case.weights, dict):
+        expected = {key: hashlib.sha256(data).hexdigest() for key, data in case.weights.items()}
+        tensors = [{key: value for key, value in found.items() if value != "none"} for found in given]
+        if not tensors or any(found != expected for found in tensors):
+            return [f"{name}: {one.get('error')}, other bytes: {sorted(tensors[0]) if tensors else None}"]
+    return []

@@ -1,0 +1,54 @@
+"""One object of limits, taken by everything that opens a file."""
+
+from __future__ import annotations
+
+import inspect as signatures
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptool
+from ckptool import LimitExceeded, Limits
+from ckptool.limits import DEFAULT_LIMITS
+from tests import build
+
+NARROW = Limits(tensors=1)
+CALLS: dict[str, Callable[[Path, Limits], Any]] = {
+    "open_checkpoint": lambda path, limits: ckptool.open_checkpoint(path, limits=limits).close(),
+    "migrate": lambda path, limits: ckptool.migrate(path, path.with_name("out"), form="state_dict", limits=limits),
+    "load": lambda path, limits: ckptool.load(path, limits=limits),
+    "predict_memory": lambda path, limits: ckptool.predict_memory(path, limits=limits),
+    "load_into": lambda path, limits: ckptool.load_into(torch.nn.Linear(1, 1), path, limits=limits),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "model.safetensors"
+    made.write_bytes(build.safetensors({"weight": build.floats(1), "bias": build.floats(1)}))
+    return made
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_goes_by_the_limits_that_it_is_given(name: str, path: Path) -> None:
+    with pytest.raises(LimitExceeded):
+        CALLS[name](path, NARROW)
+    assert not path.with_name("out").exists()
+
+
+@pytest.mark.parametrize("name", ["open_checkpoint", "migrate", "load", "predict_memory"])
+def test_the_same_file_is_read_within_the_defaults(name: str, path: Path) -> None:
+    CALLS[name](path, DEFAULT_LIMITS)
+
+
+def test_check_reports_what_goes_beyond_its_limits(path: Path) -> None:
+    assert ckptool.check(path).error is None
+    assert isinstance(ckptool.check(path, limits=NARROW).error, LimitExceeded)
+
+
+@pytest.mark.parametrize("name", [*CALLS, "check", "LiveModel"])
+def test_the_limits_have_defaults(name: str) -> None:
+    assert signatures.signature(getattr(ckptool, name)).parameters["limits"].default == DEFAULT_LIMITS

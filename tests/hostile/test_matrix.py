@@ -1,0 +1,148 @@
+"""Every hostile file through inspect, check, migrate and load: a typed error or the right answer, in bounds."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import build
+from tests.hostile.cases import Case
+from tests.hostile.cases.every import CASES
+from tests.hostile.child import Watch
+from tests.hostile.harness import VERBS, Child, problems, run
+
+pytest.importorskip("resource", reason="limits on memory are POSIX's")
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    started = Child()
+    yield started
+    started.close()
+
+
+LONG = bool(os.environ.get("CKPTOOL_LONG"))
+# Of rows with very many cases alike, and of those that cost seconds each, an ordinary run takes some.
+EVERY = {
+    "P1": 11,
+    "P7": 3,
+    "P8": 8,
+    "P11": 13,
+    "P13": 2,
+    "P14": 2,
+    "P15": 4,
+    "Z4": 8,
+    "Z8": 4,
+    "Z9": 4,
+    "Z11": 4,
+    "Z15": 3,
+    "S1": 4,
+    "S2": 6,
+    "S7": 5,
+    "F1": 4,
+    "F3": 3,
+    "F5": 3,
+    "F8": 8,
+    "I1": 6,
+    "I4": 4,
+}
+
+
+def chosen() -> Iterator[Case]:
+    """Yield the cases of this run: all of them with ``CKPTOOL_LONG=1``."""
+    seen: Counter[str] = Counter()
+    for case in CASES:
+        seen[case.row] += 1
+        if LONG or seen[case.row] % EVERY.get(case.row, 1) == 0:
+            yield case
+
+
+@pytest.mark.parametrize("case", list(chosen()), ids=lambda case: case.label)
+def test_every_verb_refuses_it_or_answers_right(case: Case, child: Child, tmp_path: Path) -> None:
+    assert problems(case, run(child, case, tmp_path)) == []
+
+
+def test_no_two_cases_have_one_name() -> None:
+    labels = [case.label for case in CASES]
+
+    assert len(set(labels)) == len(labels)
+
+
+SOUND = build.one_of_each()["torch_zip"]
+WRONG = {
+    "it is read": Case("", "", SOUND, "refused"),
+    "it is no such error": Case("", "", b"PK", "malformed-zip"),
+    "it is refused": Case("", "", b"", "read"),
+    "there are other weights": Case("", "", SOUND, "read", {"weight": b"other"}),
+    "there are weights": Case("", "", SOUND, "read", False),
+    "there are none": Case("", "", build.torch_zip({}), "read", True),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_as_it_should_be_is_told_of(name: str, child: Child, tmp_path: Path) -> None:
+    assert problems(WRONG[name], run(child, WRONG[name], tmp_path))
+
+
+FOUND: dict[str, Any] = {"happened": [], "changed": False}
+FINE = {"seconds": 0.1, "left": [], "said": "fine\n", "code": 2, "error": "malformed-zip"}
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"seconds": 3.0},
+        {"left": [".part"]},
+        {"said": "\x1b[2J"},
+        {"said": "\u202e"},
+        {"untyped": "IndexError"},
+        {"error": None},
+        {"error": "other"},
+    ],
+    ids=str,
+)
+def test_each_promise_can_be_broken(worse: dict[str, Any]) -> None:
+    case = Case("", "", b"", "refused")
+    verbs = {name: dict(FINE) for name in VERBS}
+    assert problems(case, {**FOUND, "verbs": verbs}) == []
+
+    verbs["migrate"] |= worse
+    assert problems(case, {**FOUND, "verbs": verbs})
+
+
+def test_what_happens_and_what_breaks_is_told_of() -> None:
+    case, verbs = Case("", "", b"", "refused"), {name: dict(FINE) for name in VERBS}
+
+    assert problems(case, {**FOUND, "verbs": verbs, "happened": ["import os"]})
+    assert problems(case, {**FOUND, "verbs": verbs, "changed": True})
+    assert problems(case, {"broken": "killed by signal 11"})
+
+
+@pytest.mark.parametrize(
+    ("event", "args", "allowed"),
+    [
+        ("open", ("/in/file", "r", os.O_RDONLY), True),
+        ("open", ("/in/file", "w", os.O_WRONLY), False),
+        ("open", ("/out/new", "w", os.O_WRONLY | os.O_CREAT), True),
+        ("open", ("/etc/passwd", "r", os.O_RDONLY), False),
+        ("os.rename", ("/out/a", "/out/b", -1, -1), True),
+        ("os.remove", ("/etc/passwd", -1), False),
+        ("import", ("canary", None, None, None, None), False),
+        ("os.system", (b"true",), False),
+        ("pickle.find_class", ("os", "system"), False),
+        ("socket.connect", (None, None), False),
+    ],
+)
+def test_the_watch_knows_what_is_needed(event: str, args: tuple[Any, ...], allowed: bool) -> None:
+    watch = Watch("/in/file", "/out")
+    watch(event, args)
+    assert not watch.happened
+    watch.armed = True
+    watch(event, args)
+
+    assert (watch.happened == []) == allowed
