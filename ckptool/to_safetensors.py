@@ -106,7 +106,9 @@ def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool 
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
     tied = {} if expand_tied else _tied(tensors)
     kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
-    metadata = {"format": "pt", **tied}
+    # A text that would read as a tie is not taken over.
+    texts = {key: text for key, text in weights.texts if text not in kept}
+    metadata = {"format": "pt", **texts, **tied}
     if list(tensors) != [*kept, *tied]:
         metadata[ORDER_KEY] = json.dumps(list(tensors), separators=(",", ":"))
     if weights.modules:

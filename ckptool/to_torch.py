@@ -101,7 +101,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
         tuple(_expected(checkpoint, weights)),
         rewriter.retagged,
         weights.renamed,
-        weights.dropped,
+        (*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts)),
     )
 
 

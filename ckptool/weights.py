@@ -68,6 +68,8 @@ class Weights(NamedTuple):
     """The name that each entry had, by the name that it has now; all entries, in order."""
     dropped: tuple[str, ...]
     """Names that were asked to be left out, or that went with a wrapper."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """What a safetensors file says of itself, beside what it says of its tensors."""
 
     @property
     def names(self) -> list[str]:
@@ -127,8 +129,12 @@ def prepare(
     # What lies deeper, in a tuple say, goes where its entry goes.
     tensors = {name: tensor for name, tensor in state_dict.items() if not others or name in direct}
     modules = _modules(checkpoint, state_dict)
+    texts: list[tuple[str, str]] = []
     if checkpoint.format == "safetensors":
-        tensors, modules = _restored(checkpoint, tensors)
+        own = tensors
+        tensors, modules = _restored(checkpoint, own)
+        said = checkpoint.metadata.items()
+        texts = [(key, text) for key, text in said if key not in RESERVED and not (key in tensors and key not in own)]
     entries = [name for name, _ in pairs] if others else list(tensors)
     gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
     kept = entries
@@ -144,6 +150,7 @@ def prepare(
         {path: facts for path, facts in zip(paths, modules.values(), strict=True) if path is not None},
         {name: old for old, name in new.items()},
         tuple(name for name in entries if name not in new),
+        tuple(texts),
     )
 
 

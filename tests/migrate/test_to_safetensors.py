@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 
+from ckptool import transforms
 from ckptool.errors import MigrationRefused
 from ckptool.migration import MigrationReport, migrate
 from tests import build
@@ -278,3 +279,23 @@ def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "['numpy', 'pt']"
+
+
+def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
+    save_file({"a.b": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"format": "pt", "title": "tiny", "x": "a"})
+    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rules=[transforms.strip_prefix("a")])
+    report = migrate(tmp_path / "a.safetensors", tmp_path / "c.pth")
+
+    with safe_open(tmp_path / "b.safetensors", framework="pt") as found:
+        assert found.metadata() == {"format": "pt", "title": "tiny", "x": "a"}
+    assert set(report.dropped) == {"__metadata__.title", "__metadata__.x"}
+
+
+def test_what_hangs_on_a_plain_tensor_keeps_it_from_nothing(tmp_path: Path) -> None:
+    weight = torch.arange(4.0)
+    weight.note = torch.zeros(2)  # type: ignore[attr-defined]
+    torch.save({"weight": weight}, tmp_path / "a.pth")
+    migrate(tmp_path / "a.pth", tmp_path / "a.safetensors")
+
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as found:
+        assert torch.equal(found.get_tensor("weight"), weight)
