@@ -256,10 +256,10 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
                     parameters[id(parameter)] = parameter_like(parameter, made[id(parameter)])
-                setattr(module, name, parameters[id(parameter)])  # recurrent layers keep a list of their own
+                module._parameters[name] = parameters[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) in made:
-                setattr(module, name, made[id(buffer)])
+                module._buffers[name] = made[id(buffer)]
 
 
 def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Parameter:

@@ -191,6 +191,17 @@ def test_a_bad_file_leaves_the_old_weights_serving(how: str, commit: Commit, fil
     live.reload(a)  # and nothing is locked
 
 
+@every_commit
+def test_what_happens_to_the_file_afterwards_changes_nothing(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[1], commit=commit)
+
+    with files[1].open("r+b") as stream:
+        stream.write(bytes(files[1].stat().st_size))
+        stream.truncate(100)
+
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
 def test_equal_weights_have_equal_digests_whatever_the_format(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = TiedReader()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import ckptool
+from ckptool.files import FileSource
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.wraps import wrap
 from ckptool.torch_bridge import filling
@@ -290,6 +291,21 @@ def test_of_two_tensors_for_one_parameter_the_last_wins_as_with_torch(meta: bool
 
     assert torch.equal(model.embedding.weight, expected.embedding.weight)
     assert model.embedding.weight.eq(2).all()
+
+
+def test_what_is_tied_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(TiedReader().state_dict(), tmp_path / "x.pth")
+    model = TiedReader()
+    read: list[int] = []
+    real = FileSource.read_into
+    monkeypatch.setattr(
+        FileSource, "read_into", lambda self, offset, buffer: (read.append(len(buffer)), real(self, offset, buffer))[1]
+    )
+
+    ckptool.load_into(model, tmp_path / "x.pth")
+
+    saved_buffers = [buffer for name, buffer in model.named_buffers() if name != "positions"]
+    assert sum(read) == sum(tensor.nbytes for tensor in (*model.parameters(), *saved_buffers))
 
 
 @pytest.mark.parametrize("side", ["missing", "unexpected"])

@@ -202,12 +202,12 @@ def test_filling_memory_that_is_there_costs_a_few_buffers(how: str, measured: di
 
 def test_the_optimizer_s_bytes_are_not_read(measured: dict[str, Any]) -> None:
     fills = {name: one["read"] for name, one in measured.items() if "reported" in one}
-    once = ("meta, read", "real", "real, cast")
+    once, near = ("meta, read", "real", "real, cast"), 4 * MIB  # modules are read too
 
     assert all(one["reported"] == WEIGHTS_NBYTES for one in measured.values() if "reported" in one)
-    assert max(fills["meta"], fills["meta, cast"]) < MIB
-    assert all(WEIGHTS_NBYTES <= fills[name] < WEIGHTS_NBYTES + MIB for name in once), fills
-    assert 2 * WEIGHTS_NBYTES <= fills["real, verified"] < 2 * WEIGHTS_NBYTES + MIB
+    assert max(fills["meta"], fills["meta, cast"]) < near
+    assert all(WEIGHTS_NBYTES <= fills[name] < WEIGHTS_NBYTES + near for name in once), fills
+    assert 2 * WEIGHTS_NBYTES <= fills["real, verified"] < 2 * WEIGHTS_NBYTES + near
 
 
 @pytest.mark.parametrize("commit", ["in_place", "swap"])
