@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 _LOOK = "Look at the file: ckptool check FILE"
 _AGAIN = "Download or copy it again; 'ckptool check FILE' says how many bytes are missing and what is still whole."
-_TO_CPU = "Pass map_location='cpu', or rewrite the tags once: ckptool migrate FILE --to cpu"
+TO_CPU = "Pass map_location='cpu', or rewrite the tags once: ckptool migrate FILE --to cpu"
 _NOT_ONE = "Not a checkpoint: the first byte is "
 
 ENTRIES: tuple[Entry, ...] = (
@@ -47,13 +47,13 @@ ENTRIES: tuple[Entry, ...] = (
         r"Attempting to deserialize object on a (\w+) device but torch\.\w+\.is_available\(\) is False",
         "The tensors were saved on {0}, and torch sees no such device: none is there, or its driver, or this build "
         "of torch has no support for it.",
-        f"{_TO_CPU}; why there is none: ckptool devices",
+        f"{TO_CPU}; why there is none: ckptool devices",
     ),
     Entry(
         "device-number",
         r"Attempting to deserialize object on (\w+) device (\d+) but torch\.\w+\.device_count\(\) is (\d+)",
         "The tensors were saved on {0} device number {1}, counted from 0, and there are {2} here.",
-        _TO_CPU,
+        TO_CPU,
     ),
     Entry(
         "device-unknown",
@@ -66,13 +66,13 @@ ENTRIES: tuple[Entry, ...] = (
         "device-module",
         r"The (\w+) device module is not registered",
         "The tensors were saved on a device of kind {0}, which needs a package of its own.",
-        _TO_CPU,
+        TO_CPU,
     ),
     Entry(
         "device-unknown",
         r"Storage device not recognized: (\w+)",
         "The tensors were saved on {0}, and this machine has no such device.",
-        _TO_CPU,
+        TO_CPU,
     ),
     Entry(
         "meta",

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ckptool.error_fragments import FRAGMENTS
 from ckptool.error_messages import ENTRIES, GENERAL, Explanation
 from ckptool.match_keys import match
 
 _MOST_TEXT = 1 << 20
 _MOST_NAMES = 10_000
 _QUOTED = re.compile(r'"([^"\n]{1,1000})"')
+_BARE = re.compile(r"[\w.]{0,1000}\w(?=[\s,;.\]']|$)")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -24,7 +26,7 @@ def explain(text: str) -> tuple[Explanation, ...]:
     plain = _STYLE.sub("", text[:_MOST_TEXT])
     found = [*_keys(plain), *(one for entry in ENTRIES if (one := entry.apply(plain)) is not None)]
     if not found:
-        found = [one for entry in GENERAL if (one := entry.apply(plain)) is not None][:1]
+        found = [one for entry in (*GENERAL, *FRAGMENTS) if (one := entry.apply(plain)) is not None][:1]
     first = {one.kind: one for one in reversed(found)}
     return tuple(one for one in found if first[one.kind] is one)
 
@@ -35,10 +37,10 @@ def _keys(text: str) -> Iterator[Explanation]:
     if not missing and not unexpected:
         return
     matched = match(dict.fromkeys(missing, ()), dict.fromkeys(unexpected, ()))
-    counts = f"{len(missing):,} names are missing from the file and {len(unexpected):,} in it are not the model's"
+    counts = f"missing from the file: {len(missing):,}; in it and not the model's: {len(unexpected):,}"
     if matched.pairs and matched.changes and not matched.alternatives:
         options = " ".join(word for change in matched.changes for word in change.arguments)
-        meaning = f"{counts}; {len(matched.pairs):,} of them are the same under other names."
+        meaning = f"{counts}; the same under other names: {len(matched.pairs):,}."
         yield Explanation("keys-renamed", meaning, f"Rename them: ckptool migrate FILE --form state_dict {options}")
     elif missing and 0 < len(unexpected) < len(missing) and all("." not in name for name in unexpected):
         meaning = f"{counts}: a whole checkpoint was given, and the weights stand deeper in it."
@@ -53,4 +55,5 @@ def _names_behind(text: str, heading: str) -> list[str]:
     if not found:
         return []
     line = re.split(r"\n|\\n|(?:Missing|Unexpected) key|size mismatch", rest, maxsplit=1)[0]
-    return list(dict.fromkeys(_QUOTED.findall(line)))[:_MOST_NAMES]
+    names = _QUOTED.findall(line) or _BARE.findall(line.partition(":")[2])  # quotes get lost on the way
+    return list(dict.fromkeys(names))[:_MOST_NAMES]

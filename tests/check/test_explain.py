@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ckptool.cli import cli
+from ckptool.error_fragments import FRAGMENTS
 from ckptool.error_messages import ENTRIES, GENERAL
 from ckptool.explain import explain
 
@@ -137,6 +138,13 @@ PROVOKED: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 QUOTED = {
+    "Attempting to deserialize object on a CUDA device": "some-device",
+    "Can't get attribute 'Net'": "some-class",
+    "Missing key(s) in state_dict": "some-keys",
+    "Missing key(s) in state_dict: conv1.weight. Unexpected key(s): module.conv1.weight": "keys-renamed",
+    "size mismatch for fc.weight": "some-shape",
+    "PytorchStreamReader failed": "some-damage",
+    "Killed": "some-memory",
     "Attempting to deserialize object on CUDA device 3 but torch.cuda.device_count() is 1. Please use": "device-number",
     "RuntimeError: torch.UntypedStorage(): Storage device not recognized: mps": "device-unknown",
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.": "device-missing",
@@ -174,7 +182,7 @@ def test_a_message_that_is_only_quoted_is_explained(text: str) -> None:
 def test_every_entry_has_a_message() -> None:
     tested = {kind for kind, _ in PROVOKED.values()} | set(QUOTED.values())
 
-    assert {entry.kind for entry in (*ENTRIES, *GENERAL)} <= tested
+    assert {entry.kind for entry in (*ENTRIES, *GENERAL, *FRAGMENTS)} <= tested
 
 
 def test_the_numbers_of_a_message_are_in_its_explanation() -> None:
@@ -189,7 +197,7 @@ def test_the_hint_for_keys_names_the_options() -> None:
     assert one.hint.endswith("ckptool migrate FILE --form state_dict --strip-module")
 
 
-@pytest.mark.parametrize("text", ["", "hello", "x" * 2_000_000, 'Missing key(s) in state_dict: "' * 10_000])
+@pytest.mark.parametrize("text", ["", "hello", "x" * 2_000_000, "a killed process"])
 def test_what_is_no_known_message_is_said_to_be_none(text: str) -> None:
     assert explain(text) == ()
 
@@ -202,3 +210,7 @@ def test_the_command_explains_and_says_by_its_exit_code_whether_it_could() -> No
     piped = CliRunner().invoke(cli, ["check", "--explain", "-", "--json"], input=text)
     assert json.loads(piped.stdout)["explanations"][0]["kind"] == "device-unknown"
     assert CliRunner().invoke(cli, ["check", "--explain", "hello"]).exit_code == 1
+
+
+def test_a_heading_without_end_is_no_trouble() -> None:
+    assert [one.kind for one in explain('Missing key(s) in state_dict: "' * 10_000)] == ["some-keys"]
