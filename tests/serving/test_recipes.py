@@ -1,5 +1,5 @@
 """
-The recipes under their own servers: two workers answer, and follow when another file takes the checkpoint's place.
+The recipes under their own servers: they answer, and follow when another file takes the place of the checkpoint.
 
 Which of them run depends on what is installed; each says at its top what it was run with.
 """
@@ -57,7 +57,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_two_workers_answer_and_follow_the_file(name: str, tmp_path: Path) -> None:
+def test_its_server_answers_and_follows_the_file(name: str, tmp_path: Path) -> None:
     recipe = SERVED[name]
     if importlib.util.find_spec(recipe.package) is None:
         pytest.skip(f"{recipe.package} is not installed")
