@@ -12,13 +12,12 @@ from typing import Final, NamedTuple
 
 from ckptool.archive import Archive, Record, inflated_crc32
 from ckptool.checkpoint import Checkpoint
+from ckptool.checksums import checksums_of_file
 from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.findings import Finding, many, some
 from ckptool.limits import Limits
 from ckptool.tensors import TensorInfo, identity
-from ckptool.transfer import checksums_of_file
 
-_PIECE: Final = 1 << 26
 _VALUES_AT_ONCE: Final = 1 << 22
 _MOST_FINDINGS: Final = 16
 _AGAIN: Final = "Download the file again, or take it from a backup."
@@ -46,9 +45,8 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     findings: list[Finding] = []
     records = matching = 0
     if not any(archive.source is checkpoint.source for archive in checkpoint.archives):
-        nbytes = checkpoint.source.nbytes
-        pieces = [(start, min(start + _PIECE, nbytes)) for start in range(0, nbytes, _PIECE)]
-        checksums_of_file(checkpoint.source, pieces)  # for the reading: a disk that cannot says so
+        whole = (0, checkpoint.source.nbytes)
+        checksums_of_file(checkpoint.source, [whole])  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
         damaged, without = _check_records(archive, limits)

@@ -32,9 +32,6 @@ _NAME_CHARACTERS = 48
 _PID = re.compile(r"[0-9]{1,9}")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
-_COPY_NBYTES = 1 << 26
-_PIECE_NBYTES = 1 << 22
 _WAITING_NBYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -101,33 +98,35 @@ class Output:
         if self._progress is not None:
             self._progress(self._written, self._expected or 0)
 
-    def copy(self, file: FileSource, offset: int, nbytes: int) -> None:
+    def leave(self, nbytes: int) -> int:
+        """Leave room for ``nbytes`` that ``fill`` will write, in any order, and return where it begins."""
+        self.flush()
+        start, self.position = self.position, self.position + nbytes
+        try:
+            os.lseek(self._fd, self.position, os.SEEK_SET)
+        except OSError as error:
+            raise self._failed(error) from error
+        return start
+
+    def fill(self, position: int, view: memoryview) -> None:
         """
-        Append bytes of another file, copied by the system where it can, else through memory.
+        Write bytes to a place that was left for them. Threads may call this at once.
 
         Raises:
             OutputFailed: The disk is full, or cannot be written to.
-            SourceChanged: The file ends before the bytes do.
         """
-        self.flush()
-        while nbytes:
-            span = min(nbytes, _COPY_NBYTES)
-            try:
-                copied = os.copy_file_range(file.fileno(), self._fd, span, offset)
-            except (AttributeError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _NO_COPY:
-                    raise self._failed(error) from error
-                copied = 0
-            if not copied:  # another file system, or the end of a file that shrank: reading tells them apart
-                data = file.read(offset, min(nbytes, _PIECE_NBYTES))
-                self._write_out(memoryview(data))
-                copied = len(data)
-            else:
-                self._written += copied
-                self._tell()
-            self.position += copied
-            offset += copied
-            nbytes -= copied
+        try:
+            while view:
+                count = os.pwrite(self._fd, view, position)
+                position += count
+                view = view[count:]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def filled(self, nbytes: int) -> None:
+        """Count bytes that ``fill`` has written."""
+        self._written += nbytes
+        self._tell()
 
     def reserve(self, nbytes: int) -> None:
         """

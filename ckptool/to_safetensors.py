@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
+from ckptool.checksums import checksums_of_file
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, payload_of
 from ckptool.tensors import LazyTensor, identity
-from ckptool.transfer import Transfer, checksums_of_file
+from ckptool.transfer import Transfer
 from ckptool.weights import MODULES_KEY, ORDER_KEY, RESERVED, Weights, refuse_others
 
 # fmt: off

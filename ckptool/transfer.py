@@ -1,20 +1,19 @@
 """
-Bytes from payloads to an output, at the speed at which the system copies them, and their checksums beside that.
+Bytes from payloads to an output, and their checksums on the way.
 
-Where the bytes stand in a file as they are, the system copies them from file to file while a second thread reads them
-for their checksum; everything else comes through memory in pieces. Large reads go into one buffer, used again and
-again.
+Where the bytes of a large payload stand in a file as they are, threads take runs of it, read them, sum them up and
+write them to their place; everything else goes in order through one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zlib import crc32
 
-from ckptool.files import FileSource, ReadAhead, Source, file_under
+from ckptool.checksums import WORTH_A_THREAD, checksum_of, joined_crc32, pieces, runs, threads
+from ckptool.files import FileSource, ReadAhead
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, StoragePayload
 from ckptool.tensors import LazyTensor, StorageRef
@@ -24,17 +23,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_BUFFER_NBYTES: Final = 1 << 20
-_WORTH_A_THREAD: Final = 1 << 20
-_THREADS: Final = 2
-
 
 class Transfer:
     """
     One output being filled. Used in a ``with`` block.
 
-    Without ``checksums``, bytes that the system can copy are not read at all, and what ``send`` returns is the
-    source's own checksum, 0 if it has none.
+    Without ``checksums``, large payloads are not summed up, and what ``send`` returns for them is the source's own
+    checksum, 0 if it has none.
     """
 
     def __init__(self, output: Output, *, checksums: bool = True) -> None:
@@ -49,6 +44,8 @@ class Transfer:
 
         Raises:
             DamagedFile: The source has a checksum of these bytes, and it is another.
+            OutputFailed: The disk is full, or cannot be written to.
+            SourceChanged: The source ends before its bytes do.
         """
         extent = payload.extent()
         if extent is None:
@@ -56,21 +53,39 @@ class Transfer:
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
-        elif payload.nbytes < _WORTH_A_THREAD:
+        elif payload.nbytes < WORTH_A_THREAD:
             data = self._read_ahead(*extent, payload.nbytes)
             found = crc32(data)
             self._output.write(data)
         else:
-            file, offset = extent
             if not self._checksums and (payload.known_crc32 or not checksum):
-                self._output.copy(file, offset, payload.nbytes)
+                self._copy(*extent, payload.nbytes, checksum=False)
                 return payload.known_crc32
-            if self._pool is None:
-                self._pool = _threads(1)
-            reading = self._pool.submit(checksum_of_range, file, offset, offset + payload.nbytes)
-            self._output.copy(file, offset, payload.nbytes)
-            found = reading.result()
+            found = self._copy(*extent, payload.nbytes, checksum=True)
         payload.check(found)
+        return found
+
+    def _copy(self, file: FileSource, offset: int, nbytes: int, *, checksum: bool) -> int:
+        """Append bytes of a file, and return their CRC-32, or 0."""
+        output = self._output
+        shift = output.leave(nbytes) - offset
+
+        def copy(run: tuple[int, int]) -> int:
+            found = 0
+            for position, piece in pieces(file, *run):
+                if checksum:
+                    found = crc32(piece, found)
+                output.fill(position + shift, piece)
+            return found
+
+        if self._pool is None:
+            self._pool = threads()
+        work = runs(offset, offset + nbytes)
+        found = 0
+        for (start, stop), of_run in zip(work, self._pool.map(copy, work), strict=True):
+            output.filled(stop - start)
+            if checksum:
+                found = joined_crc32(found, of_run, stop - start)
         return found
 
     def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
@@ -86,68 +101,7 @@ class Transfer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
-            self._pool.shutdown()
-
-
-def checksum_of(payload: Payload) -> int:
-    """Return the CRC-32 of a payload."""
-    found = 0
-    for chunk in payload.chunks():
-        found = crc32(chunk, found)
-    return found
-
-
-def checksum_of_range(source: Source, start: int, stop: int, before: int = 0) -> int:
-    """Return the CRC-32 of a range of bytes, going on from that of what stood before."""
-    under = file_under(source, start)
-    if under is None or not hasattr(FileSource, "read_into"):
-        for position in range(start, stop, _BUFFER_NBYTES):
-            before = crc32(source.read(position, min(_BUFFER_NBYTES, stop - position)), before)
-        return before
-    file, position = under
-    end = position + stop - start
-    buffer = memoryview(bytearray(min(_BUFFER_NBYTES, max(0, stop - start))))
-    while position < end:
-        piece = buffer[: min(len(buffer), end - position)]
-        file.read_into(position, piece)
-        before = crc32(piece, before)
-        position += len(piece)
-    return before
-
-
-def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """
-    Return the CRC-32 of each range, and that of everything outside them joined together.
-
-    The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by two threads, the
-    rest in one sweep.
-    """
-    large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= _WORTH_A_THREAD]
-    with _threads(_THREADS) if large else nullcontext() as pool:
-        computed = pool.map(lambda bounds: checksum_of_range(source, *bounds), large) if pool else iter(())
-        ahead = ReadAhead(source)
-        found: list[int] = []
-        outside = position = 0
-        for start, stop in ranges:
-            outside = _checksum_ahead(ahead, position, start, outside)
-            is_large = stop - start >= _WORTH_A_THREAD
-            found.append(next(computed) if is_large else _checksum_ahead(ahead, start, stop, 0))
-            position = stop
-    return found, _checksum_ahead(ahead, position, source.nbytes, outside)
-
-
-def _threads(count: int) -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # a file of small tensors needs none
-
-    return ThreadPoolExecutor(count)
-
-
-def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int) -> int:
-    if stop - start <= ReadAhead.BLOCK:
-        return crc32(ahead.read(start, stop - start), before)
-    for position in range(start, stop, ReadAhead.BLOCK):
-        before = crc32(ahead.read(position, min(ReadAhead.BLOCK, stop - position)), before)
-    return before
+            self._pool.shutdown(cancel_futures=True)
 
 
 def check_others(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from ckptool import files
+from ckptool.checksums import checksums_of_file
 from ckptool.collector import collector_paused
 from ckptool.contents import collect
 from ckptool.errors import OutputFailed
@@ -24,7 +25,6 @@ from ckptool.pickles import read_pickle
 from ckptool.rebuild import Rebuilder
 from ckptool.storage_ids import TypedStorage, storage_id
 from ckptool.tensors import TensorInfo
-from ckptool.transfer import checksums_of_file
 from ckptool.weights import Weights
 from ckptool.zip_directory import find_directory
 from ckptool.zip_writer import WrittenZip

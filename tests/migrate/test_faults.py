@@ -70,7 +70,7 @@ import ckptool.formats, ckptool.zips
 from ckptool.errors import CkptoolError
 from ckptool.migration import migrate
 
-CALLS = ("open", "write", "copy_file_range", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
+CALLS = ("open", "write", "pwrite", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
 numbers = itertools.count(1)
 
 def watch(name, at, after):
@@ -464,7 +464,7 @@ def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatc
 
     monkeypatch.setattr(os, "fstatvfs", nearly_full)
     monkeypatch.setattr(Output, "write", never)
-    monkeypatch.setattr(Output, "copy", never)
+    monkeypatch.setattr(Output, "fill", never)
 
     for name in ("out.pth", "out.safetensors"):
         with pytest.raises(OutputFailed, match="not enough space") as caught:
@@ -482,14 +482,16 @@ def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatc
 def during(monkeypatch: pytest.MonkeyPatch, moment: int, happen: Callable[[], None]) -> list[int]:
     """Let something happen before the ``moment``-th time that anything is written; return the number of times."""
     times = [0]
-    for name in ("write", "copy"):
+    lock = threading.Lock()  # "fill" is called by several threads
+    for name in ("write", "leave", "fill"):
         real = getattr(Output, name)
 
-        def call(self: Output, *args: Any, real: Any = real) -> None:
-            if times[0] == moment:
-                happen()
-            times[0] += 1
-            real(self, *args)
+        def call(self: Output, *args: Any, real: Any = real) -> Any:
+            with lock:
+                if times[0] == moment:
+                    happen()
+                times[0] += 1
+            return real(self, *args)
 
         monkeypatch.setattr(Output, name, call)
     return times
@@ -704,19 +706,27 @@ def test_damage_to_what_is_not_taken_is_no_hindrance(folder: Path) -> None:
 def flipping(monkeypatch: pytest.MonkeyPatch, position: int, bits: int) -> list[int]:
     """Let one byte of the output become another once it is written; return the positions at which that was done."""
     done: list[int] = []
-    for name in ("write", "copy"):
-        real = getattr(Output, name)
+    write, fill = Output.write, Output.fill
 
-        def call(self: Output, *args: Any, real: Any = real) -> None:
-            before = self.position
-            real(self, *args)
-            if before <= position < self.position:
-                self.flush()
-                byte = os.pread(self._fd, 1, position)
-                os.pwrite(self._fd, bytes([byte[0] ^ bits]), position)
-                done.append(position)
+    def flip(output: Output, start: int, stop: int) -> None:
+        if start <= position < stop:
+            byte = os.pread(output._fd, 1, position)
+            os.pwrite(output._fd, bytes([byte[0] ^ bits]), position)
+            done.append(position)
 
-        monkeypatch.setattr(Output, name, call)
+    def write_and_flip(self: Output, data: bytes) -> None:
+        before = self.position
+        write(self, data)
+        if before <= position < self.position:
+            self.flush()
+        flip(self, before, self.position)
+
+    def fill_and_flip(self: Output, place: int, view: memoryview) -> None:
+        fill(self, place, view)
+        flip(self, place, place + len(view))
+
+    monkeypatch.setattr(Output, "write", write_and_flip)
+    monkeypatch.setattr(Output, "fill", fill_and_flip)
     return done
 
 
@@ -932,7 +942,7 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
 # A system that refuses
 
 
-CALLS = ("open", "write", "link", "replace", "rename", "fsync", "fchmod", "fstatvfs", "copy_file_range", "close")
+CALLS = ("open", "write", "link", "replace", "rename", "fsync", "fchmod", "fstatvfs", "pwrite", "close")
 CALLS += ("lstat", "stat", "fstat", "listdir", "pread", "preadv", "kill")
 
 

@@ -20,7 +20,6 @@ import pytest
 
 from ckptool import CkptoolError, outputs
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.files import FileSource
 from ckptool.migration import migrate
 from ckptool.outputs import Output
 from tests import build
@@ -207,7 +206,9 @@ def test_pieces_stand_in_the_order_in_which_they_came(way: str, tmp_path: Path) 
                 output.write(piece)
                 expected += piece
             if number % 70 == 0:
-                output.copy(FileSource(str(source)), 3, 5000)
+                place = output.leave(5000)
+                output.fill(place, memoryview(source.read_bytes()[3:5003]))
+                output.filled(5000)
                 output.write(large)
                 expected += source.read_bytes()[3:5003] + large
             assert output.position == len(expected)
