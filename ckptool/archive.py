@@ -38,6 +38,7 @@ class Archive(Mapping[str, Record]):
         """What is odd about the archive though nothing in it can be misread."""
         self.records = records
         self._inflatable = limits.inflated(source.nbytes)
+        self._called: dict[str, list[str]] = {}
 
     def __getitem__(self, name: str) -> Record:
         return self.records[name]
@@ -47,6 +48,14 @@ class Archive(Mapping[str, Record]):
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def called(self, last: str) -> list[str]:
+        """Return the names of the members whose path ends in this part."""
+        found = self._called.get(last)
+        if found is None:  # each format asks, of thousands of members
+            behind = f"/{last}"
+            found = self._called[last] = [name for name in self.records if name.endswith(behind) or name == last]
+        return found
 
     def content(self, name: str) -> Source:
         """Return a member's content as a source: a slice of the file, or its bytes inflated on each read."""

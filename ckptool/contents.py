@@ -143,16 +143,23 @@ class _Collector:
     def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
         """Return a container's children, with the group that they belong to."""
         below = list(inert.children(node))
+        infos = [self._rebuilder.tensor(child) for _, child in below]
         if group is None or group.kind != "optimizer":
-            group = self._group(node, path, below)
-        return [(child, self._join(path, component), group) for component, child in below]
+            group = self._group(node, path, below, infos)
+        tensors = [info for info in infos if info is not None]
+        if len(tensors) < len(below):
+            return [(child, self._join(path, component), group) for component, child in below]
+        for (component, _), info in zip(below, tensors, strict=True):  # most tensors of most files
+            self._add_tensor(self._join(path, component), info, group)
+        return []
 
-    def _group(self, node: Inert, path: str, below: list[tuple[Inert, Inert]]) -> Group | None:
+    def _group(
+        self, node: Inert, path: str, below: list[tuple[Inert, Inert]], infos: list[TensorInfo | None]
+    ) -> Group | None:
         keys = [key for key, _ in below if isinstance(key, str)]
         if "state" in keys and "param_groups" in keys:
             return self._new_group(Group(path, "optimizer", node=node))
-        tensor = self._rebuilder.tensor
-        others = [child for _, child in below if tensor(child) is None]
+        others = [child for (_, child), info in zip(below, infos, strict=True) if info is None]
         direct = len(below) - len(others)
         if not direct or inert.mapping_pairs(node) is None:
             return None
@@ -243,14 +250,15 @@ def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:
     parents: dict[int, list[int]] = {id(root): []}
     direct: list[int] = []
     todo = [] if rebuilder.tensor(root) is not None else [root]
+    tensor, containers = rebuilder.tensor, inert.CONTAINERS
     while todo:
         node = todo.pop()
         own = id(node)
         for child in inert.held(node):
             count += 1
-            if not inert.is_container(child):
+            if type(child) not in containers:
                 continue
-            if rebuilder.tensor(child) is not None:
+            if tensor(child) is not None:
                 direct.append(own)
             elif id(child) in parents:
                 parents[id(child)].append(own)

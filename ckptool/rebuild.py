@@ -53,6 +53,8 @@ class Rebuilder:
         self._part_counts: dict[int, int] = {}
         self._parts_left = _MAX_PARTS
         self._depth = 0
+        self._plain: Global | None = None
+        """What the pickle calls for a plain tensor, once it was met: most calls of most files are of it."""
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """
@@ -69,6 +71,10 @@ class Rebuilder:
         known = self._known
         if key in known:
             return known[key]
+        if kind is Call and node.func is self._plain and type(node.args) is tuple and len(node.args) == 6:
+            storage, offset, size, stride, requires_grad, _ = node.args
+            known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
+            return plain
         known[key] = None  # a tensor inside itself is none
         known[key] = info = self._recognise(node)
         if info is not None and info.parts:
@@ -132,8 +138,9 @@ class Rebuilder:
         storage, offset, size, stride, *_rest = args
         return self._strided(storage, offset, size, stride, None)
 
-    def _v2(self, _: Call, args: Args) -> TensorInfo:
+    def _v2(self, call: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, requires_grad, _hooks, metadata, *_rest = args
+        self._plain = call.func
         return self._strided(storage, offset, size, stride, requires_grad, metadata=metadata)
 
     def _v3(self, _: Call, args: Args) -> TensorInfo:
@@ -154,10 +161,13 @@ class Rebuilder:
         found = self._storages.resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
         if not isinstance(found, TypedStorage):
             raise malformed_tensor("a tensor without a storage")
-        ref = found.ref
+        ref, of_storage = found
         shape = size if type(size) is tuple else as_sequence(size)
         steps = stride if type(stride) is tuple else as_sequence(stride)
-        info = TensorInfo(dtype or found.dtype, shape, steps, offset, ref, ref.location, as_flag(requires_grad))
+        flag = requires_grad if type(requires_grad) is bool else None
+        fields = (dtype or of_storage, shape, steps, offset, ref, ref.location, flag, None, "strided", (), None, ())
+        # Once for each tensor: a NamedTuple's own constructor is Python code, and takes more than twice as long.
+        info = tuple.__new__(TensorInfo, (*fields, False, False))
         if isinstance(metadata, Dict):
             flags = metadata.pairs[:_MOST_ARGS]
             conj, neg = (inert.lookup(flags, name) is True for name in ("conj", "neg"))

@@ -55,8 +55,8 @@ def storage_id(pid: Inert) -> StorageId | None:
     """
     if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage"):
         return None
-    _, cls, key, location, numel, *rest = pid
-    if isinstance(key, int) and not isinstance(key, bool):
+    _, cls, key, location, numel = pid if len(pid) == 5 else pid[:5]
+    if type(key) is int:
         key = str(key)  # litgpt writes numbers
     if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < _MAX_SIZE:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
@@ -64,7 +64,8 @@ def storage_id(pid: Inert) -> StorageId | None:
     if dtype is None:
         dtype = _dtype(cls)
     itemsize = dtype.itemsize
-    return StorageId(dtype, key, location, numel * itemsize, _view(rest[0], itemsize) if rest else None)
+    view = None if len(pid) == 5 else _view(pid[5], itemsize)
+    return tuple.__new__(StorageId, (dtype, key, location, numel * itemsize, view))
 
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:

@@ -117,20 +117,24 @@ def check_extent(info: TensorInfo) -> None:
 
     Exact integers: offset + 1 + Σ (size - 1) · stride elements, 0 if any size is 0.
     """
-    shape, stride, storage = info.shape, info.stride, info.storage
+    dtype, shape, stride, last, storage = info[:5]
     if len(shape) != len(stride) or len(shape) > MAX_RANK:
         raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
-    last = info.storage_offset
     if type(last) is not int or not 0 <= last < _MAX_SIZE:
         raise _malformed("a tensor whose offset is no size")
+    bits = 0  # of all sizes and steps: negative if one of them is, and too large if one of them is
     for size, step in zip(shape, stride):  # noqa: B905 - as many, as was seen
-        if type(size) is not int or type(step) is not int or not (0 <= size < _MAX_SIZE and 0 <= step < _MAX_SIZE):
-            raise _malformed("a tensor whose shape or strides are no sizes")
+        if type(size) is not int or type(step) is not int:
+            bits = -1
+            break
+        bits |= size | step
         last += (size - 1) * step
+    if not 0 <= bits < _MAX_SIZE:
+        raise _malformed("a tensor whose shape or strides are no sizes")
     if storage is None or 0 in shape:
         return
-    held = storage.nbytes // info.dtype.itemsize * info.dtype.packed
-    if last >= held or (info.dtype.packed > 1 and info.nbytes > storage.nbytes):
+    held = storage.nbytes // dtype.itemsize * dtype.packed
+    if last >= held or (dtype.packed > 1 and info.nbytes > storage.nbytes):
         raise MalformedFile(
             f"a tensor needs {last + 1:,} elements of storage {storage.key!r}, which has {held:,}",
             kind="malformed-tensor",

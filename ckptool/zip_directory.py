@@ -177,7 +177,9 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         if extra_n or FULL32 in (nbytes, stored, header):
             extra = data[extra_at : extra_at + extra_n]
             nbytes, stored, header = widen(extra, name, (nbytes, stored, header), at)
-        entry = Entry(name, flags, method, crc, stored, nbytes, header, data[name_at - 40 : name_at - 16])
+        repeated = data[name_at - 40 : name_at - 16]
+        # Once for each member: a NamedTuple's own constructor is Python code, and takes more than twice as long.
+        entry = tuple.__new__(Entry, (name, flags, method, crc, stored, nbytes, header, repeated))
         if method or disk or attributes or stored != nbytes or flags & (_ENCRYPTED | _PATCHED):
             _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)

@@ -49,8 +49,10 @@ _USUAL_EXTRA = 68
 _DESCRIPTOR = 0x0008
 _UNKNOWN = bytes(12)
 _UNICODE_PATH_TAG = b"\x75\x70"
-_NAME = re.compile(r"(?!/)(?!(?:[^/]*/)*\.\.(?:/|\Z))[^\x00-\x1f\\]+")
-"""No control characters or backslashes, not absolute, no way up."""
+_NAME = re.compile(r"[^\x00-\x1f\\/][^\x00-\x1f\\]*")
+"""No control characters or backslashes, not absolute."""
+_USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
+_WAY_UP = re.compile(r"(?:.*/)?\.\.(?:/.*)?")
 
 
 def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
@@ -78,18 +80,19 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     position = 0
     ahead = ReadAhead(source)
     paddings: set[bytes] = set()
-    for entry in sorted(entries, key=attrgetter("header")):
+    entries.sort(key=attrgetter("header"))
+    for entry, name in zip(entries, _names(entries), strict=True):
         if entry.header < position:
             raise ambiguous(f"member {show_member(entry.name)} begins inside another", entry.header)
         if entry.header > position:
             notes.append(_note_gap(source, position, entry.header))
-        record, position = _read_usual(ahead, entry, directory.offset, paddings) or _read_member(
-            ahead, entry, directory.offset
+        record, position = _read_usual(ahead, entry, name, directory.offset, paddings) or _read_member(
+            ahead, entry, name, directory.offset
         )
-        if record.name in records:
-            raise ambiguous(f"two members are called {record.name!r} once decoded", entry.header)
-        if not record.name.endswith("/"):
-            records[record.name] = record
+        if name in records:
+            raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
+        if name[-1] != "/":
+            records[name] = record
     if position > directory.offset:
         raise ambiguous("the last member reaches into the central directory", directory.offset)
     if position < directory.offset:
@@ -108,6 +111,8 @@ def _note_gap(source: Source, start: int, stop: int) -> str:
 
 
 def _refuse_twins(entries: list[Entry]) -> None:
+    if len({entry.name.lower() for entry in entries}) == len(entries):
+        return
     seen: dict[bytes, bytes] = {}
     for entry in entries:
         twin = seen.setdefault(entry.name.lower(), entry.name)
@@ -116,7 +121,9 @@ def _refuse_twins(entries: list[Entry]) -> None:
             raise ambiguous(f"member {show_member(entry.name)} is there {what}", entry.header)
 
 
-def _read_usual(ahead: ReadAhead, entry: Entry, limit: int, paddings: set[bytes]) -> tuple[Record, int] | None:
+def _read_usual(
+    ahead: ReadAhead, entry: Entry, decoded: str, limit: int, paddings: set[bytes]
+) -> tuple[Record, int] | None:
     """
     Return what ``_read_member`` would of a member as most are, in fewer steps, or None if it is not like that.
 
@@ -148,10 +155,10 @@ def _read_usual(ahead: ReadAhead, entry: Entry, limit: int, paddings: set[bytes]
         end += 16
     if end > limit:
         return None
-    return Record(_name(entry), offset, nbytes, stored_nbytes, METHODS[method], crc32), end
+    return tuple.__new__(Record, (decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32)), end
 
 
-def _read_member(ahead: ReadAhead, entry: Entry, limit: int) -> tuple[Record, int]:
+def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tuple[Record, int]:
     """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
     name, flags, method, crc32, stored_nbytes, nbytes, header, _ = entry
     block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
@@ -195,7 +202,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, limit: int) -> tuple[Record, in
         agree = found == sizes
     if not agree:
         raise ambiguous(f"member {show_member(name)}: its local header and the directory disagree", header)
-    return Record(_name(entry), offset, nbytes, stored_nbytes, METHODS[method], crc32), next_header
+    return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32), next_header
 
 
 def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, int]) -> int:
@@ -209,6 +216,14 @@ def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, 
     return 0
 
 
+def _names(entries: list[Entry]) -> list[str]:
+    """Return the names of the members, decoded: all at once where none is unusual."""
+    joined = b"\n".join([entry.name for entry in entries])
+    if _USUAL_NAMES.fullmatch(joined) and b".." not in joined and joined.count(b"\n") == len(entries) - 1:
+        return joined.decode("ascii").split("\n")
+    return [_name(entry) for entry in entries]
+
+
 def _name(entry: Entry) -> str:
     try:
         name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
@@ -216,6 +231,6 @@ def _name(entry: Entry) -> str:
         raise MalformedFile(
             f"member {show_member(entry.name)} has a name that is not UTF-8", kind="malformed-zip"
         ) from error
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or (".." in name and _WAY_UP.fullmatch(name)):
         raise MalformedFile(f"member {show_member(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name

@@ -46,18 +46,15 @@ def read(probe: Probe) -> Checkpoint:
 
 
 def _new_folder(archive: Archive) -> str | None:
-    for name in archive:
-        root, _, last = name.rpartition("/")
-        if last == "archive_format" and archive.text(name) == "pt2":
-            return f"{root}/" if root else ""
+    for name in archive.called("archive_format"):
+        if archive.text(name) == "pt2":
+            return name[: -len("archive_format")]
     return None
 
 
 def _old_folder(archive: Archive) -> str | None:
-    for name in archive:
-        if name == _OLD_PROGRAM or name.endswith(f"/{_OLD_PROGRAM}"):
-            return name[: -len(_OLD_PROGRAM)]
-    return None
+    found = archive.called(_OLD_PROGRAM)
+    return found[0][: -len(_OLD_PROGRAM)] if found else None
 
 
 def _read_new(probe: Probe, archive: Archive, folder: str) -> Checkpoint:

@@ -77,7 +77,7 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
 
 def root_folder(archive: Archive) -> str | None:
     """Return what stands in front of ``data.pkl``, with its slash, or None if there is none."""
-    found = [name[: -len("data.pkl")] for name in archive if name == "data.pkl" or name.endswith("/data.pkl")]
+    found = [name[: -len("data.pkl")] for name in archive.called("data.pkl")]
     outermost = [root for root in found if root.count("/") == min(other.count("/") for other in found)]
     return outermost[0] if len(outermost) == 1 else None
 
@@ -126,7 +126,7 @@ class ZipStorages:
         dtype, key, location, nbytes, _ = named
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = TypedStorage(self._ref(key, location, nbytes), dtype)
+            known = self._known[key] = tuple.__new__(TypedStorage, (self._ref(key, location, nbytes), dtype))
         elif (dtype, location, nbytes) != (known.dtype, known.ref.location, known.ref.nbytes):
             return unify(known, TypedStorage(self._ref(key, location, nbytes), dtype))
         return known
@@ -150,7 +150,8 @@ class ZipStorages:
             )
         if record.compression == "stored":
             source = self._archive.source
-            return StorageRef(key, location, nbytes, source, record.offset, self._big_endian, record.crc32 or 0)
+            fields = (key, location, nbytes, source, record.offset, self._big_endian, record.crc32 or 0, None)
+            return tuple.__new__(StorageRef, fields)
         return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, record.crc32 or 0)
 
 

@@ -150,8 +150,10 @@ class Assembly:
             key, offset = (id(source), start), begin + start
             if mapping is None or key in whole or offset % itemsize or nbytes < itemsize:
                 continue
-            base = from_buffer(mapping, dtype=of_type, count=nbytes // itemsize, offset=offset)
-            made[name] = whole[key] = base.as_strided_(shape, stride, first)
+            count = nbytes // itemsize
+            made[name] = whole[key] = base = from_buffer(mapping, dtype=of_type, count=count, offset=offset)
+            if len(shape) != 1 or shape[0] != count or stride[0] != 1:
+                base.as_strided_(shape, stride, first)
         return made
 
     def _note(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> None:
