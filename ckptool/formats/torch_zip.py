@@ -141,18 +141,18 @@ class ZipStorages:
             record = self._archive.records[name]
         except KeyError:
             raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage") from None
-        if record.nbytes != nbytes:
+        _, offset, actual, _, compression, crc32 = record
+        if actual != nbytes:
             raise MalformedFile(
-                f"storage {key!r} needs {nbytes:,} bytes, its record {name!r} has {record.nbytes:,}",
+                f"storage {key!r} needs {nbytes:,} bytes, its record {name!r} has {actual:,}",
                 kind="storage-size",
                 needed=nbytes,
-                actual=record.nbytes,
+                actual=actual,
             )
-        if record.compression == "stored":
-            source = self._archive.source
-            fields = (key, location, nbytes, source, record.offset, self._big_endian, record.crc32 or 0, None)
+        if compression == "stored":
+            fields = (key, location, nbytes, self._archive.source, offset, self._big_endian, crc32 or 0, None)
             return tuple.__new__(StorageRef, fields)
-        return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, record.crc32 or 0)
+        return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, crc32 or 0)
 
 
 def truncated(source: Source, error: TruncatedFile) -> TruncatedFile:

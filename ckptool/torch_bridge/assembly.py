@@ -153,7 +153,7 @@ class Assembly:
             count = nbytes // itemsize
             made[name] = whole[key] = base = from_buffer(mapping, dtype=of_type, count=count, offset=offset)
             if len(shape) != 1 or shape[0] != count or stride[0] != 1:
-                base.as_strided_(shape, stride, first)
+                base.as_strided_(shape, stride, first or None)
         return made
 
     def _note(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> None:
