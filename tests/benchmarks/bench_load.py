@@ -3,47 +3,40 @@ How fast, and in how little memory, ``ckptool.load`` and ``load_into`` load, bes
 
     python tests/benchmarks/bench_load.py [--dir DIR] [--runs 5]
 
-Makes the files of bench_inspect.py and some more (about 14 GB in all) in DIR or a temporary folder, removed afterwards.
-Times are of calls inside a process that has imported torch already, medians of runs in turn; memory is that of whole
+Makes the files of bench_inspect.py and some more (about 14 GB in all) in DIR or a temporary folder. Times are of
+calls inside a process that has imported torch already, the best of runs in turn; memory is that of whole
 processes. Exits 1 if a bound does not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench_inspect import BLOCK_SHAPE, BLOCKS, ENVIRONMENT, SMALL_TENSORS, make_files
+from measuring import BLOCK_SHAPE, BLOCKS, ENVIRONMENT, SMALL_TENSORS, benchmark_files, in_turn, options
 
 WORKERS = 4
 WIDTH, DEPTH = 4096, 16  # 1 GiB of float32
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where to make the files")
-    arguments.add_argument("--runs", type=int, default=5)
-    options = arguments.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        files = make_files(Path(folder))
-        files |= {name: Path(folder) / f"{name}.pth" for name in ("odd", "even", "training")}
+    given = options(__doc__)
+    with benchmark_files(given.dir) as (folder, files):
+        files |= {name: folder / f"{name}.pth" for name in ("odd", "even", "training")}
         child("make", folder)
         held = [
-            compare(f"{SMALL_TENSORS:,} small tensors", files["many"], options.runs, mapped=1 / 4),
-            compare("2.3 GB zip", files["zip"], options.runs, mapped=1.0),
-            compare("2.3 GB legacy stream, misaligned", files["odd"], options.runs, plain=1 / 3),
-            compare("2.3 GB legacy stream, aligned", files["even"], options.runs, plain=1 / 3),
+            compare(f"{SMALL_TENSORS:,} small tensors", files["many"], given.runs, mapped=1 / 4),
+            compare("2.3 GB zip", files["zip"], given.runs, mapped=1.0),
+            compare("2.3 GB legacy stream, misaligned", files["odd"], given.runs, plain=1 / 3),
+            compare("2.3 GB legacy stream, aligned", files["even"], given.runs, plain=1 / 3),
             fill("load_into a meta model", files["training"], "meta"),
             fill("load_into a real model", files["training"], "cpu"),
             share(files["training"]),
@@ -158,17 +151,17 @@ def time_loads(path: str, runs: str, mapped: str) -> dict[str, float]:
     }
     if mapped == "True":
         loaders["torch.load(mmap=True)"] = lambda: torch.load(path, weights_only=True, mmap=True)
-    walls: dict[str, list[float]] = {name: [] for name in loaders}
-    for run in range(int(runs) + 1):  # the first warms the caches
-        for name, loader in loaders.items():
-            gc.collect()
-            started = time.perf_counter()
-            state = loader()
-            wall = time.perf_counter() - started
-            del state
-            if run:
-                walls[name].append(wall)
-    return {name: statistics.median(found) for name, found in walls.items()}
+
+    def timed(loader: Callable[[], Any]) -> float:
+        gc.collect()
+        started = time.perf_counter()
+        state = loader()
+        wall = time.perf_counter() - started
+        del state
+        return wall
+
+    walls = in_turn({name: lambda loader=loader: timed(loader) for name, loader in loaders.items()}, int(runs))
+    return {name: min(found) for name, found in walls.items()}
 
 
 def own_status(field: str) -> int:

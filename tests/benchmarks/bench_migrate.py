@@ -4,19 +4,16 @@ How fast and how small ``ckptool migrate`` is, beside what people do today, in o
     python tests/benchmarks/bench_migrate.py [--dir DIR] [--runs 3]
 
 Makes the files of bench_inspect.py (about 7 GB, and room for copies of them) in DIR or a temporary folder. Every figure
-is of whole processes, run in turn; times are medians. Exits 1 if a bound does not hold.
+is of whole processes, run in turn; times are the best of the runs. Exits 1 if a bound does not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import statistics
 import sys
-import tempfile
 from pathlib import Path
 
-from bench_inspect import SMALL_TENSORS, make_files, measure
+from measuring import SMALL_TENSORS, Figures, benchmark_files, best, in_turn, measure, options, report
 
 MAPPED = (
     "import sys, torch; from safetensors.torch import save_file; "
@@ -27,47 +24,18 @@ MIGRATE = [sys.executable, "-m", "ckptool", "migrate", "--force"]
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--dir", type=Path, help="where to make the files")
-    arguments.add_argument("--runs", type=int, default=3)
-    options = arguments.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        files = make_files(Path(folder))
-        out = Path(folder)
-        tags = ["--to", "cpu", "--strip-module"]
+    given = options(__doc__, runs=3)
+    with benchmark_files(given.dir) as (out, files):
+        tags, small = ["--to", "cpu", "--strip-module"], f"{SMALL_TENSORS:,} small"
+        large = {"mapped": 0.7, "plain": 0.4, "copy": 1.25}
+        plain = {"plain": 0.4, "copy": 1.25}
+        third = {"mapped": 1 / 3, "plain": 1 / 3}
         held = [
-            compare(
-                "zip -> safetensors",
-                files["zip"],
-                out / "a.safetensors",
-                [],
-                options.runs,
-                mapped=0.7,
-                plain=0.4,
-                copy=1.25,
-            ),
-            compare("zip -> zip", files["zip"], out / "a.pth", tags, options.runs, mapped=0.7, plain=0.4, copy=1.25),
-            compare(
-                "legacy -> safetensors", files["legacy"], out / "a.safetensors", [], options.runs, plain=0.4, copy=1.25
-            ),
-            compare(
-                f"{SMALL_TENSORS:,} small -> safetensors",
-                files["many"],
-                out / "b.safetensors",
-                [],
-                options.runs,
-                mapped=1 / 3,
-                plain=1 / 3,
-            ),
-            compare(
-                f"{SMALL_TENSORS:,} small -> zip",
-                files["many"],
-                out / "b.pth",
-                tags,
-                options.runs,
-                mapped=1 / 3,
-                plain=1 / 3,
-            ),
+            compare("zip -> safetensors", files["zip"], out / "a.safetensors", [], given.runs, **large),
+            compare("zip -> zip", files["zip"], out / "a.pth", tags, given.runs, **large),
+            compare("legacy -> safetensors", files["legacy"], out / "a.safetensors", [], given.runs, **plain),
+            compare(f"{small} -> safetensors", files["many"], out / "b.safetensors", [], given.runs, **third),
+            compare(f"{small} -> zip", files["many"], out / "b.pth", tags, given.runs, **third),
         ]
         held.append(ten_times_as_large(out))
     return 0 if all(held) else 1
@@ -91,31 +59,25 @@ def compare(
         commands["torch.load(mmap=True) + save_file"] = [sys.executable, "-c", MAPPED, *peer]
     commands["torch.load + save_file"] = [sys.executable, "-c", PLAIN, *peer]
     commands["cat"] = ["sh", "-c", 'cat "$0" > "$1"', *peer]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
-    for run in range(runs + 1):  # the first warms the caches
-        for name, command in commands.items():
-            # Each writes a new file: truncating the last one would be on its bill.
-            for leftover in (target, Path(peer[1])):
-                leftover.unlink(missing_ok=True)
-            figures = measure(command)
-            if run:
-                found[name].append(figures)
-    wall = {name: statistics.median(figures[0] for figures in rows) for name, rows in found.items()}
-    peak = {name: max(figures[1] for figures in rows) for name, rows in found.items()}
-    checks = [(peak["migrate"] <= 96, f"peak {peak['migrate']:.1f} MiB (at most 96)")]
-    for peer_name, bound in (("torch.load(mmap=True) + save_file", mapped), ("torch.load + save_file", plain)):
+
+    def measured(command: list[str]) -> Figures:
+        # Each writes a new file: truncating the last one would be on its bill.
+        for leftover in (target, Path(peer[1])):
+            leftover.unlink(missing_ok=True)
+        return measure(command)
+
+    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
+    figures = {name: best(rows) for name, rows in runs_of.items()}
+    ours = figures["migrate"]
+    checks = [(ours.peak <= 96, f"peak {ours.peak:.1f} MiB (at most 96)")]
+    for name, bound in (("torch.load(mmap=True) + save_file", mapped), ("torch.load + save_file", plain)):
         if bound is not None:
-            ratio = wall["migrate"] / wall[peer_name]
-            checks.append((ratio <= bound, f"verified, {ratio:.2f} of {peer_name} (at most {bound:.2f})"))
+            ratio = ours.wall / figures[name].wall
+            checks.append((ratio <= bound, f"verified, {ratio:.2f} of {name} (at most {bound:.2f})"))
     if copy is not None:
-        ratio = wall["migrate --no-verify"] / wall["cat"]
+        ratio = figures["migrate --no-verify"].wall / figures["cat"].wall
         checks.append((ratio <= copy, f"not verified, {ratio:.2f} of cat (at most {copy})"))
-    print(f"{title}: {source.stat().st_size:,} bytes")
-    for name in commands:
-        print(f"  {name:36} {wall[name]:7.3f} s  {peak[name]:8.1f} MiB")
-    for held, text in checks:
-        print(f"  {'ok  ' if held else 'MISS'} {text}")
-    return all(held for held, _ in checks)
+    return report(f"{title}: {source.stat().st_size:,} bytes", figures, checks)
 
 
 def ten_times_as_large(folder: Path) -> bool:

@@ -1,0 +1,125 @@
+"""
+What the benchmarks share: the files that they read, processes measured in turn, and how their figures are printed.
+
+Times are the best of the runs, for us and for the peers alike: what else a machine does can only add to them. Each run
+begins with another command, so that none of them always comes behind the same one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+# As a user runs it: an installed package has its bytecode compiled.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+BLOCKS = 288
+BLOCK_SHAPE = (2048, 2048)  # 8 MiB of bfloat16
+SMALL_TENSORS = 20_000
+
+T = TypeVar("T")
+
+
+class Figures(NamedTuple):
+    """Of one command: best times in seconds, and the highest peak of memory in MiB."""
+
+    wall: float
+    cpu: float
+    peak: float
+
+
+def options(document: str | None, runs: int = 5) -> argparse.Namespace:
+    arguments = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--dir", type=Path, help="where the files are, or are made and kept (7 GB)")
+    arguments.add_argument("--runs", type=int, default=runs)
+    return arguments.parse_args()
+
+
+@contextmanager
+def benchmark_files(kept: Path | None) -> Iterator[tuple[Path, dict[str, Path]]]:
+    """
+    Give a folder to work in, and in it 2.3 GB of bfloat16 as a zip, a legacy stream and safetensors, and small files.
+
+    The folder is a temporary one, unless one is named where they are kept.
+    """
+    with tempfile.TemporaryDirectory(dir=kept) as folder:
+        place = kept or Path(folder)
+        files = {name: place / f"{name}.pth" for name in ("zip", "legacy", "safetensors", "many", "little")}
+        if not all(path.exists() for path in files.values()):
+            # In a process of its own, so that its memory is not ours.
+            subprocess.run([sys.executable, __file__, str(place)], check=True)
+        yield Path(folder), files
+
+
+def write_files(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    blocks = OrderedDict(
+        (f"layers.{index}.weight", torch.full(BLOCK_SHAPE, index / 7, dtype=torch.bfloat16)) for index in range(BLOCKS)
+    )
+    torch.save(blocks, folder / "zip.pth")
+    torch.save(blocks, folder / "legacy.pth", _use_new_zipfile_serialization=False)
+    save_file(dict(blocks), folder / "safetensors.pth")
+    little = OrderedDict((name, torch.zeros(128, 128, dtype=torch.bfloat16)) for name in blocks)
+    torch.save(little, folder / "little.pth")
+    many = OrderedDict((f"layers.{index}.weight", torch.full((4, 4), float(index))) for index in range(SMALL_TENSORS))
+    torch.save(many, folder / "many.pth")
+
+
+def in_turn(work: Mapping[str, Callable[[], T]], runs: int) -> dict[str, list[T]]:
+    """Do each piece of work ``runs`` times, and once before for the caches; return what each run gave."""
+    found: dict[str, list[T]] = {name: [] for name in work}
+    names = list(work)
+    for run in range(runs + 1):
+        for name in names[run % len(names) :] + names[: run % len(names)]:
+            result = work[name]()
+            if run:
+                found[name].append(result)
+    return found
+
+
+def processes_in_turn(commands: Mapping[str, Sequence[str]], runs: int, exit_code: int = 0) -> dict[str, Figures]:
+    """Run each command as a process ``runs`` times, and once before for the caches; return the best of each."""
+    work = {name: lambda command=command: measure(command, exit_code) for name, command in commands.items()}
+    return {name: best(rows) for name, rows in in_turn(work, runs).items()}
+
+
+def best(rows: Sequence[Figures]) -> Figures:
+    """Return the best times and the highest peak among runs."""
+    return Figures(min(one.wall for one in rows), min(one.cpu for one in rows), max(one.peak for one in rows))
+
+
+def measure(command: Sequence[str], exit_code: int = 0) -> Figures:
+    """Return a process's figures."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != exit_code:
+        raise SystemExit(f"{command} ended with {process.returncode}")
+    return Figures(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def report(title: str, figures: Mapping[str, Figures], checks: Sequence[tuple[bool, str]]) -> bool:
+    """Print what was measured, and which bounds hold; say whether all do."""
+    print(title)
+    for name, one in figures.items():
+        print(f"  {name:36} {one.wall:8.3f} s  {one.cpu:8.3f} s of CPU  {one.peak:8.1f} MiB")
+    for held, text in checks:
+        print(f"  {'ok  ' if held else 'MISS'} {text}", flush=True)
+    return all(held for held, _ in checks)
+
+
+if __name__ == "__main__":
+    write_files(Path(sys.argv[1]))
