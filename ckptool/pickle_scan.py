@@ -55,6 +55,8 @@ _COUNTED: Final = {
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
+_FIRST: Final = b"\x80\xc2"
+"""What a string begins with that is a pickle: PROTO, or the first byte of that in UTF-8."""
 _STEPS: Final = [1 + _FIXED.get(op, 0) if op not in _COUNTED and op not in _LINES else 0 for op in range(256)]
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
@@ -99,10 +101,11 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
         if not step:
             if op in _COUNTED:
                 width = _COUNTED[op]
-                count = int.from_bytes(data[pos + 1 : pos + 1 + width], "little")
+                at = pos + 1 + width
+                count = int.from_bytes(data[pos + 1 : at], "little")
                 step = 1 + width + count
-                if count > 1 and len(nested) < _MOST_NESTED:
-                    nested += _nested(source, base + pos + 1 + width, count, op, depth)
+                if count > 1 and (at >= len(data) or data[at] in _FIRST) and len(nested) < _MOST_NESTED:
+                    nested += _nested(source, base + at, count, op, depth)
             else:
                 step = _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
         pos += step
