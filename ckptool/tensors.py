@@ -181,16 +181,6 @@ class LazyTensor:
         info = self.info
         return _read_in_pieces(info._replace(storage=at_hand(info.storage)) if info.storage else info, nbytes)
 
-    def read_range(self, start: int, count: int) -> bytes:
-        """Return ``count`` elements from the ``start``-th on, in row-major order, as ``read`` gives them."""
-        self._check_readable(DEFAULT_LIMITS)
-        info = self.info
-        if info.is_contiguous and info.dtype.packed == 1:
-            part = info._replace(shape=(count,), stride=(1,), storage_offset=info.storage_offset + start)
-            return _read_resolved(part)
-        size = info.dtype.itemsize
-        return _read_resolved(info)[start * size : (start + count) * size]
-
     def _check_readable(self, limits: Limits) -> None:
         info = self.info
         if info.storage is None:

@@ -100,14 +100,9 @@ def _hollow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _untried(model: torch.nn.Module, error: Exception) -> UnsupportedFeature:
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UnsupportedFeature(
-        f"{type(model).__name__} loads through code of its own, which cannot be tried beforehand: {error}".splitlines()[
-            0
-        ],
+        f"{type(model).__name__} loads through code of its own, which cannot be tried beforehand: {first}",
         kind="own-loading",
         hint="Use model.load_state_dict(ckptool.load(path)).",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
