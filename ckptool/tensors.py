@@ -144,12 +144,13 @@ def check_extent(info: TensorInfo) -> None:
 
 
 def identity(info: TensorInfo) -> tuple[object, ...]:
-    """Return what two names of one tensor have in common: the same elements of the same memory."""
+    """Return what two names of one tensor have in common: the same elements of the same memory, seen the same way."""
     storage = info.storage
     if storage is None or not info.numel:
         return (id(info),)
     place = (id(storage.source), storage.offset, info.storage_offset)
-    return *place, info.dtype.name, info.shape, info.stride, info.conj, info.neg
+    # As text, whose hash nobody can foresee: numbers chosen to have one hash would take a dict hours.
+    return *place, info.dtype.name, str((info.shape, info.stride)), info.conj, info.neg
 
 
 class LazyTensor:

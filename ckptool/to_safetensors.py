@@ -158,8 +158,7 @@ def _tied(tensors: dict[str, LazyTensor]) -> dict[str, str]:
     """Return the names whose tensor another name has too, and which name is kept: the first in the alphabet."""
     same: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in tensors.items():
-        # A conjugate or negative view has the memory of the other, and other values.
-        same.setdefault((*identity(tensor.info), tensor.info.conj, tensor.info.neg), []).append(name)
+        same.setdefault(identity(tensor.info), []).append(name)
     groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
     return {name: names[0] for names in groups for name in names[1:]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from ckptool import (
 )
 from ckptool.dtypes import BY_NAME
 from ckptool.files import BytesSource
+from ckptool.tensors import identity
 
 DATA = bytes(range(240))
 
@@ -164,6 +166,14 @@ def test_tensors_that_share_memory_have_equal_storages() -> None:
 
     assert StorageRef("0", "cpu", 240, source, 0) == StorageRef("0", "cpu", 240, source, 0)
     assert StorageRef("0", "cpu", 240, source, 0) != StorageRef("0", "cpu", 240, BytesSource(DATA), 0)
+
+
+def test_numbers_in_a_file_cannot_be_chosen_to_have_one_hash() -> None:
+    # Integers that differ by this have one hash, and a step over a single element may be any number.
+    one = info((1, 1), (1, 1))
+    hashes = {hash(identity(one._replace(stride=(1 + step * sys.hash_info.modulus, 1)))) for step in range(4)}
+
+    assert len(hashes) == 4
 
 
 def test_a_storage_says_where_it_stands_in_the_file() -> None:
