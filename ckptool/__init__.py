@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptool.report import MigrationReport
     from ckptool.torch_bridge.assembly import Cost
     from ckptool.torch_bridge.filling import LoadReport, load_into
-    from ckptool.torch_bridge.live import LiveModel, Reload
+    from ckptool.torch_bridge.live import LiveModel, Reload, Serving
     from ckptool.torch_bridge.loading import load, predict_memory
     from ckptool.torch_bridge.trusted import load_model
 
@@ -70,6 +70,7 @@ __all__ = [
     "OutputExists",
     "OutputFailed",
     "Reload",
+    "Serving",
     "ShapeMismatch",
     "SourceChanged",
     "StateDict",
@@ -122,7 +123,7 @@ def __getattr__(name: str) -> Any:
         from ckptool.torch_bridge import filling
 
         return filling.__dict__[name]
-    if name in ("LiveModel", "Reload"):
+    if name in ("LiveModel", "Reload", "Serving"):
         from ckptool.torch_bridge import live
 
         return live.__dict__[name]
