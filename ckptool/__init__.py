@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ckptool.checkpoint import Checkpoint, ClassSource, Member, StateDict
 from ckptool.errors import (
     AmbiguousFile,
+    AmbiguousWeights,
     CkptoolError,
     DamagedFile,
     DeviceUnavailable,
@@ -25,6 +26,7 @@ from ckptool.errors import (
     UnsafePickle,
     UnsupportedFeature,
     WeightsMismatch,
+    WeightsNotFound,
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmbiguousFile",
+    "AmbiguousWeights",
     "CheckReport",
     "Checkpoint",
     "CkptoolError",
@@ -82,6 +85,7 @@ __all__ = [
     "UnsafePickle",
     "UnsupportedFeature",
     "WeightsMismatch",
+    "WeightsNotFound",
     "check",
     "diff",
     "load",

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ckptool.checkpoint import Checkpoint
-from ckptool.errors import KeyMismatch, MigrationRefused, WeightsMismatch
+from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.files import file_under
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -109,6 +109,7 @@ def load_into(
     file itself breaks while it is read; ``verify`` first holds it against its own checksums, in a pass of its own.
 
     Raises:
+        AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -159,13 +160,18 @@ def choose_targets(
     """Return the state dict that is meant, and how it fits; of several, the only one that does."""
     try:
         chosen = chosen_weights(checkpoint, key, weights, None)
-    except MigrationRefused as error:
+    except WeightsNotFound as error:
         if key is not None or weights != "auto":
             raise
         fitting = _fitting(model, checkpoint, "model") or _fitting(model, checkpoint, "ema", "other")
-        if len(fitting) != 1:
-            raise KeyMismatch(error.message, hint=error.hint) from error
-        return fitting[0]
+        if len(fitting) == 1:
+            return fitting[0]
+        if not fitting:
+            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
+        several = AmbiguousWeights(f"{len(fitting)} state dicts fit the model", hint=error.hint)
+        several.candidates = tuple(found for found, _ in fitting)
+        several.hint = f"Pick one with key=: {', '.join(map(repr, several.candidates[:12]))}"
+        raise several from error
     return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
 
 

@@ -13,7 +13,7 @@ import torch
 from ckptool import transforms
 from ckptool.checkpoint import Checkpoint
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, MigrationRefused, UnsupportedFeature
+from ckptool.errors import CkptoolError, MigrationRefused, UnsupportedFeature, WeightsNotFound
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
@@ -61,9 +61,10 @@ def load(
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
         DeviceUnavailable: ``map_location`` names a device that is not here.
-        MigrationRefused: No state dict is the weights, or several could be; the hint lists them.
+        AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make.
+        WeightsNotFound: No state dict is the weights that were asked for.
         CkptoolError: The file cannot be read.
     """
     place = placement(map_location)
@@ -107,7 +108,12 @@ def predict_memory(
 
 def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:
     """Return the weights that are meant, under the names that they are to have."""
-    state_dict = choose(checkpoint, key, weights)
+    try:
+        state_dict = choose(checkpoint, key, weights)
+    except WeightsNotFound as error:
+        listed = ", ".join(repr(one) for one in error.candidates[:12])
+        error.hint = f"Pick one with key=: {listed}" if listed else None
+        raise
     rules: tuple[transforms.Rule, ...] = ()
     if strip is not None:
         rules = (transforms.strip_wrappers if strip == "wrappers" else transforms.strip_module,)

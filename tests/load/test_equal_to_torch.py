@@ -203,7 +203,7 @@ def test_every_fixture_is_loaded_as_torch_loads_it(name: str) -> None:
     with ckptool.open_checkpoint(path) as checkpoint:
         weights, names = checkpoint.weights, list(checkpoint.tensors)
     if weights is None:
-        with pytest.raises(ckptool.MigrationRefused):
+        with pytest.raises(ckptool.WeightsNotFound):
             load(path)
         return
     try:
@@ -269,6 +269,25 @@ def test_a_key_picks_a_state_dict(key: str | None, tmp_path: Path) -> None:
     assert found._metadata == expected._metadata
 
 
+def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path) -> None:
+    state = LeNet().state_dict()
+    several = saved({"a": state, "b": state, "optimizer": {"state": {}, "param_groups": []}})
+    none = saved({"epoch": 3})
+
+    with pytest.raises(ckptool.AmbiguousWeights, match="several state dicts could be the weights") as caught:
+        load(several)
+    assert not isinstance(caught.value, ckptool.MigrationRefused)
+    assert caught.value.candidates == ("a", "b")
+    assert caught.value.hint == "Pick one with key=: 'a', 'b'"
+    with pytest.raises(ckptool.WeightsNotFound, match="there are no averaged weights") as missing:
+        load(several, weights="ema")
+    assert missing.value.candidates == ("a", "b")
+    assert not isinstance(missing.value, ckptool.AmbiguousWeights)
+    with pytest.raises(ckptool.WeightsNotFound, match="there are no weights") as nothing:
+        load(none)
+    assert (nothing.value.candidates, nothing.value.kind) == ((), "which-weights")
+
+
 def test_ema_and_raw_weights_are_told_apart(tmp_path: Path) -> None:
     raw, ema = LeNet().state_dict(), LeNet().state_dict()
     data = saved({"model": raw, "ema": ema}, tmp_path / "x.pth")
@@ -276,7 +295,7 @@ def test_ema_and_raw_weights_are_told_apart(tmp_path: Path) -> None:
     assert_same(load(data), raw)
     assert_same(load(data, weights="raw"), raw)
     assert_same(load(data, weights="ema"), ema)
-    with pytest.raises(ckptool.MigrationRefused, match="no state dict"):
+    with pytest.raises(ckptool.WeightsNotFound, match="no state dict"):
         load(data, key="nowhere")
 
 
