@@ -49,7 +49,7 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "scheduler"
     if group.kind == "loose" or words & _OTHER_WORDS:
         return "other"
-    if group.kind == "module":
+    if group.kind in ("module", "packed"):
         return "model"
     # A table of single numbers (scores of the best epochs, means and deviations) is nobody's weights.
     if group.key and all(not contents.tensors[name].shape for name in group.names):

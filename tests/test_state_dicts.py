@@ -87,6 +87,14 @@ def test_a_few_tensors_among_other_things_are_no_state_dict() -> None:
     assert found.weights.key == "model"
 
 
+def test_packed_weights_are_a_model_s_and_tuples_of_tensors_are_nobody_s() -> None:
+    packed = {"fc.scale": scalar(), "fc._packed_params.dtype": 1, "fc._packed_params._packed_params": (vector(), None)}
+
+    assert roles(packed) == {"": "model"}
+    assert roles({"model": packed, "metrics": packed}) == {"model": "model", "metrics": "other"}
+    assert roles({"fc.scale": scalar(), "a": 1, "b": (vector(), None)}) == {"": "other"}
+
+
 def test_a_table_of_single_numbers_is_nobodys_weights() -> None:
     assert roles({"model": weights(), "scores": {"a": scalar(), "b": scalar()}}) == {
         "model": "model",

@@ -269,6 +269,30 @@ def test_a_key_picks_a_state_dict(key: str | None, tmp_path: Path) -> None:
     assert found._metadata == expected._metadata
 
 
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+@pytest.mark.parametrize("where", ["", "model"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, where: str, tmp_path: Path) -> None:
+    def quantised() -> nn.Module:
+        plain = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})  # type: ignore[no-any-return]
+
+    model, fresh = quantised(), quantised()
+    state = model.state_dict()
+    x = torch.rand(2, 4)
+    saved({where: state, "epoch": 1} if where else state, tmp_path / "x.pth")
+    found = load(tmp_path / "x.pth")
+    assert list(found) == list(state)
+    fresh.load_state_dict(found)
+    assert torch.equal(fresh(x), model(x))
+    again = quantised()
+    ckptool.load_into(again, tmp_path / "x.pth")
+    assert torch.equal(again(x), model(x))
+    ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", form="state_dict")
+    assert list(torch_load(tmp_path / "y.pth")) == list(state)
+    assert list(load(saved({where or "net": dict(state), "epoch": 1}))) == list(state)  # who copies loses _metadata
+
+
 def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path) -> None:
     state = LeNet().state_dict()
     several = saved({"a": state, "b": state, "optimizer": {"state": {}, "param_groups": []}})
