@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from ckptool.migration import migrate
     from ckptool.report import MigrationReport
     from ckptool.torch_bridge.assembly import Cost
-    from ckptool.torch_bridge.filling import LoadReport, load_into
+    from ckptool.torch_bridge.filling import load_into
     from ckptool.torch_bridge.live import LiveModel, Reload, Serving
+    from ckptool.torch_bridge.load_report import LoadReport
     from ckptool.torch_bridge.loading import load, predict_memory
     from ckptool.torch_bridge.trusted import load_model
 
@@ -123,10 +124,14 @@ def __getattr__(name: str) -> Any:
         from ckptool.torch_bridge import loading
 
         return loading.__dict__[name]
-    if name in ("LoadReport", "load_into"):
+    if name == "load_into":
         from ckptool.torch_bridge import filling
 
         return filling.__dict__[name]
+    if name == "LoadReport":
+        from ckptool.torch_bridge import load_report
+
+        return load_report.__dict__[name]
     if name in ("LiveModel", "Reload", "Serving"):
         from ckptool.torch_bridge import live
 

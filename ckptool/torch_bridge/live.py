@@ -34,17 +34,18 @@ import torch
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, OutOfMemory, UnsupportedFeature
 from ckptool.files import file_identity
-from ckptool.formats import Origin, open_checkpoint
+from ckptool.formats import Origin
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
-from ckptool.torch_bridge.arithmetic import apart_on_cpu, in_own_thread, is_castable
+from ckptool.torch_bridge.arithmetic import apart_on_cpu, check_cast, in_own_thread, is_castable
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.digests import digest_of
 from ckptool.torch_bridge.fill_plan import Target, model_tensors
-from ckptool.torch_bridge.filling import LoadReport, assign, choose_targets, parameter_like, report_of
+from ckptool.torch_bridge.filling import assign, choose_targets, parameter_like
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
-from ckptool.torch_bridge.loading import naming
+from ckptool.torch_bridge.load_report import LoadReport, report_of
+from ckptool.torch_bridge.loading import opened
 from ckptool.torch_bridge.own_loading import own_loader
 from ckptool.torch_bridge.placement import CPU, available, placement
 from ckptool.weights import Which
@@ -65,6 +66,12 @@ class Reload(NamedTuple):
     report: LoadReport
     digest: str
     """SHA-256 of the names, types, shapes and bytes that were loaded: equal weights have equal digests."""
+
+    def __str__(self) -> str:
+        return f"{self.report}\n  sha256 {self.digest}"
+
+    def __repr__(self) -> str:
+        return f"<Reload {self.report.path!r} sha256 {self.digest}>"
 
 
 class Serving(NamedTuple):
@@ -95,6 +102,7 @@ class LiveModel:
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
+        ValueError: ``dtype`` is no floating type.
         CkptoolError: As ``reload``, where there is a ``source``.
     """
 
@@ -111,6 +119,7 @@ class LiveModel:
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        check_cast(dtype)
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
@@ -188,7 +197,7 @@ class LiveModel:
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
         seen = (os.fspath(source), file_identity(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
-        with self._reloading, open_checkpoint(source, limits=self._limits) as checkpoint, naming(checkpoint):
+        with self._reloading, opened(source, self._limits) as checkpoint:
             checkpoint.check_index()
             loader = own_loader(self.model)
             if loader is not None:
@@ -199,7 +208,7 @@ class LiveModel:
                 )
             done = self._replace(checkpoint, started)
             self.report, self._failure, self._seen = done.report, None, seen
-        logger.info("%s, sha256 %s", *done)
+        logger.info("%s; sha256 %s", done.report.line, done.digest)
         return done
 
     def _replace(self, checkpoint: Checkpoint, started: float) -> Reload:

@@ -8,7 +8,8 @@ import tarfile
 import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,50 @@ def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path)
     with pytest.raises(ckptool.WeightsNotFound, match="there are no weights") as nothing:
         load(none)
     assert (nothing.value.candidates, nothing.value.kind) == ((), "which-weights")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.bool, torch.complex64, torch.quint8, "bfloat16", torch.float4_e2m1fn_x2], ids=str
+)
+def test_a_type_that_weights_cannot_be_cast_to_is_refused_before_anything_is_read(dtype: Any, tmp_path: Path) -> None:
+    path = tmp_path / "not-there.pth"
+    verbs: list[Callable[[], Any]] = [
+        lambda: load(path, dtype=dtype),
+        lambda: ckptool.load_into(LeNet(), path, dtype=dtype),
+        lambda: ckptool.predict_memory(path, dtype=dtype),
+        lambda: ckptool.LiveModel(LeNet(), path, dtype=dtype),
+        lambda: ckptool.LiveModel(LeNet(), dtype=dtype),
+    ]
+    for verb in verbs:
+        with pytest.raises(ValueError, match="nothing to cast weights to: name a floating type"):
+            verb()
+
+
+def test_hints_name_the_command_that_tells_more(tmp_path: Path) -> None:
+    path = tmp_path / "it's new.pth"
+    data = bytearray(saved({"a": torch.arange(1000.0), "b": torch.arange(999.0)}))
+    quoted = f"'{tmp_path}/it'\"'\"'s new.pth'"
+
+    def hint(content: bytes, **options: Any) -> str | None:
+        path.write_bytes(content)
+        with pytest.raises(ckptool.CkptoolError) as caught:
+            load(path, **options)
+        return caught.value.hint
+
+    left = f"Download the file again, or see what is left of it: ckptool check {quoted}"
+    assert hint(data[:5000]) == left
+    for verb in (ckptool.predict_memory, partial(ckptool.load_into, LeNet()), partial(ckptool.LiveModel, LeNet())):
+        with pytest.raises(ckptool.TruncatedFile) as caught:
+            verb(path)  # type: ignore[operator]
+        assert caught.value.hint == left
+    with pytest.raises(ckptool.TruncatedFile) as nameless:
+        load(bytes(data[:5000]))
+    assert nameless.value.hint == "Download the file again."
+    data[data.index(torch.arange(1000.0).numpy().tobytes()) + 8] ^= 1
+    deep = f"Download the file again, or see which parts are damaged: ckptool check --deep {quoted}"
+    assert hint(bytes(data), verify=True) == deep
+    assert hint(saved({"epoch": 3})) == f"See what it holds: ckptool inspect --all {quoted}"
+    assert hint(b"<html></html>") == "Download the file itself: the address gave a page about it."
 
 
 def test_ema_and_raw_weights_are_told_apart(tmp_path: Path) -> None:
