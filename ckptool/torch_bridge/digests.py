@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -11,19 +12,35 @@ from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.host_memory import buffer_of
 
 
-def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes, in order of names; equal weights have equal digests."""
+def digest_of(state: Mapping[str, Any]) -> str:
+    """
+    Return the SHA-256 of names, types, shapes and bytes, in order of names; equal weights have equal digests.
+
+    What is no tensor counts by its ``repr``, and by what is in it if it is a tuple, a list or a dict.
+    """
     found = hashlib.sha256()
 
     def add_all() -> None:
-        for name in sorted(tensors):
-            tensor = tensors[name]
-            found.update(f"{name}\0{tensor.dtype}\0{tensor.layout}\0{list(tensor.shape)}\0".encode())
-            for part in _parts(tensor):
+        for name, value in _flat((name, state[name]) for name in sorted(state)):
+            if not isinstance(value, torch.Tensor):
+                found.update(f"{name}\0{value!r}\0".encode())
+                continue
+            found.update(f"{name}\0{value.dtype}\0{value.layout}\0{list(value.shape)}\0".encode())
+            for part in _parts(value):
                 found.update(buffer_of(part))
 
     in_own_thread(add_all)
     return found.hexdigest()
+
+
+def _flat(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in pairs:
+        if isinstance(value, Mapping):
+            yield from _flat((f"{name}[{key!r}]", item) for key, item in value.items())
+        elif isinstance(value, tuple | list):
+            yield from _flat((f"{name}[{position}]", item) for position, item in enumerate(value))
+        else:
+            yield name, value
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -19,12 +19,11 @@ and only a model from the meta device serves from them, until its first reload w
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -32,21 +31,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.checkpoint import Checkpoint
-from ckptool.errors import CkptoolError, OutOfMemory, UnsupportedFeature
+from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.files import file_identity
 from ckptool.formats import Origin
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
-from ckptool.torch_bridge.arithmetic import apart_on_cpu, check_cast, in_own_thread, is_castable
+from ckptool.torch_bridge.arithmetic import check_cast, is_castable
 from ckptool.torch_bridge.assembly import Assembly
+from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, with_weights
 from ckptool.torch_bridge.digests import digest_of
-from ckptool.torch_bridge.fill_plan import Target, model_tensors
-from ckptool.torch_bridge.filling import assign, choose_targets, parameter_like
+from ckptool.torch_bridge.filling import choose_targets
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
-from ckptool.torch_bridge.load_report import LoadReport, report_of
-from ckptool.torch_bridge.loading import opened
-from ckptool.torch_bridge.own_loading import own_loader
+from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
+from ckptool.torch_bridge.loading import chosen_weights, opened, torch_state_dict
+from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, available, placement
 from ckptool.weights import Which
 
@@ -187,10 +186,12 @@ class LiveModel:
         Replace the weights by those of a checkpoint of any form.
 
         A file that is damaged, or does not fit, changes nothing: the old weights go on serving. One reload runs at a
-        time. It needs memory for the new weights once, beside those that serve, unless they are mapped.
+        time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
+        loads through code of its own (hooks, overrides, packed parameters) can be swapped alone: a copy of it loads,
+        and needs memory for the weights once more.
 
         Raises:
-            UnsupportedFeature: To swap, and the model cannot be copied.
+            UnsupportedFeature: To swap, and the model cannot be copied; in place, and it loads through code of its own.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
@@ -200,13 +201,16 @@ class LiveModel:
         with self._reloading, opened(source, self._limits) as checkpoint:
             checkpoint.check_index()
             loader = own_loader(self.model)
-            if loader is not None:
+            if loader is None:
+                done = self._replace(checkpoint, started)
+            elif self._commit == "swap":
+                done = self._replace_through(checkpoint, started)
+            else:  # nobody knows what it would have done until then, should it fail halfway
                 raise UnsupportedFeature(
                     f"the model loads through code of its own: {loader}",
                     kind="own-loading",
-                    hint="Build a second model, fill it with ckptool.load_into, and serve that one.",
+                    hint="Use commit='swap', which lets a copy of the model load.",
                 )
-            done = self._replace(checkpoint, started)
             self.report, self._failure, self._seen = done.report, None, seen
         logger.info("%s; sha256 %s", done.report.line, done.digest)
         return done
@@ -217,23 +221,37 @@ class LiveModel:
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True)
         staged = assembly.tensors({one.name: one.source for one in filling.targets})
         checkpoint.check_unchanged()
-        digest = digest_of(_by_first_name(model, filling.targets, staged))
+        digest = digest_of(by_first_name(model, filling.targets, staged))
         for one in filling.targets:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
         if self._commit == "swap":
-            self._serving = Serving(_with_weights(model, filling.targets, staged), digest)
+            self._serving = Serving(with_weights(model, filling.targets, staged), digest)
         else:
             with self._gate.alone():
                 self._serving = Serving(model, None)  # for as long as it has some of both
-                _overwrite(model, filling.targets, staged)
+                overwrite(model, filling.targets, staged)
                 self._serving = Serving(model, digest)
         return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
+
+    def _replace_through(self, checkpoint: Checkpoint, started: float) -> Reload:
+        """Let a copy of the model load in its own way, and serve that."""
+        chosen = chosen_weights(checkpoint, *self._which, "wrappers")
+        state = torch_state_dict(checkpoint, chosen, Assembly(placement(CPU), mmap=self._mmap, verify=True))
+        checkpoint.check_unchanged()
+        digest = digest_of(state)
+        fresh = copied(self.model)
+        if any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers())):
+            for name, value in state.items():
+                state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
+        taken = load_through(fresh, state, strict=True)
+        self._serving = Serving(fresh, digest)
+        return Reload(report_through(fresh, checkpoint.path, chosen, taken, started), digest)
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of a tensor on the meta device."""
         dtype = self._dtype if self._dtype is not None and is_castable(values.dtype) else values.dtype
-        return _moved(values, self._device, dtype)
+        return moved(values, self._device, dtype)
 
     def watch(
         self,
@@ -273,69 +291,6 @@ class LiveModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.unwatch()
-
-
-def _by_first_name(
-    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return what was staged under the first name that the model has for it: files may have any, or all of them."""
-    first: dict[int, str] = {}
-    for name, tensor in model_tensors(model).items():
-        first.setdefault(id(tensor), name)
-    return {first[id(one.tensor)]: staged[one.name] for one in targets}
-
-
-def _overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
-    """Copy staged weights into the model's own memory, and those of the meta device into their places."""
-    assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
-    real = [one for one in targets if not one.tensor.is_meta]
-    devices = {one.tensor.device for one in real if one.tensor.is_cuda}
-    for device in devices:  # calls have returned, but their kernels may still run
-        torch.cuda.synchronize(device)
-
-    def copy_all() -> None:
-        for one in real:  # see _copy_all in filling
-            with torch.inference_mode(one.tensor.is_inference()), torch.no_grad():
-                one.tensor.detach().copy_(staged[one.name], non_blocking=False)
-
-    in_own_thread(copy_all)
-    for device in devices:
-        torch.cuda.synchronize(device)
-
-
-def _moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return values on a device, as a type; themselves, if they are so already."""
-    if (values.device, values.dtype) == (device, dtype):
-        return values
-    try:
-        return apart_on_cpu(device, lambda: values.to(device, dtype))
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"no {values.nbytes:,} bytes are free on {device}", needed=values.nbytes) from error
-
-
-def _with_weights(
-    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
-) -> torch.nn.Module:
-    """
-    Return a copy of the model around other weights; what is not replaced, it shares.
-
-    Raises:
-        UnsupportedFeature: The model holds something that cannot be copied, a lock say.
-    """
-    fresh: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    for one in targets:
-        old = one.tensor
-        new = staged[one.name] if old.is_meta else _moved(staged[one.name], old.device, old.dtype)
-        is_parameter = isinstance(old, torch.nn.Parameter)
-        fresh[id(old)] = parameter_like(old, new) if is_parameter else new
-    try:
-        return copy.deepcopy(model, fresh)
-    except Exception as error:
-        raise UnsupportedFeature(
-            f"the model cannot be copied: {error}",
-            kind="not-copyable",
-            hint="Use commit='in_place', which needs no copy.",
-        ) from error
 
 
 class _Watcher:

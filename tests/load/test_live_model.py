@@ -18,7 +18,7 @@ from torch import nn
 import ckptool
 from ckptool import LiveModel
 from ckptool.reference.nets import MLP, LeNet, TiedReader
-from ckptool.torch_bridge import live as live_module
+from ckptool.torch_bridge import commits
 from ckptool.torch_bridge.digests import digest_of
 from tests.load.same import assert_same, descriptors, resident_nbytes, saved
 
@@ -190,12 +190,112 @@ def test_a_copy_that_breaks_off_has_no_digest(files: tuple[Path, Path], monkeypa
         raise torch.cuda.OutOfMemoryError("the device is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(live_module, "assign", fail)
+        broken.setattr(commits, "assign", fail)
         with pytest.raises(torch.cuda.OutOfMemoryError):
             live.reload(files[1])
 
     assert live.digest is None
     assert live.reload(files[1]).digest == live.digest is not None
+
+
+# Models that load through code of their own
+
+
+class Renaming(LeNet):
+    """Takes files with the names that it had once, and counts how often it was filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled = 0
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.filled += 1
+        for name in [name for name in state if name.startswith("head.")]:
+            state[name.replace("head.", "out.")] = state.pop(name)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def old_names(seed: int) -> dict[str, torch.Tensor]:
+    return {name.replace("out.", "head."): tensor for name, tensor in lenet(seed).state_dict().items()}
+
+
+@pytest.mark.parametrize("mmap", [False, "auto"], ids=str)
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_a_copy_of_a_model_with_code_of_its_own_loads_and_is_swapped_in(meta: bool, mmap: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    saved(old_names(1), path)
+    with torch.device("meta" if meta else "cpu"):
+        model = Renaming().eval()
+    model.seen = torch.ones(2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    live = LiveModel(model, path, commit="swap", mmap=mmap, dtype=torch.float64 if meta else None)
+    images = IMAGES.double() if meta else IMAGES
+    first, serving = live.digest, live.model
+    assert torch.equal(live(images), lenet(1).to(images.dtype)(images))
+
+    saved(old_names(2), tmp_path / "y.pth")
+    with live.use() as now:
+        done = live.reload(tmp_path / "y.pth")
+        assert torch.equal(now(images), lenet(1).to(images.dtype)(images))
+        assert now.digest == first
+    assert torch.equal(live(images), lenet(2).to(images.dtype)(images))
+    assert live.model.seen.eq(1).all()
+    assert not live.model.training
+    assert (done.digest, done.report.share) == (live.digest, 1.0)
+    assert live.digest != first
+    assert live.reload(path).digest == first
+    assert model.filled == 0
+    assert serving is not model
+    if not meta:
+        assert_same(model.state_dict(), before)  # what was given is not touched
+
+
+@pytest.mark.parametrize("how", ["flipped", "names", "shapes"])
+def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_path: Path) -> None:
+    saved(old_names(1), tmp_path / "x.pth")
+    state = old_names(2)
+    data = bytearray(saved(state))
+    data[data.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    contents: dict[str, tuple[bytes, type[ckptool.CkptoolError]]] = {
+        "flipped": (bytes(data), ckptool.DamagedFile),
+        "names": (saved({name: tensor for name, tensor in state.items() if name != "fc1.bias"}), ckptool.KeyMismatch),
+        "shapes": (saved(state | {"head.bias": torch.ones(3)}), ckptool.ShapeMismatch),
+    }
+    live = LiveModel(Renaming().eval(), tmp_path / "x.pth", commit="swap")
+    model, digest = live.model, live.digest
+
+    with pytest.raises(contents[how][1]):
+        live.reload(contents[how][0])
+
+    assert (live.model, live.digest) == (model, digest)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+
+def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    saved(old_names(1), tmp_path / "x.pth")
+    live = LiveModel(Renaming())
+
+    with pytest.raises(ckptool.UnsupportedFeature, match="code of its own: Renaming") as caught:
+        live.reload(tmp_path / "x.pth")
+    assert caught.value.hint == "Use commit='swap', which lets a copy of the model load."
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+def test_packed_weights_are_swapped_in_and_have_a_digest(tmp_path: Path) -> None:
+    def quantised(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})  # type: ignore[no-any-return]
+
+    x = torch.rand(2, 4)
+    for seed in (1, 2):
+        saved(quantised(seed).state_dict(), tmp_path / f"{seed}.pth")
+    live = LiveModel(quantised(0), tmp_path / "1.pth", commit="swap")
+    assert torch.equal(live(x), quantised(1)(x))
+    first = live.digest
+    assert live.reload(tmp_path / "2.pth").digest != first
+    assert torch.equal(live(x), quantised(2)(x))
+    assert live.reload(tmp_path / "1.pth").digest == first
 
 
 # Where the first load puts the weights
