@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -181,6 +182,35 @@ def test_a_block_of_use_says_which_weights_answer(commit: Commit, files: tuple[P
         assert now.model is live.model
         assert torch.equal(now(IMAGES), lenet(2)(IMAGES))
         assert repr(now) == f"<Serving LeNet sha256 {live.digest}>"
+
+
+def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+    alone, seen = live._gate.alone, list[str | None]()
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        with alone():
+            yield
+            seen.append(live.digest)
+
+    monkeypatch.setattr(live._gate, "alone", watched)
+    done = live.reload(files[1])
+
+    assert seen == [done.digest]
+
+
+def test_a_device_without_room_is_told_in_bytes() -> None:
+    class Full(torch.Tensor):
+        def to(self, *arguments: Any, **options: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4000 bytes")
+
+    values = torch.ones(1000).as_subclass(Full)
+    with pytest.raises(ckptool.OutOfMemory, match="no 4,000 bytes are free on cuda:1") as caught:
+        commits.moved(values, torch.device("cuda:1"), torch.float32)
+    assert caught.value.needed == 4000
 
 
 def test_a_copy_that_breaks_off_has_no_digest(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
