@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ckptool.checkpoint import Checkpoint, ClassSource, Member, StateDict
 from ckptool.errors import (
     AmbiguousFile,
+    AmbiguousWeights,
     CkptoolError,
     DamagedFile,
     DeviceUnavailable,
@@ -25,6 +26,7 @@ from ckptool.errors import (
     UnsafePickle,
     UnsupportedFeature,
     WeightsMismatch,
+    WeightsNotFound,
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from ckptool.migration import migrate
     from ckptool.report import MigrationReport
     from ckptool.torch_bridge.assembly import Cost
-    from ckptool.torch_bridge.filling import LoadReport, load_into
-    from ckptool.torch_bridge.live import LiveModel, Reload
+    from ckptool.torch_bridge.filling import load_into
+    from ckptool.torch_bridge.live import LiveModel, Reload, Serving
+    from ckptool.torch_bridge.load_report import LoadReport
     from ckptool.torch_bridge.loading import load, predict_memory
     from ckptool.torch_bridge.trusted import load_model
 
@@ -46,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmbiguousFile",
+    "AmbiguousWeights",
     "CheckReport",
     "Checkpoint",
     "CkptoolError",
@@ -70,6 +74,7 @@ __all__ = [
     "OutputExists",
     "OutputFailed",
     "Reload",
+    "Serving",
     "ShapeMismatch",
     "SourceChanged",
     "StateDict",
@@ -81,6 +86,7 @@ __all__ = [
     "UnsafePickle",
     "UnsupportedFeature",
     "WeightsMismatch",
+    "WeightsNotFound",
     "check",
     "diff",
     "load",
@@ -118,11 +124,15 @@ def __getattr__(name: str) -> Any:
         from ckptool.torch_bridge import loading
 
         return loading.__dict__[name]
-    if name in ("LoadReport", "load_into"):
+    if name == "load_into":
         from ckptool.torch_bridge import filling
 
         return filling.__dict__[name]
-    if name in ("LiveModel", "Reload"):
+    if name == "LoadReport":
+        from ckptool.torch_bridge import load_report
+
+        return load_report.__dict__[name]
+    if name in ("LiveModel", "Reload", "Serving"):
         from ckptool.torch_bridge import live
 
         return live.__dict__[name]

@@ -97,7 +97,8 @@ def check(
     A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
 
     Raises:
-        MigrationRefused: ``like`` has no weights that stand out, or ``model`` cannot be built.
+        WeightsNotFound: ``like`` has no weights that stand out.
+        MigrationRefused: ``model`` cannot be built.
         CkptoolError: ``like`` cannot be read.
     """
     depth: Depth = "values" if values else "bytes" if deep else "structure"

@@ -25,7 +25,7 @@ _PATHS_NBYTES: Final = 1 << 24
 _PATH_NBYTES: Final = 256
 _OVERHEAD_NBYTES: Final = 64
 
-GroupKind: TypeAlias = Literal["mapping", "module", "optimizer", "loose"]
+GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loose"]
 
 
 class Group:
@@ -167,6 +167,9 @@ class _Collector:
         nested = any(id(child) in self._holding for child in others)
         named = len(keys) == len(below)
         kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
+        # Their weights are in tuples, and what stands beside them is numbers: by counting, no state dict either.
+        if named and nested and any(key.endswith(_PACKED) for key in keys):
+            kind = "packed"
         return self._new_group(Group(path, kind, node=node))
 
     def _new_group(self, group: Group) -> Group:
@@ -241,6 +244,8 @@ class _Collector:
 
 
 _LEAVE = Call(None, ())
+_PACKED = "_packed_params"
+"""Last component of what holds the weight and the bias of a quantised layer, in a tuple."""
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 

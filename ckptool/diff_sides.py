@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool import inert, transforms
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import MalformedFile, UnsupportedFeature
+from ckptool.errors import AmbiguousWeights, MalformedFile, UnsupportedFeature, WeightsNotFound
 from ckptool.inert import Inert
 from ckptool.tensors import LazyTensor, identity
 from ckptool.weights import MODULES_KEY, ORDER_KEY, RESERVED, ModuleFacts, NameChanges, prepare
@@ -76,7 +76,8 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
     Return one side; ``aligned`` takes away what training wrappers added to the names, where names stay distinct.
 
     Raises:
-        UnsupportedFeature: It is not clear what is to be compared; the hint says how to name it.
+        WeightsNotFound: It is not clear what is to be compared; the hint says how to name it.
+        UnsupportedFeature: It is an archive of several checkpoints.
         MalformedFile: The index is damaged, so names and shapes may not be those that were saved.
     """
     if checkpoint.damage:
@@ -109,12 +110,12 @@ def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
         chosen = found[0]
     if chosen is None:
         listed = ", ".join(one.key or "(root)" for one in checkpoint.state_dicts[:12])
-        what = "several state dicts could be the weights" if key is None else f"no state dict under {key!r}"
-        raise UnsupportedFeature(
-            what if checkpoint.state_dicts else "no state dict",
-            kind="which-weights" if key is None else "no-state-dict",
-            hint=f"Pick one with --key-{label}: {listed}" if listed else None,
-        )
+        hint = f"Pick one with --key-{label}: {listed}" if listed else None
+        error = WeightsNotFound("no state dict" if key is None else f"no state dict under {key!r}", hint=hint)
+        if key is None and checkpoint.state_dicts:
+            error = AmbiguousWeights("several state dicts could be the weights", hint=hint)
+        error.candidates = tuple(one.key for one in checkpoint.state_dicts)
+        raise error
     return chosen
 
 

@@ -14,6 +14,8 @@ Every exception that ckptool raises.
   + UnsafePickle            reading it would mean running it, or consulting this process
   + UnsupportedFeature      well formed, but not handled
   + LimitExceeded           reading it would cost more than the limits allow
+  + WeightsNotFound         no state dict is the weights that were asked for
+    - AmbiguousWeights      several could be
   + MigrationRefused        what was asked for would lose or confuse something
   + OutputFailed            the result could not be written
     - OutputExists          and nothing may be overwritten
@@ -145,6 +147,23 @@ class LimitExceeded(CkptoolError):
     """Reading on would cost more than the ``Limits`` allow: ``needed`` against ``actual``."""
 
     default_kind = "limit-exceeded"
+
+
+class WeightsNotFound(CkptoolError):
+    """
+    No state dict in the file is the weights that were asked for.
+
+    ``candidates`` are the keys of those that can be asked for by ``key``, the empty one for the root.
+    """
+
+    default_kind = "no-state-dict"
+    candidates: tuple[str, ...] = ()
+
+
+class AmbiguousWeights(WeightsNotFound):
+    """Several state dicts could be the weights that were asked for, and none stands out; none is taken by guess."""
+
+    default_kind = "which-weights"
 
 
 class MigrationRefused(CkptoolError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import MigrationRefused
+from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.findings import Finding, run, some, state_dict_command
 from ckptool.guess_keys import guess_renames, nearest
 from ckptool.match_keys import Changes, Shapes, is_benign, match
@@ -19,7 +19,7 @@ def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple
     Return the shapes of the weights of a checkpoint, by name, tied names among them.
 
     Raises:
-        MigrationRefused: It is not known which state dict they are.
+        WeightsNotFound: It is not known which state dict they are.
     """
     return _shapes(checkpoint, choose(checkpoint, key, "auto"))
 
@@ -34,7 +34,7 @@ def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | Non
     try:
         chosen = choose(checkpoint, key, "auto")
         found = _shapes(checkpoint, chosen)
-    except MigrationRefused as error:
+    except (WeightsNotFound, MigrationRefused) as error:
         hint = error.hint or state_dict_command(checkpoint)
         yield Finding("CK600", "warning", f"cannot be held against {model}: {error.message}", hint)
         return

@@ -75,6 +75,9 @@ class Change(NamedTuple):
         flag = f"--{self.option.replace('_', '-')}"
         return (flag, self.argument) if self.argument else (flag,)
 
+    def __str__(self) -> str:
+        return " ".join(self.arguments)
+
 
 Changes: TypeAlias = tuple[Change, ...]
 

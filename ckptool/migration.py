@@ -112,6 +112,7 @@ def migrate(
     back, nor checks the source's checksums, nor waits for the disk unless an old file is replaced.
 
     Raises:
+        WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
         MigrationRefused: It would lose or confuse something; the hint names the option that allows it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.

@@ -19,7 +19,6 @@ WEIGHT_KEYS = (
     "model_state",
     "params",
     "weights",
-    "generator",
 )
 """Keys under which trainers put the weights, best known first."""
 
@@ -28,12 +27,20 @@ _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
 _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
 _OTHER_WORDS = {"callbacks", "loops", "metrics", "normalizer", "scaler", "rng", "rng_state"}
 
+# fmt: off
+_SIDE_BY_SIDE = {
+    "generator", "discriminator", "gen", "disc", "dis", "netg", "netd", "g", "d", "actor", "critic",
+    "encoder", "decoder", "student", "teacher",
+}
+# fmt: on
+"""Words for one of several models that were trained together: the larger is not the one that is meant."""
+
 _CLEAR_MAJORITY = 0.9
 
 
 def role_of(group: Group, contents: Contents) -> Role:
     """Return what a group of tensors is for, going by where it stands and what it looks like."""
-    words = {word for component in group.key.lower().split(".") for word in (component, *component.split("_"))}
+    words = _words(group.key)
     if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
         return "optimizer"
     if words & _EMA_WORDS:
@@ -42,12 +49,16 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "scheduler"
     if group.kind == "loose" or words & _OTHER_WORDS:
         return "other"
-    if group.kind == "module":
+    if group.kind in ("module", "packed"):
         return "model"
     # A table of single numbers (scores of the best epochs, means and deviations) is nobody's weights.
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def _words(key: str) -> set[str]:
+    return {word for component in key.lower().split(".") for word in (component, *component.split("_"))}
 
 
 def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int], int]) -> int | None:
@@ -56,8 +67,9 @@ def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int]
 
     ``numel`` gives the elements of the candidate with an index; it is asked only where nothing else tells.
 
-    The only one there is, else the one under the best known key, else the one with nine tenths of all elements;
-    averaged weights stand in where there are no others.
+    The only one there is, else the one under the best known key, else the one with nine tenths of all elements, but
+    not where one is called a generator, say: then several are somebody's. Averaged weights stand in where there are
+    no others.
     """
     for role in ("model", "ema"):
         found = [index for index, candidate in enumerate(candidates) if candidate[1] == role]
@@ -69,6 +81,8 @@ def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int]
             named = [index for index in found if candidates[index][0].rpartition(".")[2] == key]
             if len(named) == 1:
                 return named[0]
+        if any(_words(candidates[index][0]) & _SIDE_BY_SIDE for index in found):
+            return None
         sizes = {index: numel(index) for index in found}
         largest = max(found, key=lambda index: sizes[index])
         return largest if sizes[largest] > _CLEAR_MAJORITY * sum(sizes.values()) else None

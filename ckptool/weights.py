@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool import inert, transforms
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import MigrationRefused
+from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.inert import Inert
 from ckptool.modules import version_of
+from ckptool.state_dicts import Role
 from ckptool.tensors import LazyTensor
 
 Which: TypeAlias = Literal["auto", "raw", "ema"]
@@ -31,6 +32,12 @@ RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
 """What a module wrote beside its tensors: its version, mostly."""
 
+_ROLES: Final[dict[Which, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
+_KINDS: Final[dict[Which, str]] = {
+    "ema": "averaged weights",
+    "raw": "weights that are not averaged",
+    "auto": "weights",
+}
 _MOST_FACTS = 16
 _LONGEST_FACT = 256
 
@@ -87,31 +94,33 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 
     Raises:
-        MigrationRefused: There is none, or there are several that could be meant; the hint lists them.
+        AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
+        WeightsNotFound: None is.
     """
     found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
-    listed = ", ".join(one.key or "(root)" for one in found[:12])
-    hint = f"Pick one with --key: {listed}" if found else "Keep everything with --form same."
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
-            raise MigrationRefused(f"no state dict under {key!r}", kind="no-state-dict", hint=hint)
+            raise _listing(WeightsNotFound(f"no state dict under {key!r}"), found)
         if named[0].role == "optimizer":
-            raise MigrationRefused(f"{key!r} is an optimizer's state, no weights", kind="no-state-dict", hint=hint)
+            raise _listing(WeightsNotFound(f"{key!r} is an optimizer's state, no weights"), found)
         return named[0]
-    if which == "ema":
-        found = [one for one in found if one.role == "ema"]
-        chosen = found[0] if len(found) == 1 else None
-    else:
-        chosen = checkpoint.weights
-        if which == "raw" and chosen is not None and chosen.role != "model":
-            chosen = None
-    if chosen is None:
-        kinds = {"ema": "averaged weights", "raw": "weights that are not averaged", "auto": "weights"}
-        several = len(found) > 1 and which != "raw"
-        what = f"several state dicts could be the {kinds[which]}" if several else f"there are no {kinds[which]}"
-        raise MigrationRefused(what, kind="which-weights", hint=hint)
-    return chosen
+    best = checkpoint.weights
+    for role in _ROLES[which]:
+        meant = [one for one in found if one.role == role]
+        taken = next((one for one in meant if len(meant) == 1 or one is best), None)
+        if taken is not None:
+            return taken
+        if meant:
+            raise _listing(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
+    raise _listing(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
+
+
+def _listing(error: WeightsNotFound, found: Sequence[StateDict]) -> WeightsNotFound:
+    error.candidates = tuple(one.key for one in found)
+    listed = ", ".join(key or "(root)" for key in error.candidates[:12])
+    error.hint = f"Pick one with --key: {listed}" if found else "Keep everything with --form same."
+    return error
 
 
 def prepare(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ckptool
 from ckptool import Checkpoint, open_checkpoint
 from ckptool.state_dicts import WEIGHT_KEYS, Role, choose_weights
 from tests import build
@@ -84,6 +87,14 @@ def test_a_few_tensors_among_other_things_are_no_state_dict() -> None:
     assert found.weights.key == "model"
 
 
+def test_packed_weights_are_a_model_s_and_tuples_of_tensors_are_nobody_s() -> None:
+    packed = {"fc.scale": scalar(), "fc._packed_params.dtype": 1, "fc._packed_params._packed_params": (vector(), None)}
+
+    assert roles(packed) == {"": "model"}
+    assert roles({"model": packed, "metrics": packed}) == {"model": "model", "metrics": "other"}
+    assert roles({"fc.scale": scalar(), "a": 1, "b": (vector(), None)}) == {"": "other"}
+
+
 def test_a_table_of_single_numbers_is_nobodys_weights() -> None:
     assert roles({"model": weights(), "scores": {"a": scalar(), "b": scalar()}}) == {
         "model": "model",
@@ -121,7 +132,15 @@ def test_the_best_known_key_wins(key: str) -> None:
         ([("x.model", "model", 1), ("y.model", "model", 1), ("z.net", "model", 1)], 2),
         ([("big", "model", 91), ("small", "model", 9)], 0),
         ([("big", "model", 90), ("small", "model", 10)], None),
-        ([("generator", "model", 5), ("discriminator", "model", 50)], 0),
+        ([("generator", "model", 5), ("discriminator", "model", 95)], None),
+        ([("generator", "model", 95), ("discriminator", "model", 5)], None),
+        ([("netG", "model", 5), ("netD", "model", 95)], None),
+        ([("G_state", "model", 95), ("D_state", "model", 5)], None),
+        ([("nets.actor", "model", 5), ("nets.critic", "model", 95)], None),
+        ([("generator", "model", 5), ("optimizer", "optimizer", 95)], 0),
+        ([("generator", "model", 5), ("g_ema", "ema", 5)], 0),
+        ([("state_dict", "model", 5), ("discriminator", "model", 95)], 0),
+        ([("g_ema", "ema", 95), ("d_ema", "ema", 5)], None),
         ([("ema", "ema", 95), ("swa", "ema", 5)], 0),
         ([("a", "model", 0), ("b", "model", 0)], None),
     ],
@@ -163,3 +182,32 @@ def test_keys_with_dots_in_them_stay_whole() -> None:
 )
 def test_the_form_says_what_a_file_holds(tree: Any, form: str) -> None:
     assert opened(tree).form == form
+
+
+@pytest.mark.parametrize("sizes", [(50, 50), (5, 95), (95, 5)], ids=str)
+def test_of_two_models_that_were_trained_together_none_is_guessed(sizes: tuple[int, int], tmp_path: Path) -> None:
+    models = [{"layer.weight": build.tensor(build.storage("0", 100), (size,))} for size in sizes]
+    path, like = tmp_path / "gan.pth", tmp_path / "like.pth"
+    path.write_bytes(build.torch_zip({"generator": models[0], "discriminator": models[1]}, {"0": build.floats(100)}))
+    like.write_bytes(build.torch_zip(models[0], {"0": build.floats(100)}))
+
+    verbs: dict[str, Callable[[], Any]] = {
+        "load": lambda: ckptool.load(path),
+        "migrate": lambda: ckptool.migrate(path, tmp_path / "x.safetensors"),
+        "like": lambda: ckptool.check(like, like=path),
+        "diff": lambda: ckptool.diff(path, like),
+    }
+    for name, verb in verbs.items():
+        with pytest.raises(ckptool.AmbiguousWeights) as caught:
+            verb()
+        assert caught.value.candidates == ("generator", "discriminator"), name
+        assert "generator" in str(caught.value.hint), name
+        assert "discriminator" in str(caught.value.hint), name
+    (finding,) = [one for one in ckptool.check(path, like=like).findings if one.code == "CK600"]
+    assert "generator, discriminator" in str(finding.hint)
+    assert any(
+        one.code == "CK302" and "generator, discriminator" in one.message for one in ckptool.check(path).findings
+    )
+    with open_checkpoint(path) as found:
+        assert found.weights is None
+    assert list(ckptool.load(path, key="generator")) == list(models[0])

@@ -14,7 +14,7 @@ import click
 from ckptool import transforms
 from ckptool.casting import TARGETS
 from ckptool.cli.migrate_report import error_as_json, report_as_json, report_lines
-from ckptool.errors import CkptoolError, MigrationRefused
+from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.migration import migrate as migrate_file
 from ckptool.render import error_text
 from ckptool.report import MigrationReport
@@ -117,7 +117,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     reports: list[dict[str, object]] = []
     for source, outcome in _run(sources, target, arguments, jobs):
         if isinstance(outcome, CkptoolError):
-            code = max(code, 1 if isinstance(outcome, MigrationRefused) else 2)
+            code = max(code, 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2)
             reports.append(error_as_json(source, outcome))
             if not as_json:
                 click.echo(error_text(outcome), err=True)

@@ -41,6 +41,19 @@ def is_castable(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize > 1
 
 
+def check_cast(dtype: object) -> None:
+    """Raise ValueError unless floating tensors can be cast to a type; None is no cast."""
+    if dtype is None:
+        return
+    refusal = f"dtype={dtype!r} is nothing to cast weights to: name a floating type, as torch.bfloat16"
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(refusal)
+    try:
+        torch.zeros(1).to(dtype)
+    except RuntimeError as error:  # torch has types that it cannot compute
+        raise ValueError(refusal) from error
+
+
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values as another type, on the device where they are."""
     return apart_on_cpu(values.device, lambda: values.to(dtype))

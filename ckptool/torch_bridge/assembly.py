@@ -57,6 +57,12 @@ class Cost(NamedTuple):
     passing_nbytes: int
     """What is needed on top while loading: uncast bytes, staging buffers."""
 
+    def __str__(self) -> str:
+        return (
+            f"host {self.host_nbytes:,} bytes, device {self.device_nbytes:,}, mapped {self.mapped_nbytes:,}, "
+            f"and {self.passing_nbytes:,} while loading"
+        )
+
 
 class _Block:
     """One storage, or the span of it that tensors use."""

@@ -10,73 +10,35 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from ckptool.checkpoint import Checkpoint
-from ckptool.errors import KeyMismatch, MigrationRefused, WeightsMismatch
+from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.files import file_under
-from ckptool.formats import Origin, open_checkpoint
+from ckptool.formats import Origin
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.match_keys import Changes
 from ckptool.state_dicts import Role
 from ckptool.tables import show
-from ckptool.torch_bridge.arithmetic import in_own_thread
+from ckptool.torch_bridge.arithmetic import check_cast, in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
 from ckptool.torch_bridge.fill_plan import FillPlan, Target, fits_bytewise, is_own_memory, plan
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap
-from ckptool.torch_bridge.loading import chosen_weights, naming, torch_state_dict
+from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
+from ckptool.torch_bridge.loading import chosen_weights, opened, torch_state_dict
 from ckptool.torch_bridge.optimizers import read_optimizer
-from ckptool.torch_bridge.own_loading import OwnLoading, load_through, own_loader
+from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
 from ckptool.transfer import check_others
-from ckptool.weights import Weights, Which
+from ckptool.weights import Which
 
 _PIECE_NBYTES: Final = 4 << 20
 
 logger = logging.getLogger("ckptool")
-
-
-class LoadReport(NamedTuple):
-    """What was loaded into a model."""
-
-    path: str
-    key: str
-    """Where in the file the weights stand; empty for the root."""
-    loaded: int
-    """Tensors of the model that were loaded; those that share one that was count."""
-    expected: int
-    """Tensors that the model has."""
-    share: float
-    """Of the model's elements that were loaded, 0 to 1."""
-    seconds: float
-    nbytes: int = 0
-    """Size of what was read."""
-    missing: tuple[str, ...] = ()
-    """The model's, not in the file."""
-    unexpected: tuple[str, ...] = ()
-    """The file's, not in the model."""
-    cast: tuple[tuple[str, str, str], ...] = ()
-    """Name, type in the file, type in the model."""
-    tied: tuple[tuple[str, str], ...] = ()
-    """Names that the file has not, and the name of the same tensor that it has."""
-    changes: Changes = ()
-    """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
-    still_meta: tuple[str, ...] = ()
-    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
-    optimizer: int = 0
-    """Parameters whose optimizer state was loaded."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: {self.loaded:,} of {self.expected:,} tensors loaded, {self.share:.1%} of the elements, "
-            f"{self.nbytes:,} bytes in {self.seconds:.2f} s"
-        )
 
 
 def load_into(
@@ -109,15 +71,18 @@ def load_into(
     file itself breaks while it is read; ``verify`` first holds it against its own checksums, in a pass of its own.
 
     Raises:
+        AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
         UnsupportedFeature: The model loads through code of its own that cannot be tried beforehand.
         CkptoolError: As ``load``.
+        ValueError: ``dtype`` is no floating type.
     """
     started = time.perf_counter()
     place = placement(map_location)
-    with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+    check_cast(dtype)
+    with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
         state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
@@ -133,11 +98,11 @@ def load_into(
             if verify:
                 check_others(chosen.tensors.values(), ())
             taken = load_through(model, torch_state_dict(checkpoint, chosen, assembly, progress), strict=strict)
-            report = _report_through(model, checkpoint.path, chosen, taken, started)
+            report = report_through(model, checkpoint.path, chosen, taken, started)
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
-    logger.info("%s", report)
+    logger.info("%s", report.line)
     if report.still_meta:
         logger.warning("%s: still on the meta device: %s", report.path, show(", ".join(report.still_meta[:8])))
     return report
@@ -159,13 +124,18 @@ def choose_targets(
     """Return the state dict that is meant, and how it fits; of several, the only one that does."""
     try:
         chosen = chosen_weights(checkpoint, key, weights, None)
-    except MigrationRefused as error:
+    except WeightsNotFound as error:
         if key is not None or weights != "auto":
             raise
         fitting = _fitting(model, checkpoint, "model") or _fitting(model, checkpoint, "ema", "other")
-        if len(fitting) != 1:
-            raise KeyMismatch(error.message, hint=error.hint) from error
-        return fitting[0]
+        if len(fitting) == 1:
+            return fitting[0]
+        if not fitting:
+            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
+        several = AmbiguousWeights(f"{len(fitting)} state dicts fit the model", hint=error.hint)
+        several.candidates = tuple(found for found, _ in fitting)
+        several.hint = f"Pick one with key=: {', '.join(map(repr, several.candidates[:12]))}"
+        raise several from error
     return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
 
 
@@ -266,42 +236,3 @@ def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Paramete
     """Return values as a parameter that is trained if ``old`` is; integers never are."""
     is_trained = old.requires_grad and (values.is_floating_point() or values.is_complex())
     return torch.nn.Parameter(values, requires_grad=is_trained)
-
-
-def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:
-    """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
-    report = _report(model, path, key, {one.name for one in filling.targets} | set(filling.tied), started)
-    return report._replace(
-        nbytes=sum(one.source.info.total_nbytes for one in filling.targets),
-        missing=filling.missing,
-        unexpected=filling.unexpected,
-        cast=filling.cast,
-        tied=tuple(filling.tied.items()),
-        changes=filling.match.changes,
-    )
-
-
-def _report_through(
-    model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float
-) -> LoadReport:
-    loaded = model.state_dict().keys() - set(taken.missing)
-    return _report(model, path, chosen.state_dict.key, loaded, started)._replace(
-        nbytes=sum(tensor.info.total_nbytes for tensor in chosen.tensors.values()),
-        missing=taken.missing,
-        unexpected=taken.unexpected,
-    )
-
-
-def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str], started: float) -> LoadReport:
-    entries = model.state_dict(keep_vars=True)
-    numel = {name: entry.numel() if isinstance(entry, torch.Tensor) else 0 for name, entry in entries.items()}
-    named = (*model.named_parameters(), *model.named_buffers())
-    return LoadReport(
-        path=path,
-        key=key,
-        loaded=len(loaded),
-        expected=len(numel),
-        share=sum(numel[name] for name in loaded) / max(1, sum(numel.values())),
-        still_meta=tuple(name for name, tensor in named if tensor.is_meta),
-        seconds=time.perf_counter() - started,
-    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shlex import join
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -13,10 +15,18 @@ import torch
 from ckptool import transforms
 from ckptool.checkpoint import Checkpoint
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, MigrationRefused, UnsupportedFeature
+from ckptool.errors import (
+    CkptoolError,
+    MalformedFile,
+    MigrationRefused,
+    TruncatedFile,
+    UnsupportedFeature,
+    WeightsNotFound,
+)
 from ckptool.formats import Origin, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
+from ckptool.torch_bridge.arithmetic import check_cast
 from ckptool.torch_bridge.assembly import Assembly, Cost, Progress
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.placement import MapLocation, placement
@@ -61,15 +71,18 @@ def load(
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
         DeviceUnavailable: ``map_location`` names a device that is not here.
-        MigrationRefused: No state dict is the weights, or several could be; the hint lists them.
+        AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make.
+        WeightsNotFound: No state dict is the weights that were asked for.
         CkptoolError: The file cannot be read.
+        ValueError: ``dtype`` is no floating type.
     """
     place = placement(map_location)
+    check_cast(dtype)
 
     def state_dict() -> OrderedDict[str, Any]:
-        with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+        with opened(source, limits) as checkpoint:
             if verify:
                 checkpoint.check_index()
             chosen = chosen_weights(checkpoint, key, weights, strip)
@@ -98,16 +111,23 @@ def predict_memory(
 
     Raises:
         CkptoolError: As ``load``.
+        ValueError: ``dtype`` is no floating type.
     """
     place = placement(device)
-    with open_checkpoint(source, limits=limits) as checkpoint, naming(checkpoint):
+    check_cast(dtype)
+    with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
 
 
 def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:
     """Return the weights that are meant, under the names that they are to have."""
-    state_dict = choose(checkpoint, key, weights)
+    try:
+        state_dict = choose(checkpoint, key, weights)
+    except WeightsNotFound as error:
+        listed = ", ".join(repr(one) for one in error.candidates[:12])
+        error.hint = f"Pick one with key=: {listed}" if listed else None
+        raise
     rules: tuple[transforms.Rule, ...] = ()
     if strip is not None:
         rules = (transforms.strip_wrappers if strip == "wrappers" else transforms.strip_module,)
@@ -119,13 +139,33 @@ def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, stri
 
 
 @contextmanager
-def naming(checkpoint: Checkpoint) -> Iterator[None]:
-    """Give errors the path of the checkpoint that they are about."""
+def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
+    """Give a checkpoint. Errors get its path, and the command that would tell more about the file, where one would."""
+    checkpoint: Checkpoint | None = None
     try:
-        yield
+        with open_checkpoint(source, limits=limits) as checkpoint:
+            yield checkpoint
     except CkptoolError as error:
-        error.path = error.path or checkpoint.path
+        if checkpoint is not None:
+            error.path = error.path or checkpoint.path
+        if isinstance(source, str | os.PathLike):
+            error.hint = _further(error, os.fspath(source), is_open=checkpoint is not None)
         raise
+
+
+def _further(error: CkptoolError, path: str, *, is_open: bool) -> str | None:
+    """Return the hint of an error, and a command line behind it for a POSIX shell."""
+    command: tuple[str, ...]
+    if isinstance(error, TruncatedFile):
+        aim, command = "see what is left of it", ("check",)
+    elif isinstance(error, MalformedFile) and is_open:
+        aim, command = "see which parts are damaged", ("check", "--deep")
+    elif isinstance(error, WeightsNotFound) and not error.candidates:
+        aim, command = "see what it holds", ("inspect", "--all")
+    else:
+        return error.hint
+    aim = f"{error.hint.rstrip('.')}, or {aim}" if error.hint else aim.capitalize()
+    return f"{aim}: {join(('ckptool', *command, f'./{path}' if path.startswith('-') else path))}"
 
 
 def torch_state_dict(

@@ -8,6 +8,7 @@ fails leaves the model as it was, here too.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -65,7 +66,12 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         UnsupportedFeature: The model's code cannot be tried on tensors without memory.
     """
     fresh: dict[int, Any] = {id(tensor): _hollow(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    hollow = {name: _hollow(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say.
+    hollow = OrderedDict(
+        (name, _hollow(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else value)
+        for name, value in state.items()
+    )
+    hollow._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
     try:
         found = copy.deepcopy(model, fresh).load_state_dict(hollow, strict=False, assign=True)
     except RuntimeError as error:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
-from ckptool import CkptoolError, DiffReport, diff
+from ckptool import AmbiguousWeights, CkptoolError, DiffReport, diff
 from ckptool.inert import Call, Dict, Global, Inert
 from ckptool.migration import migrate
 from ckptool.tree_diff import Change, tree_changes
@@ -301,6 +301,8 @@ def test_what_holds_several_models_asks_for_a_key(tmp_path: Path) -> None:
     with pytest.raises(CkptoolError) as caught:
         diff(tmp_path / "a.pth", tmp_path / "b.pth")
 
+    assert isinstance(caught.value, AmbiguousWeights)
+    assert caught.value.candidates == ("first", "second")
     assert (caught.value.kind, caught.value.path) == ("which-weights", str(tmp_path / "a.pth"))
     assert caught.value.hint == "Pick one with --key-a: first, second"
     assert diff(tmp_path / "a.pth", tmp_path / "b.pth", key_a="second").same

@@ -8,7 +8,8 @@ import tarfile
 import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_every_fixture_is_loaded_as_torch_loads_it(name: str) -> None:
     with ckptool.open_checkpoint(path) as checkpoint:
         weights, names = checkpoint.weights, list(checkpoint.tensors)
     if weights is None:
-        with pytest.raises(ckptool.MigrationRefused):
+        with pytest.raises(ckptool.WeightsNotFound):
             load(path)
         return
     try:
@@ -269,6 +270,93 @@ def test_a_key_picks_a_state_dict(key: str | None, tmp_path: Path) -> None:
     assert found._metadata == expected._metadata
 
 
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+@pytest.mark.parametrize("where", ["", "model"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, where: str, tmp_path: Path) -> None:
+    def quantised() -> nn.Module:
+        plain = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})  # type: ignore[no-any-return]
+
+    model, fresh = quantised(), quantised()
+    state = model.state_dict()
+    x = torch.rand(2, 4)
+    saved({where: state, "epoch": 1} if where else state, tmp_path / "x.pth")
+    found = load(tmp_path / "x.pth")
+    assert list(found) == list(state)
+    fresh.load_state_dict(found)
+    assert torch.equal(fresh(x), model(x))
+    again = quantised()
+    ckptool.load_into(again, tmp_path / "x.pth")
+    assert torch.equal(again(x), model(x))
+    ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", form="state_dict")
+    assert list(torch_load(tmp_path / "y.pth")) == list(state)
+    assert list(load(saved({where or "net": dict(state), "epoch": 1}))) == list(state)  # who copies loses _metadata
+
+
+def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path) -> None:
+    state = LeNet().state_dict()
+    several = saved({"a": state, "b": state, "optimizer": {"state": {}, "param_groups": []}})
+    none = saved({"epoch": 3})
+
+    with pytest.raises(ckptool.AmbiguousWeights, match="several state dicts could be the weights") as caught:
+        load(several)
+    assert not isinstance(caught.value, ckptool.MigrationRefused)
+    assert caught.value.candidates == ("a", "b")
+    assert caught.value.hint == "Pick one with key=: 'a', 'b'"
+    with pytest.raises(ckptool.WeightsNotFound, match="there are no averaged weights") as missing:
+        load(several, weights="ema")
+    assert missing.value.candidates == ("a", "b")
+    assert not isinstance(missing.value, ckptool.AmbiguousWeights)
+    with pytest.raises(ckptool.WeightsNotFound, match="there are no weights") as nothing:
+        load(none)
+    assert (nothing.value.candidates, nothing.value.kind) == ((), "which-weights")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.bool, torch.complex64, torch.quint8, "bfloat16", torch.float4_e2m1fn_x2], ids=str
+)
+def test_a_type_that_weights_cannot_be_cast_to_is_refused_before_anything_is_read(dtype: Any, tmp_path: Path) -> None:
+    path = tmp_path / "not-there.pth"
+    verbs: list[Callable[[], Any]] = [
+        lambda: load(path, dtype=dtype),
+        lambda: ckptool.load_into(LeNet(), path, dtype=dtype),
+        lambda: ckptool.predict_memory(path, dtype=dtype),
+        lambda: ckptool.LiveModel(LeNet(), path, dtype=dtype),
+        lambda: ckptool.LiveModel(LeNet(), dtype=dtype),
+    ]
+    for verb in verbs:
+        with pytest.raises(ValueError, match="nothing to cast weights to: name a floating type"):
+            verb()
+
+
+def test_hints_name_the_command_that_tells_more(tmp_path: Path) -> None:
+    path = tmp_path / "it's new.pth"
+    data = bytearray(saved({"a": torch.arange(1000.0), "b": torch.arange(999.0)}))
+    quoted = f"'{tmp_path}/it'\"'\"'s new.pth'"
+
+    def hint(content: bytes, **options: Any) -> str | None:
+        path.write_bytes(content)
+        with pytest.raises(ckptool.CkptoolError) as caught:
+            load(path, **options)
+        return caught.value.hint
+
+    left = f"Download the file again, or see what is left of it: ckptool check {quoted}"
+    assert hint(data[:5000]) == left
+    for verb in (ckptool.predict_memory, partial(ckptool.load_into, LeNet()), partial(ckptool.LiveModel, LeNet())):
+        with pytest.raises(ckptool.TruncatedFile) as caught:
+            verb(path)  # type: ignore[operator]
+        assert caught.value.hint == left
+    with pytest.raises(ckptool.TruncatedFile) as nameless:
+        load(bytes(data[:5000]))
+    assert nameless.value.hint == "Download the file again."
+    data[data.index(torch.arange(1000.0).numpy().tobytes()) + 8] ^= 1
+    deep = f"Download the file again, or see which parts are damaged: ckptool check --deep {quoted}"
+    assert hint(bytes(data), verify=True) == deep
+    assert hint(saved({"epoch": 3})) == f"See what it holds: ckptool inspect --all {quoted}"
+    assert hint(b"<html></html>") == "Download the file itself: the address gave a page about it."
+
+
 def test_ema_and_raw_weights_are_told_apart(tmp_path: Path) -> None:
     raw, ema = LeNet().state_dict(), LeNet().state_dict()
     data = saved({"model": raw, "ema": ema}, tmp_path / "x.pth")
@@ -276,7 +364,7 @@ def test_ema_and_raw_weights_are_told_apart(tmp_path: Path) -> None:
     assert_same(load(data), raw)
     assert_same(load(data, weights="raw"), raw)
     assert_same(load(data, weights="ema"), ema)
-    with pytest.raises(ckptool.MigrationRefused, match="no state dict"):
+    with pytest.raises(ckptool.WeightsNotFound, match="no state dict"):
         load(data, key="nowhere")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +19,8 @@ from torch import nn
 import ckptool
 from ckptool import LiveModel
 from ckptool.reference.nets import MLP, LeNet, TiedReader
-from ckptool.torch_bridge.live import digest_of
+from ckptool.torch_bridge import commits
+from ckptool.torch_bridge.digests import digest_of
 from tests.load.same import assert_same, descriptors, resident_nbytes, saved
 
 Commit = Literal["in_place", "swap"]
@@ -86,7 +90,7 @@ def test_swap_touches_nothing_of_the_old_module(files: tuple[Path, Path]) -> Non
     live = LiveModel(model, commit="swap")
     with live.use() as old:
         live.reload(files[1])
-        assert old is model
+        assert old.model is model
         assert torch.equal(old(IMAGES), lenet(1)(IMAGES))
     assert live.model is not model
     assert live.model.note == {"kept": [1, 2]}
@@ -115,6 +119,7 @@ def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) ->
         saved(nets[-1].state_dict(), tmp_path / f"{seed}.pth")
     x = torch.rand(3, 96)
     expected = [net(x) for net in nets]
+    digests = [LiveModel(MLP(96, 4), tmp_path / f"{seed}.pth").digest for seed in (1, 2)]
     live = LiveModel(MLP(96, 4).eval(), tmp_path / "1.pth", commit=commit)
     stop = threading.Event()
     wrong: list[Any] = []
@@ -126,8 +131,12 @@ def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) ->
             try:
                 with torch.no_grad():
                     answer = live(x)
+                    with live.use() as now:
+                        reported, digest = now(x), now.digest
                 if not any(torch.equal(answer, one) for one in expected):
                     wrong.append(answer)
+                if digest not in digests or not torch.equal(reported, expected[digests.index(digest)]):
+                    wrong.append((reported, digest))
             except BaseException as error:  # noqa: BLE001 - told below
                 wrong.append(error)
             counts[number] += 1
@@ -151,6 +160,263 @@ def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) ->
     assert all(counts)
     assert len({files for files, _ in measured}) == 1
     assert measured[-1][1] - measured[0][1] < 24 << 20
+
+
+@every_commit
+def test_a_block_of_use_says_which_weights_answer(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(lenet(5), commit=commit)
+    with live.use() as now:
+        assert now.digest is None
+    first = live.reload(files[0]).digest
+
+    with live.use() as (model, digest):
+        reloading = threading.Thread(target=live.reload, args=(files[1],))
+        reloading.start()
+        reloading.join(None if commit == "swap" else 0.2)
+        assert digest == first
+        assert torch.equal(model(IMAGES), lenet(1)(IMAGES))
+    reloading.join()
+
+    with live.use() as now:
+        assert now.digest == live.digest != first
+        assert now.model is live.model
+        assert torch.equal(now(IMAGES), lenet(2)(IMAGES))
+        assert repr(now) == f"<Serving LeNet sha256 {live.digest}>"
+
+
+def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+    alone, seen = live._gate.alone, list[str | None]()
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        with alone():
+            yield
+            seen.append(live.digest)
+
+    monkeypatch.setattr(live._gate, "alone", watched)
+    done = live.reload(files[1])
+
+    assert seen == [done.digest]
+
+
+def test_a_device_without_room_is_told_in_bytes() -> None:
+    class Full(torch.Tensor):
+        def to(self, *arguments: Any, **options: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4000 bytes")
+
+    values = torch.ones(1000).as_subclass(Full)
+    with pytest.raises(ckptool.OutOfMemory, match="no 4,000 bytes are free on cuda:1") as caught:
+        commits.moved(values, torch.device("cuda:1"), torch.float32)
+    assert caught.value.needed == 4000
+
+
+def test_a_copy_that_breaks_off_has_no_digest(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+
+    def fail(model: nn.Module, made: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("the device is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(commits, "assign", fail)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            live.reload(files[1])
+
+    assert live.digest is None
+    assert live.reload(files[1]).digest == live.digest is not None
+
+
+# Models that load through code of their own
+
+
+class Renaming(LeNet):
+    """Takes files with the names that it had once, and counts how often it was filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled = 0
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.filled += 1
+        for name in [name for name in state if name.startswith("head.")]:
+            state[name.replace("head.", "out.")] = state.pop(name)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def old_names(seed: int) -> dict[str, torch.Tensor]:
+    return {name.replace("out.", "head."): tensor for name, tensor in lenet(seed).state_dict().items()}
+
+
+@pytest.mark.parametrize("mmap", [False, "auto"], ids=str)
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_a_copy_of_a_model_with_code_of_its_own_loads_and_is_swapped_in(meta: bool, mmap: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    saved(old_names(1), path)
+    with torch.device("meta" if meta else "cpu"):
+        model = Renaming().eval()
+    model.seen = torch.ones(2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    live = LiveModel(model, path, commit="swap", mmap=mmap, dtype=torch.float64 if meta else None)
+    images = IMAGES.double() if meta else IMAGES
+    first, serving = live.digest, live.model
+    assert torch.equal(live(images), lenet(1).to(images.dtype)(images))
+
+    saved(old_names(2), tmp_path / "y.pth")
+    with live.use() as now:
+        done = live.reload(tmp_path / "y.pth")
+        assert torch.equal(now(images), lenet(1).to(images.dtype)(images))
+        assert now.digest == first
+    assert torch.equal(live(images), lenet(2).to(images.dtype)(images))
+    assert live.model.seen.eq(1).all()
+    assert not live.model.training
+    assert (done.digest, done.report.share) == (live.digest, 1.0)
+    assert live.digest != first
+    assert live.reload(path).digest == first
+    assert model.filled == 0
+    assert serving is not model
+    if not meta:
+        assert_same(model.state_dict(), before)  # what was given is not touched
+
+
+@pytest.mark.parametrize("how", ["flipped", "names", "shapes"])
+def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_path: Path) -> None:
+    saved(old_names(1), tmp_path / "x.pth")
+    state = old_names(2)
+    data = bytearray(saved(state))
+    data[data.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    contents: dict[str, tuple[bytes, type[ckptool.CkptoolError]]] = {
+        "flipped": (bytes(data), ckptool.DamagedFile),
+        "names": (saved({name: tensor for name, tensor in state.items() if name != "fc1.bias"}), ckptool.KeyMismatch),
+        "shapes": (saved(state | {"head.bias": torch.ones(3)}), ckptool.ShapeMismatch),
+    }
+    live = LiveModel(Renaming().eval(), tmp_path / "x.pth", commit="swap")
+    model, digest = live.model, live.digest
+
+    with pytest.raises(contents[how][1]):
+        live.reload(contents[how][0])
+
+    assert (live.model, live.digest) == (model, digest)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+
+def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    saved(old_names(1), tmp_path / "x.pth")
+    live = LiveModel(Renaming())
+
+    with pytest.raises(ckptool.UnsupportedFeature, match="code of its own: Renaming") as caught:
+        live.reload(tmp_path / "x.pth")
+    assert caught.value.hint == "Use commit='swap', which lets a copy of the model load."
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+def test_packed_weights_are_swapped_in_and_have_a_digest(tmp_path: Path) -> None:
+    def quantised(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})  # type: ignore[no-any-return]
+
+    x = torch.rand(2, 4)
+    for seed in (1, 2):
+        saved(quantised(seed).state_dict(), tmp_path / f"{seed}.pth")
+    live = LiveModel(quantised(0), tmp_path / "1.pth", commit="swap")
+    assert torch.equal(live(x), quantised(1)(x))
+    first = live.digest
+    assert live.reload(tmp_path / "2.pth").digest != first
+    assert torch.equal(live(x), quantised(2)(x))
+    assert live.reload(tmp_path / "1.pth").digest == first
+
+
+# Where the first load puts the weights
+
+
+@every_commit
+def test_what_comes_from_the_meta_device_is_of_the_type_asked_for(commit: Commit, files: tuple[Path, Path]) -> None:
+    plain = LiveModel(LeNet().eval(), files[0]).digest
+    with torch.device("meta"):
+        model = LeNet().eval()
+    live = LiveModel(model, files[0], commit=commit, dtype=torch.bfloat16, map_location="cpu")
+
+    for number in (1, 2):  # a model keeps its type
+        wanted = {name: tensor.bfloat16() for name, tensor in lenet(number).state_dict().items()}
+        assert_same(live.model.state_dict(), wanted)
+        assert (live.digest == plain) == (number == 1)  # it is the file's
+        live.reload(files[1])
+
+
+@every_commit
+def test_what_is_not_on_the_meta_device_keeps_its_type(commit: Commit, files: tuple[Path, Path]) -> None:
+    model = LeNet().eval()
+    model.fc1 = nn.Linear(192, 120, device="meta")
+    live = LiveModel(model, files[0], commit=commit, dtype=torch.float64)
+
+    types = {name: tensor.dtype for name, tensor in live.model.state_dict().items()}
+    assert {name for name, dtype in types.items() if dtype == torch.float64} == {"fc1.weight", "fc1.bias"}
+    assert torch.equal(live.model.fc1.weight, lenet(1).fc1.weight.double())
+
+
+def test_a_place_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ckptool.DeviceUnavailable, match="'gpu' is no device"):
+        LiveModel(LeNet(), tmp_path / "not-there.pth", map_location="gpu")
+
+
+def pages_of(model: nn.Module, path: Path) -> dict[str, int] | None:
+    """Return what the system says of the mapping that all of a model's weights are in, in KiB; None if none is."""
+    addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    inside, facts = False, dict[str, int]()
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, *rest = line.split()
+        if "-" in head and not head.endswith(":"):
+            start, end = (int(number, 16) for number in head.split("-"))
+            inside = rest[-1] == str(path) and all(start <= address < end for address in addresses)
+        elif inside and rest[-1] == "kB":
+            facts[head.removesuffix(":")] = int(rest[0])
+    return facts or None
+
+
+def is_mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is mapped")
+def test_swapped_weights_are_pages_of_the_file_that_nobody_writes_to(files: tuple[Path, Path]) -> None:
+    with torch.device("meta"):
+        model = LeNet().eval()
+    live = LiveModel(model, files[0], commit="swap", mmap="auto")
+    for number in (1, 2):
+        path = files[number - 1]
+        if number == 2:
+            live.reload(path)
+        assert torch.equal(live(IMAGES), lenet(number)(IMAGES))
+        pages = pages_of(live.model, path)
+        assert pages is not None
+        assert pages["Anonymous"] == 0  # none is this process's own
+    gc.collect()
+    assert not is_mapped(files[0])  # what no call uses any more is let go
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is mapped")
+def test_in_place_only_a_model_without_memory_is_mapped_and_only_at_first(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0], mmap="auto")
+    gc.collect()
+    assert not is_mapped(files[0])
+    with torch.device("meta"):
+        model = LeNet().eval()
+    live = LiveModel(model, files[0], mmap="auto")
+    pages = pages_of(live.model, files[0])
+    assert pages is not None
+    assert pages["Anonymous"] == 0
+
+    data = files[0].read_bytes()
+    live.reload(files[1])
+
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    pages = pages_of(live.model, files[0])
+    assert pages is not None
+    assert pages["Anonymous"] > 0
+    assert not is_mapped(files[1])
+    assert files[0].read_bytes() == data
 
 
 def damaged(b: bytes) -> dict[str, tuple[bytes, type[ckptool.CkptoolError]]]:
@@ -271,7 +537,7 @@ def test_blocks_of_use_nest(commit: Commit, files: tuple[Path, Path]) -> None:
 
     with live.use() as outer:
         with live.use() as inner:
-            assert inner is outer
+            assert inner.model is outer.model
             waiting.start()
             if commit == "in_place":
                 assert within(5, lambda: live._gate._waiting == 1)
@@ -279,7 +545,7 @@ def test_blocks_of_use_nest(commit: Commit, files: tuple[Path, Path]) -> None:
                 waiting.join()
             assert torch.equal(outer(IMAGES), lenet(1)(IMAGES))
             with live.use() as innermost:  # while a reload waits
-                assert (innermost is outer) == (commit == "in_place")
+                assert (innermost.model is outer.model) == (commit == "in_place")
         assert torch.equal(outer(IMAGES), lenet(1)(IMAGES))
     waiting.join(10)
 
@@ -443,19 +709,27 @@ def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     live, path = watched
+    assert (live.last_error, live.last_error_time) == (None, None)
+    began = datetime.now(timezone.utc)
     put(path, files[1].read_bytes()[:-2000])
     assert within(20, lambda: bool(told))
     time.sleep(0.2)
 
     assert [type(one) for one in told] == [ckptool.TruncatedFile]
     assert "not reloaded" in caplog.text
+    assert live.last_error is told[0]
+    when = live.last_error_time
+    assert when is not None
+    assert began <= when <= datetime.now(timezone.utc)
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
     path.unlink()
     time.sleep(0.1)
     assert len(told) == 1
+    assert live.last_error is told[0]  # a path without a file is no news
     put(path, files[1].read_bytes())
     assert within(20, lambda: len(told) == 2)
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    assert (live.last_error, live.last_error_time) == (None, None)
 
 
 def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -514,6 +788,7 @@ def test_what_the_model_s_own_code_raises_does_not_end_the_watch(
         live.watch(str(path), every=0.02, on_reload=told.append)
         put(path, files[1].read_bytes())
         assert within(20, lambda: "LookupError" in caplog.text)
+        assert isinstance(live.last_error, LookupError)
         put(path, files[1].read_bytes())
         assert within(20, lambda: bool(told))
         assert isinstance(told[0], ckptool.Reload)
@@ -538,3 +813,23 @@ def test_what_lies_there_is_loaded_unless_it_is_what_was_loaded(files: tuple[Pat
             within(20 if times else 0.2, lambda told=told: bool(told))  # type: ignore[misc]
         assert len(told) == times
         assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+
+def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Path], tmp_path: Path) -> None:
+    told: list[Any] = []
+    with LiveModel(LeNet().eval()) as live:
+        with pytest.raises(ValueError, match="which one to watch"):
+            live.watch()
+        live.reload(files[0])
+        live.reload(files[1])
+        with pytest.raises(ckptool.FileUnavailable):
+            live.reload(tmp_path / "not-there.pth")  # that was not loaded
+        live.watch(every=0.02, on_reload=told.append)
+        put(files[0], saved(lenet(3).state_dict()))
+        put(files[1], saved(lenet(4).state_dict()))
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(4)(IMAGES))
+        assert [one.report.path for one in told] == [str(files[1])]
+        live.reload(files[0].read_bytes())
+        with pytest.raises(ValueError, match="which one to watch"):
+            live.watch()

@@ -384,10 +384,20 @@ def test_averaged_weights_are_taken_only_when_asked_for(tmp_path: Path) -> None:
 def test_two_that_fit_are_ambiguous(tmp_path: Path) -> None:
     saved({"a": LeNet().state_dict(), "b": LeNet().state_dict()}, tmp_path / "x.pth")
 
-    with pytest.raises(ckptool.CkptoolError) as caught:
+    with pytest.raises(ckptool.AmbiguousWeights) as caught:
         ckptool.load_into(LeNet(), tmp_path / "x.pth")
-    assert caught.value.hint is not None
-    assert "a, b" in caught.value.hint
+    assert caught.value.candidates == ("a", "b")
+    assert caught.value.hint == "Pick one with key=: 'a', 'b'"
+
+
+def test_one_that_fits_is_taken_and_without_one_the_candidates_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    saved({"a": LeNet().state_dict(), "b": LeNet().state_dict(), "c": torch.nn.Linear(2, 3).state_dict()}, path)
+
+    assert ckptool.load_into(torch.nn.Linear(2, 3), path).key == "c"
+    with pytest.raises(ckptool.KeyMismatch, match="no state dict fits the model: several") as caught:
+        ckptool.load_into(torch.nn.Linear(3, 3), path)
+    assert caught.value.hint == "Pick one with key=: 'a', 'b', 'c'"
 
 
 def test_inference_tensors_are_filled_too(tmp_path: Path) -> None:
@@ -450,7 +460,7 @@ def failing(tmp_path: Path) -> dict[str, tuple[Any, dict[str, Any], type[ckptool
         "nothing": (saved({"a": torch.ones(1)}), {"strict": False}, ckptool.KeyMismatch),
         "shapes": (saved(state | {"out.bias": torch.ones(11)}), {}, ckptool.ShapeMismatch),
         "shapes, not strict": (saved(state | {"out.bias": torch.ones(11)}), {"strict": False}, ckptool.ShapeMismatch),
-        "no key": (data, {"key": "model"}, ckptool.MigrationRefused),
+        "no key": (data, {"key": "model"}, ckptool.WeightsNotFound),
         "no optimizer state": (data, {"optimizer": "adam"}, ckptool.KeyMismatch),
         "wrong optimizer": (
             saved({"model": state, "optimizer": torch.optim.SGD(LeNet().parameters(), 1.0).state_dict()}),

@@ -93,6 +93,84 @@ def test_a_container_over_its_limit_has_nothing(texts: dict[str, str]) -> None:
     assert free_memory() == 0
 
 
+V1, V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+UNLIMITED = 9223372036854771712
+
+
+def old_group(texts: dict[str, str], folder: str, limit: int, used: int, stat: str = "") -> None:
+    texts[f"{folder}/memory.limit_in_bytes"] = f"{limit}\n"
+    texts[f"{folder}/memory.usage_in_bytes"] = f"{used}\n"
+    texts[f"{folder}/memory.stat"] = stat
+
+
+def new_group(texts: dict[str, str], folder: str, limit: int | str, used: int, stat: str = "") -> None:
+    texts[f"{folder}/memory.max"] = f"{limit}\n"
+    texts[f"{folder}/memory.current"] = f"{used}\n"
+    texts[f"{folder}/memory.stat"] = stat
+
+
+@pytest.mark.parametrize(
+    ("inner", "middle", "expected"),
+    [(4, "max", 3), ("max", 4, 3), (2, 6, 1), (6, 2, 1), ("max", "max", 9), (40, 60, 9)],
+    ids=str,
+)
+def test_the_least_limit_of_all_groups_around_a_process_counts(
+    inner: int | str, middle: int | str, expected: int, texts: dict[str, str]
+) -> None:
+    texts["/proc/self/cgroup"] = "0::/user.slice/serving:a.scope\n"
+    for folder, limit in ((f"{V2}/user.slice/serving:a.scope", inner), (f"{V2}/user.slice", middle)):
+        new_group(texts, folder, limit * GIB if isinstance(limit, int) else limit, GIB)
+
+    assert free_memory() == expected * GIB
+
+
+def test_groups_of_others_do_not_count(texts: dict[str, str]) -> None:
+    texts["/proc/self/cgroup"] = "0::/a/b\n"
+    new_group(texts, f"{V2}/a/b/c", GIB, 0)
+    new_group(texts, f"{V2}/b", GIB, 0)
+
+    assert free_memory() == 9 * GIB
+
+
+@pytest.mark.parametrize("line", ["5:memory:/a/b", "7:cpu,memory:/a/b"])
+def test_groups_of_the_first_version_count_too(line: str, texts: dict[str, str]) -> None:
+    texts["/proc/self/cgroup"] = f"9:name=systemd:/x\n{line}\n3:memory_not:/c\n0::/\n"
+    old_group(texts, f"{V1}/a/b", UNLIMITED, GIB)
+    assert free_memory() == 9 * GIB
+    old_group(texts, V1, 8 * GIB, GIB)
+    assert free_memory() == 7 * GIB
+    old_group(texts, f"{V1}/a", 6 * GIB, GIB)
+    assert free_memory() == 5 * GIB
+    old_group(texts, f"{V1}/a/b", 4 * GIB, GIB)
+    assert free_memory() == 3 * GIB
+    old_group(texts, f"{V1}/c", GIB, GIB)
+    assert free_memory() == 3 * GIB
+
+
+def test_pages_of_files_count_with_those_of_groups_below(texts: dict[str, str]) -> None:
+    texts["/proc/self/cgroup"] = "5:memory:/a\n"
+    stat = f"cache 7\ninactive_file 7\nactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file {2 * GIB}\n"
+    old_group(texts, f"{V1}/a", 4 * GIB, 4 * GIB - 100, stat)
+
+    assert free_memory() == 100 + 3 * GIB
+
+
+@pytest.mark.parametrize("path", ["/docker/abc", "/../other", "/", "", "nonsense"])
+def test_a_container_that_sees_its_group_as_the_root_has_its_limit(path: str, texts: dict[str, str]) -> None:
+    texts["/proc/self/cgroup"] = f"5:memory:{path}\n0::{path}\n::\n\njunk\n"
+    new_group(texts, V2, 4 * GIB, GIB)
+    assert free_memory() == 3 * GIB
+    old_group(texts, V1, 2 * GIB, GIB)
+    assert free_memory() == GIB
+
+
+def test_a_path_never_leads_out_of_the_groups(texts: dict[str, str]) -> None:
+    texts["/proc/self/cgroup"] = "0::/../../../etc\n"
+    new_group(texts, f"{V2}/../../../etc", GIB, 0)
+
+    assert free_memory() == 9 * GIB
+
+
 @pytest.mark.parametrize("stat", ["file\n", "inactive_file x\nactive_file\n", "\n\n", "inactive_file -5\n"])
 def test_a_strange_table_of_a_container_adds_nothing(stat: str, texts: dict[str, str]) -> None:
     group(texts, f"{4 * GIB}\n", f"{GIB}\n", stat)

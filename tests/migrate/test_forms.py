@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from ckptool import MalformedFile, open_checkpoint
-from ckptool.errors import MigrationRefused, OutputExists
+from ckptool.errors import AmbiguousWeights, MigrationRefused, OutputExists, WeightsNotFound
 from ckptool.inert import Call, Dict, PersistentId
 from ckptool.migration import migrate
 from ckptool.transforms import add_prefix, strip_prefix, substitute
@@ -180,7 +181,7 @@ def test_weights_are_picked_by_key_or_kind(options: dict[str, Any], key: str, fo
 
 @pytest.mark.parametrize("options", [{"key": "no"}, {"key": "state_dict.conv"}, {"key": ""}])
 def test_a_key_that_is_no_state_dict_is_refused_with_those_that_are(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(MigrationRefused) as caught:
+    with pytest.raises(WeightsNotFound) as caught:
         migrate(saved(trained(), tmp_path / "a.pth"), tmp_path / "b.pth", form="state_dict", **options)
 
     assert caught.value.kind == "no-state-dict"
@@ -190,12 +191,13 @@ def test_a_key_that_is_no_state_dict_is_refused_with_those_that_are(options: dic
 def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) -> None:
     content = {"left": nn.Linear(3, 3).state_dict(), "right": nn.Linear(3, 3).state_dict()}
     source = saved(content, tmp_path / "a.pth")
-    with pytest.raises(MigrationRefused) as caught:
+    with pytest.raises(AmbiguousWeights) as caught:
         migrate(source, tmp_path / "b.pth", form="state_dict")
 
     assert caught.value.kind == "which-weights"
-    assert "left" in str(caught.value.hint)
-    assert "right" in str(caught.value.hint)
+    assert caught.value.hint == "Pick one with --key: left, right"
+    assert caught.value.candidates == ("left", "right")
+    assert pickle.loads(pickle.dumps(caught.value)).candidates == ("left", "right")
     assert caught.value.path == str(source)
     migrate(source, tmp_path / "b.pth", form="state_dict", key="right")
     assert equal(torch.load(tmp_path / "b.pth"), content["right"])
@@ -204,7 +206,7 @@ def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) 
 @pytest.mark.parametrize("which", ["raw", "ema"])
 def test_a_kind_of_weights_that_is_not_there_is_refused(which: Any, tmp_path: Path) -> None:
     content = {"ema": Net().state_dict()} if which == "raw" else {"state_dict": Net().state_dict()}
-    with pytest.raises(MigrationRefused) as caught:
+    with pytest.raises(WeightsNotFound) as caught:
         migrate(saved(content, tmp_path / "a.pth"), tmp_path / "b.pth", form="state_dict", weights=which)
 
     assert caught.value.kind == "which-weights"

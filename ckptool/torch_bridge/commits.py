@@ -1,0 +1,87 @@
+"""How a live model comes to have new weights: copied into its own memory, or in a second module around them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ckptool.errors import OutOfMemory, UnsupportedFeature
+from ckptool.torch_bridge.arithmetic import apart_on_cpu, in_own_thread
+from ckptool.torch_bridge.fill_plan import Target, model_tensors
+from ckptool.torch_bridge.filling import assign, parameter_like
+
+
+def by_first_name(
+    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what was staged under the first name that the model has for it: files may have any, or all of them."""
+    first: dict[int, str] = {}
+    for name, tensor in model_tensors(model).items():
+        first.setdefault(id(tensor), name)
+    return {first[id(one.tensor)]: staged[one.name] for one in targets}
+
+
+def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
+    """Copy staged weights into the model's own memory, and those of the meta device into their places."""
+    assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
+    real = [one for one in targets if not one.tensor.is_meta]
+    devices = {one.tensor.device for one in real if one.tensor.is_cuda}
+    for device in devices:  # calls have returned, but their kernels may still run
+        torch.cuda.synchronize(device)
+
+    def copy_all() -> None:
+        for one in real:  # see _copy_all in filling
+            with torch.inference_mode(one.tensor.is_inference()), torch.no_grad():
+                one.tensor.detach().copy_(staged[one.name], non_blocking=False)
+
+    in_own_thread(copy_all)
+    for device in devices:
+        torch.cuda.synchronize(device)
+
+
+def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return values on a device, as a type; themselves, if they are so already."""
+    if (values.device, values.dtype) == (device, dtype):
+        return values
+    try:
+        return apart_on_cpu(device, lambda: values.to(device, dtype))
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(f"no {values.nbytes:,} bytes are free on {device}", needed=values.nbytes) from error
+
+
+def with_weights(
+    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
+) -> torch.nn.Module:
+    """
+    Return a copy of the model around other weights; what is not replaced, it shares.
+
+    Raises:
+        UnsupportedFeature: The model holds something that cannot be copied, a lock say.
+    """
+    fresh: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for one in targets:
+        old = one.tensor
+        new = staged[one.name] if old.is_meta else moved(staged[one.name], old.device, old.dtype)
+        is_parameter = isinstance(old, torch.nn.Parameter)
+        fresh[id(old)] = parameter_like(old, new) if is_parameter else new
+    return copied(model, fresh)
+
+
+def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.nn.Module:
+    """
+    Return a copy of a model; ``kept`` says by ``id`` what stands in it for what, and is not copied.
+
+    Raises:
+        UnsupportedFeature: The model holds something that cannot be copied, a lock say.
+    """
+    try:
+        return copy.deepcopy(model, kept)
+    except Exception as error:
+        raise UnsupportedFeature(
+            f"the model cannot be copied: {error}",
+            kind="not-copyable",
+            hint="Use commit='in_place', which needs no copy.",
+        ) from error
