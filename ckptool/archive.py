@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.files import BytesSource, SliceSource, Source
 from ckptool.limits import Limits
 
@@ -125,7 +125,7 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
 
     Raises:
         LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
-        MalformedFile: It is damaged, or longer or shorter than it claims.
+        DamagedFile: It is damaged, or longer or shorter than it claims.
     """
     import zlib
 
@@ -133,7 +133,7 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
     for chunk in _inflated(source, record, limits):
         output += chunk
     if record.crc32 and zlib.crc32(output) != record.crc32:
-        raise MalformedFile(f"record {record.name!r} is damaged: its CRC-32 does not match", kind="damaged-record")
+        raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
     return bytes(output)
 
 
@@ -174,13 +174,10 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
             if exhausted:
                 break
     except zlib.error as error:
-        raise MalformedFile(f"record {record.name!r} cannot be inflated: {error}", kind="damaged-record") from error
+        raise DamagedFile(f"record {record.name!r} cannot be inflated: {error}") from error
     left = position < record.stored_nbytes or unpacker.unused_data
     if done != record.nbytes or not unpacker.eof or left:
-        raise MalformedFile(
-            f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims",
-            kind="damaged-record",
-        )
+        raise DamagedFile(f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims")
 
 
 def gunzip(source: Source, limits: Limits) -> bytes:

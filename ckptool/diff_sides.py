@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool import inert, transforms
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import AmbiguousWeights, MalformedFile, UnsupportedFeature, WeightsNotFound
+from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
 from ckptool.inert import Inert
 from ckptool.tensors import LazyTensor, identity
 from ckptool.weights import MODULES_KEY, ORDER_KEY, RESERVED, ModuleFacts, NameChanges, prepare
@@ -80,8 +80,7 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
         UnsupportedFeature: It is an archive of several checkpoints.
         MalformedFile: The index is damaged, so names and shapes may not be those that were saved.
     """
-    if checkpoint.damage:
-        raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
+    checkpoint.check_index()
     if checkpoint.form == "archive":
         names = ", ".join(member.name for member in checkpoint.members[:8])
         raise UnsupportedFeature(

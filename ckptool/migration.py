@@ -16,7 +16,7 @@ from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, MalformedFile, MigrationRefused, OutputFailed
+from ckptool.errors import CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
@@ -155,8 +155,7 @@ def _carry_out(
     progress: Callable[[int, int], None] | None,
 ) -> MigrationReport:
     try:
-        if checkpoint.damage:
-            raise MalformedFile(checkpoint.damage, kind="damaged-record", hint="Download the file again.")
+        checkpoint.check_index()
         with collector_paused():
             job = _plan(checkpoint, dst, changes)
         report = _report(checkpoint, job, changes)
