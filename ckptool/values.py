@@ -61,7 +61,8 @@ class ValueComparer:
         self._tolerance = tolerance
         self._paths = paths
         self._limits = limits
-        self._known: dict[tuple[object, ...], ValueDiff | None] = {}
+        # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
+        self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
         self._buffers: tuple[bytearray, bytearray] | None = None
 
     def difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
@@ -77,8 +78,8 @@ class ValueComparer:
         """
         key = (identity(a), identity(b))
         if key not in self._known:
-            self._known[key] = self._difference(name, a, b)
-        found = self._known[key]
+            self._known[key] = self._difference(name, a, b), a, b
+        found, _, _ = self._known[key]
         return None if found is None else found._replace(name=name)
 
     def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
