@@ -142,7 +142,7 @@ def test_a_line_may_end_anywhere_round_the_end_of_a_window(length: int, rest: by
 
 @pytest.mark.parametrize("before", range(WINDOW - 16, WINDOW + 3))
 def test_an_opcode_may_stand_anywhere_round_the_end_of_a_window(before: int) -> None:
-    fill = b"N0" * ((before - 8) // 2) + b"X\3\0\0\0abc0"[: 0 if before % 2 else None]
+    fill = b"".join(b"B" + pack("<I", size - 6) + bytes(size - 6) + b"0" for size in (before // 2, before - before // 2))
     for opcode, value in (
         (b"G" + pack(">d", 0.5), 0.5),
         (b"J\7\0\0\0", 7),
