@@ -37,18 +37,18 @@ MODULES = (
     "formats/torch_tar", "formats/torch_zip", "formats/torchscript",
 )  # fmt: skip
 TESTS = (
-    "tests/bounds", "tests/formats", "tests/hostile", "tests/migrate", "tests/test_contents.py", "tests/test_files.py",
-    "tests/test_inert.py", "tests/test_modules.py", "tests/test_pickles.py", "tests/test_rebuild.py",
-    "tests/test_state_dicts.py", "tests/test_tars.py", "tests/test_tensors.py", "tests/test_zips.py",
+    "tests/bounds", "tests/formats", "tests/hostile/test_hostile_pickles.py",
+    "tests/hostile/test_hostile_safetensors.py", "tests/hostile/test_hostile_zips.py", "tests/migrate/test_casting.py",
+    "tests/migrate/test_checksums.py", "tests/migrate/test_faults.py", "tests/migrate/test_outputs.py",
+    "tests/migrate/test_to_safetensors.py", "tests/migrate/test_zip_writer.py", "tests/test_contents.py",
+    "tests/test_files.py", "tests/test_inert.py", "tests/test_modules.py", "tests/test_pickles.py",
+    "tests/test_rebuild.py", "tests/test_state_dicts.py", "tests/test_tars.py", "tests/test_tensors.py",
+    "tests/test_zips.py",
 )  # fmt: skip
-LEFT_OUT = (  # the slow ones, and those that look at processes of their own
-    "tests/hostile/test_matrix.py", "tests/hostile/test_nothing_runs.py", "tests/migrate/test_corpus.py",
-    "tests/migrate/test_whole_models.py", "tests/migrate/test_pickle_writer.py",
-)  # fmt: skip
-QUIET = [
+"""The quick ones that look at files in this process."""
+QUIET = (
     "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning",
-    *(f"--ignore={name}" for name in LEFT_OUT),
-]  # fmt: skip
+)  # fmt: skip
 BUDGET, OVERHEAD = 6.0, 0.004
 """Seconds of tests for one mutant, as they take without it, and what pytest adds to each."""
 SECONDS = 30.0
