@@ -125,7 +125,9 @@ def test_an_array_has_a_state_of_five(state: int) -> None:
 
 def test_a_scalar_has_just_the_bytes_of_its_type() -> None:
     def scalar(*data: Any, state: Any = (3, "<")) -> Any:
-        return numpy_scalar(made(("numpy.core.multiarray", "scalar"), made(("numpy", "dtype"), "f4", state=state), *data))
+        return numpy_scalar(
+            made(("numpy.core.multiarray", "scalar"), made(("numpy", "dtype"), "f4", state=state), *data)
+        )
 
     assert scalar(pack("<f", 0.5)) == ("float32", 0.5)
     assert scalar(pack(">f", 0.5), state=(3, ">")) == ("float32", 0.5)
@@ -247,9 +249,7 @@ def test_a_sparse_tensor_has_its_parts_its_size_and_maybe_a_flag() -> None:
 
 def test_tensors_may_have_as_many_parts_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Dict([(f"part {number}", plain()) for number in range(5)])
-    subclass = made(
-        ("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state
-    )
+    subclass = made(("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state)
     monkeypatch.setattr(rebuild, "_MAX_PARTS", 10)  # five attributes, and the five tensors that they are
     found = Rebuilder(Known()).tensor(subclass)
     assert found is not None

@@ -148,7 +148,9 @@ def test_fields_that_nobody_knows_may_be_nested_to_a_depth(depth: int, read: boo
 def test_a_name_that_is_there_twice_is_told_of_by_name() -> None:
     entry = json.dumps(one([2], [0, 8])["w"])
 
-    assert "'b' twice" in str(refused(described(f'{{"a": {entry}, "b": {entry}, "b": {entry}}}', bytes(8)), AmbiguousFile))
+    assert "'b' twice" in str(
+        refused(described(f'{{"a": {entry}, "b": {entry}, "b": {entry}}}', bytes(8)), AmbiguousFile)
+    )
 
 
 @pytest.mark.parametrize("last", [1, 3])
@@ -171,7 +173,9 @@ def test_a_tensor_of_a_tar_has_up_to_64_dimensions(ndim: int, read: bool) -> Non
         assert "dimensions" in str(refused(data))
 
 
-@pytest.mark.parametrize("view", [(2, 1, 7, 0), (2, 1, 0, 7), (2, 1, 6, 1), (2, 1, -1, 1), (2, 1, 0, -1), (2, 1, 0), (2, 1, 0, 1, 1)])
+@pytest.mark.parametrize(
+    "view", [(2, 1, 7, 0), (2, 1, 0, 7), (2, 1, 6, 1), (2, 1, -1, 1), (2, 1, 0, -1), (2, 1, 0), (2, 1, 0, 1, 1)]
+)
 def test_a_view_of_a_tar_lies_in_its_storage(view: tuple[int, ...]) -> None:
     assert len(opened(packed([storage()], [], {}, views=[(2, 1, 6, 0), (3, 1, 0, 6)])).tensors) == 0
     refused(packed([storage()], [], {}, views=[view]))
@@ -185,7 +189,10 @@ def test_a_table_of_a_tar_may_be_empty_and_has_no_more_than_it_counts() -> None:
 
 def test_a_count_may_be_as_large_as_its_table() -> None:
     table = build.pickled([])
-    for count, words in ((len(build.pickled(0)) + len(table), "entry"), (len(build.pickled(0)) + len(table) + 1, "count")):
+    for count, words in (
+        (len(build.pickled(0)) + len(table), "entry"),
+        (len(build.pickled(0)) + len(table) + 1, "count"),
+    ):
         data = packed([], [], {}, counts=(count, 0))
         with pytest.raises(CkptoolError) as caught:
             opened(data)
@@ -251,7 +258,9 @@ def test_sizes_from_a_big_endian_machine_may_be_of_either_order() -> None:
     assert refused(build.legacy(tree, [("0", 4 << 56, build.floats())])).kind == "storage-size"
 
 
-@pytest.mark.parametrize(("view", "read"), [((0, 4), True), ((4, 0), True), ((2, 2), True), ((2, 3), False), ((5, 0), False)])
+@pytest.mark.parametrize(
+    ("view", "read"), [((0, 4), True), ((4, 0), True), ((2, 2), True), ((2, 3), False), ((5, 0), False)]
+)
 def test_a_view_of_a_stream_lies_in_its_storage(view: tuple[int, int], read: bool) -> None:
     stored = build.storage(rest=(("v", *view),))
     data = build.legacy({"w": build.tensor(stored, (view[1],))}, [("0", 4, build.floats())])
@@ -439,7 +448,5 @@ def test_keys_that_are_no_text_are_shown_if_they_are_short(key: Any, shown: str)
         ({"w": TREE["w"], 5: TREE["w"]}, ["other"]),
     ],
 )
-def test_a_mapping_is_a_state_dict_if_at_least_half_of_it_are_tensors(
-    tree: dict[Any, Any], roles: list[str]
-) -> None:
+def test_a_mapping_is_a_state_dict_if_at_least_half_of_it_are_tensors(tree: dict[Any, Any], roles: list[str]) -> None:
     assert [found.role for found in opened(zipped(tree)).state_dicts] == roles

@@ -54,7 +54,9 @@ def test_memo_indices_reach_from_0_to_32_bits() -> None:
 # Lengths
 
 
-@pytest.mark.parametrize(("code", "head"), [("X", "<I"), ("B", "<I"), ("T", "<i"), ("\x8d", "<Q"), ("\x8e", "<Q"), ("\x96", "<Q")])
+@pytest.mark.parametrize(
+    ("code", "head"), [("X", "<I"), ("B", "<I"), ("T", "<i"), ("\x8d", "<Q"), ("\x8e", "<Q"), ("\x96", "<Q")]
+)
 def test_a_string_may_reach_to_the_end_and_no_further(code: str, head: str) -> None:
     opcode = code.encode("latin-1")
     for text in (b"", b"x", b"xyz"):
@@ -142,7 +144,9 @@ def test_a_line_may_end_anywhere_round_the_end_of_a_window(length: int, rest: by
 
 @pytest.mark.parametrize("before", range(WINDOW - 16, WINDOW + 3))
 def test_an_opcode_may_stand_anywhere_round_the_end_of_a_window(before: int) -> None:
-    fill = b"".join(b"B" + pack("<I", size - 6) + bytes(size - 6) + b"0" for size in (before // 2, before - before // 2))
+    fill = b"".join(
+        b"B" + pack("<I", size - 6) + bytes(size - 6) + b"0" for size in (before // 2, before - before // 2)
+    )
     for opcode, value in (
         (b"G" + pack(">d", 0.5), 0.5),
         (b"J\7\0\0\0", 7),

@@ -166,6 +166,9 @@ def test_a_tensor_may_be_as_large_as_is_allowed_and_no_larger() -> None:
     repeated = LazyTensor("x", info((8, 60), (0, 1)))
     assert len(repeated.read(limits=Limits(expanded_nbytes=0, expansion_ratio=8))) == 8 * 240
     assert len(repeated.read(limits=Limits(expanded_nbytes=8 * 240, expansion_ratio=0))) == 8 * 240
-    for limits in (Limits(expanded_nbytes=0, expansion_ratio=7), Limits(expanded_nbytes=8 * 240 - 1, expansion_ratio=0)):
+    for limits in (
+        Limits(expanded_nbytes=0, expansion_ratio=7),
+        Limits(expanded_nbytes=8 * 240 - 1, expansion_ratio=0),
+    ):
         with pytest.raises(LimitExceeded):
             repeated.read(limits=limits)

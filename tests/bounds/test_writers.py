@@ -193,7 +193,7 @@ def test_an_output_may_have_the_first_descriptor_of_all(tmp_path: Path) -> None:
         os.dup2(keep, 0)
         os.close(keep)
     assert (tmp_path / "x").read_bytes() == b"data"
-    assert os.listdir(tmp_path) == ["x"]
+    assert [place.name for place in tmp_path.iterdir()] == ["x"]
 
 
 def test_an_output_can_be_given_up_twice(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_an_output_can_be_given_up_twice(tmp_path: Path) -> None:
     output.close()
     output.close()
 
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # Checksums

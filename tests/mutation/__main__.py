@@ -49,7 +49,7 @@ TESTS = (
 QUIET = (
     "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
-BUDGET, OVERHEAD = 6.0, 0.004
+BUDGET, OVERHEAD = 4.0, 0.004
 """Seconds of tests for one mutant, as they take without it, and what pytest adds to each."""
 SECONDS = 30.0
 """After which a mutant counts as killed: a check that ends a loop can make it endless."""

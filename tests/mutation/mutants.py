@@ -44,7 +44,9 @@ def mutants(source: str) -> Iterator[Mutant]:
             same = list(_sites(tree))[number][-1]
             before = ast.unparse(same)
             _changes(same)[change]()
-            yield Mutant(range(line, (node.end_lineno or line) + 1), node.lineno, function, before, ast.unparse(same), tree)
+            yield Mutant(
+                range(line, (node.end_lineno or line) + 1), node.lineno, function, before, ast.unparse(same), tree
+            )
 
 
 def _sites(tree: ast.Module) -> Iterator[tuple[int, str, ast.Compare | ast.Call]]:
