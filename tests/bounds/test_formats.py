@@ -23,6 +23,7 @@ from ckptool import (
 from ckptool.formats import plain_pickle, torch_legacy, torch_zip
 from ckptool.formats import safetensors as safetensors_format
 from tests import build
+from tests.bounds.sources import Asked
 from tests.formats.test_torch_tar import packed, reference, storage, tensor
 
 MOST = (1 << 63) - 1
@@ -59,24 +60,31 @@ def test_a_header_may_reach_to_the_end_and_no_further() -> None:
     assert len(opened(empty).tensors) == 0
     error = refused(described("{}", more=1), TruncatedFile)
     assert (error.needed, error.actual) == (11, 10)
-    assert safetensors_format.places(build_source(empty)) == {}
+    assert safetensors_format.places(Asked(empty)) == {}
     with pytest.raises(MalformedFile):
-        safetensors_format.places(build_source(described("{}", more=1)))
+        safetensors_format.places(Asked(described("{}", more=1)))
 
 
-def build_source(data: bytes) -> Any:
-    from ckptool.files import BytesSource
-
-    return BytesSource(data)
+def test_places_are_told_within_the_limit_on_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = len(SOUND) - 16
+    for limit, told in ((length, True), (length - 1, False)):
+        monkeypatch.setattr(safetensors_format, "DEFAULT_LIMITS", Limits(header_nbytes=limit))
+        if told:
+            assert list(safetensors_format.places(Asked(SOUND))) == ["w"]
+        else:
+            with pytest.raises(MalformedFile):
+                safetensors_format.places(Asked(SOUND))
+    with pytest.raises(MalformedFile):  # the eighth byte of its length counts
+        safetensors_format.places(Asked(SOUND[:7] + b"\1" + SOUND[8:]))
 
 
 def test_places_are_told_of_a_file_that_was_cut_short() -> None:
     start = len(SOUND) - 8
 
-    assert safetensors_format.places(build_source(SOUND[:-5])) == {"w": (start, start + 8)}
+    assert safetensors_format.places(Asked(SOUND[:-5])) == {"w": (start, start + 8)}
     for rest in (0, 7, 8):
         with pytest.raises(MalformedFile):
-            safetensors_format.places(build_source(SOUND[:rest]))
+            safetensors_format.places(Asked(SOUND[:rest]))
 
 
 def test_a_header_may_be_as_long_as_is_allowed() -> None:
@@ -129,6 +137,17 @@ def test_shapes_that_are_allowed(shape: list[int]) -> None:
     numel = 0 if 0 in shape else 1
 
     assert opened(described(one(shape, [0, 4 * numel]), bytes(4 * numel))).tensors["w"].info.shape == tuple(shape)
+
+
+def test_eight_bytes_are_no_safetensors_file() -> None:
+    assert type(refused_any(pack("<Q", 2))) is not MalformedFile
+    assert len(opened(pack("<Q", 2) + b"{}").tensors) == 0
+
+
+def refused_any(data: bytes) -> CkptoolError:
+    with pytest.raises(CkptoolError) as caught:
+        opened(data)
+    return caught.value
 
 
 @pytest.mark.parametrize("shape", [[1] * 65, [-1], [MOST + 1], [0, MOST + 1], [MOST, 2, 0], [1 << 32, 1 << 31, 0]])
