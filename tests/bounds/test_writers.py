@@ -13,8 +13,11 @@ import pytest
 from ckptool import zip_writer
 from ckptool.checksums import WORTH_A_THREAD, checksums_of_file, threads
 from ckptool.errors import OutputFailed
-from ckptool.files import ReadAhead
+from ckptool.files import FileSource, ReadAhead
 from ckptool.outputs import _WAITING_NBYTES, Output
+from ckptool.payloads import StoragePayload
+from ckptool.tensors import StorageRef
+from ckptool.transfer import Transfer
 from ckptool.zip_directory import FULL32
 from ckptool.zip_writer import _Archive, torch_zip_nbytes
 from ckptool.zips import read_zip
@@ -233,3 +236,21 @@ def test_what_no_thread_takes_is_read_block_by_block(nbytes: int) -> None:
     source = Asked(data)
     assert checksums_of_file(source, [(0, nbytes)]) == ([crc32(data)], 0)
     assert max(source.sizes) <= ReadAhead.BLOCK
+
+
+# Transfers
+
+
+@pytest.mark.parametrize(("nbytes", "by_threads"), [(WORTH_A_THREAD - 1, False), (WORTH_A_THREAD, True)])
+def test_what_is_worth_a_thread_is_copied_by_threads(nbytes: int, by_threads: bool, tmp_path: Path) -> None:
+    data = os.urandom(nbytes)
+    (tmp_path / "x").write_bytes(data)
+    source = FileSource(str(tmp_path / "x"))
+    with Output(str(tmp_path / "y")) as output, Transfer(output) as transfer:
+        payload = StoragePayload(StorageRef("0", "cpu", nbytes, source, 0), 1)
+        assert transfer.send(payload) == crc32(data)
+        assert (transfer._pool is not None) == by_threads
+        output.publish()
+    source.close()
+
+    assert (tmp_path / "y").read_bytes() == data

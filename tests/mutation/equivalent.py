@@ -2,5 +2,42 @@
 
 from __future__ import annotations
 
-EQUIVALENT: dict[tuple[str, str, str, str], str] = {}
+NEVER_LONGER = "a slice is never longer than what was asked for"
+LOOKED_AT_AGAIN = "the block is fetched again, or the member read the careful way: with the same result"
+BOUNDED_ELSEWHERE = "what is looked for there is held against its room once more"
+NEVER_BEYOND = "checked before: the left side is never the larger one"
+EMPTY_ANYWAY = "where they are equal, what follows does nothing"
+
+EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    ("archive", "_inflated", "position < record.stored_nbytes", "position <= record.stored_nbytes"): EMPTY_ANYWAY,
+    ("archive", "_inflated", "position == record.stored_nbytes", "position >= record.stored_nbytes"): NEVER_BEYOND,
+    ("checksums", "_checksum_ahead", "stop - start <= ReadAhead.BLOCK", "stop - start < ReadAhead.BLOCK"): (
+        "one block is also a row of one block"
+    ),
+    ("contents", "_group", "len(keys) == len(below)", "len(keys) >= len(below)"): "the keys are some of those below",
+    ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
+    ("formats/safetensors", "_unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
+    ("machine", "put", "index == len(self.memo)", "index <= len(self.memo)"): "a smaller one does not come there",
+    ("opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
+    ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
+    ("pickles", "_loop", "pos >= limit", "pos > limit"): "an opcode and its argument still fit at the limit",
+    ("tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
+        "a length that ends with itself ends with a digit, and not with a line"
+    ),
+    ("tensors", "is_contiguous", "size != 1", "size > 1"): "without elements the answer is the same",
+    ("tensors", "_read_elements", "info.numel == 0", "info.numel <= 0"): "no size is negative",
+    ("tensors", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
+    ("zip_directory", "read_entries", "position != len(data)", "position < len(data)"): NEVER_BEYOND,
+    ("zip_directory", "widen", "len(wide) != sum(wanted)", "len(wide) > sum(wanted)"): NEVER_BEYOND,
+    ("zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
+        "what follows a gap begins with P and cannot complete a mark that began in it"
+    ),
+    ("zips", "_read_usual", "len(extra) != extra_n", "len(extra) < extra_n"): NEVER_LONGER,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 16 >= len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 16 <= len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 17 > len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 15 > len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_member", "min(24, limit - end)", "min(25, limit - end)"): BOUNDED_ELSEWHERE,
+    ("zips", "_read_member", "min(24, limit - end)", "min(24, 24)"): BOUNDED_ELSEWHERE,
+}
 """``(module, function, before, after)``, and the reason."""
