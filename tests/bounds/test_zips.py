@@ -153,6 +153,15 @@ def test_a_field_without_content_may_be_the_last() -> None:
     refused(whole([replace(A, extra=b"FB\2\0x")]), MalformedFile)
 
 
+@pytest.mark.parametrize("length", range(9))
+def test_zeros_behind_the_fields_are_padding_whatever_their_number(length: int) -> None:
+    assert list(read(whole([replace(A, extra=b"FB\1\0x" + bytes(length))]))) == ["x/a"]
+
+
+def test_a_member_without_a_name_is_malformed() -> None:
+    assert "no path may have" in str(refused(whole([stored("")]), MalformedFile))
+
+
 @pytest.mark.parametrize("nbytes", [4, 6])
 def test_a_stored_member_smaller_or_larger_than_its_payload_is_refused(nbytes: int) -> None:
     assert "two sizes" in str(refused(whole([replace(A, nbytes=nbytes)])))
