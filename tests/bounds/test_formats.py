@@ -22,6 +22,7 @@ from ckptool import (
 )
 from ckptool.formats import plain_pickle, torch_legacy, torch_zip
 from ckptool.formats import safetensors as safetensors_format
+from ckptool.probe import Probe
 from tests import build
 from tests.bounds.sources import Asked
 from tests.formats.test_torch_tar import packed, reference, storage, tensor
@@ -195,7 +196,7 @@ def test_a_tensor_of_a_tar_has_up_to_64_dimensions(ndim: int, read: bool) -> Non
     if read:
         assert len(opened(data).tensors["w"].info.shape) == ndim
     else:
-        assert "dimensions" in str(refused(data))
+        assert refused(data).kind == "malformed-tar"
 
 
 @pytest.mark.parametrize(
@@ -240,6 +241,12 @@ def test_numbers_of_a_tar_may_end_with_their_member_and_no_later() -> None:
     assert error.needed == error.actual + 1
 
 
+def test_a_storage_of_a_tar_may_end_with_its_member() -> None:
+    tables = {"tensors": build.pickled(0), "pickle": build.pickled({}), "storages": build.pickled(1) + storage()}
+
+    assert refused(build.tar_file(tables), TruncatedFile).kind == "truncated-pickle"  # the list of views is missing
+
+
 def test_an_entry_of_a_tar_is_three_things() -> None:
     for entry in ((1, "cpu"), (1, "cpu", build.named("torch", "FloatStorage"), 5)):
         refused(packed([build.pickled(entry) + pack("<q", 6) + build.floats(6)], [], {}))
@@ -256,6 +263,42 @@ def test_a_stream_may_end_with_its_last_storage_and_no_earlier() -> None:
     error = refused(LEGACY[:-1], TruncatedFile)
     assert (error.needed, error.actual) == (len(LEGACY), len(LEGACY) - 1)
     assert "0 of 1 storages are whole" in str(error)
+
+
+def test_of_what_stands_behind_a_stream_a_few_bytes_are_looked_at() -> None:
+    source = Asked(LEGACY + bytes(1 << 20))
+    found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
+
+    assert found.notes == (f"{1 << 20:,} bytes behind the last storage",)
+    assert sum(source.sizes) < 1 << 19
+    assert "another saved object" in opened(LEGACY + LEGACY).notes[0]
+    assert "another" not in opened(LEGACY + LEGACY[:5]).notes[0]
+
+
+@pytest.mark.parametrize(("before", "another"), [(23, True), (24, True), (25, False), (48, False)])
+def test_another_stream_is_known_by_its_first_48_bytes(before: int, another: bool) -> None:
+    text = b"119547037146038801333356"
+    for rest in (b"", b"x"):
+        source = Asked(LEGACY + bytes(before) + text + rest)
+        found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
+        assert ("another" in found.notes[0]) == another
+    short = Asked(LEGACY + b"x" * before)
+    assert len(torch_legacy.read(Probe(short, Limits(), lambda _: pytest.fail("packed"))).notes) == 1
+
+
+@pytest.mark.parametrize("sizes", [(4, 5), (5, 4), (4, 3)])
+def test_a_storage_of_a_stream_has_one_size(sizes: tuple[int, int]) -> None:
+    tree = {str(size): build.tensor(build.storage(numel=size, rest=(None,)), (3,)) for size in sizes}
+
+    refused(build.legacy(tree, [("0", sizes[0], build.floats(sizes[0]))]), AmbiguousFile)
+
+
+@pytest.mark.parametrize("numel", [1, 127, 128, 255, 256, 32_768])
+def test_any_size_from_a_big_endian_machine_is_read(numel: int) -> None:
+    tree = {"w": build.tensor(build.storage(numel=numel, rest=(None,)), (numel,))}
+    data = build.legacy(tree, [("0", numel, build.floats(numel))], little_endian=False)
+
+    assert opened(data).tensors["w"].read() == build.floats(numel)
 
 
 def test_whole_storages_of_a_stream_that_was_cut_are_counted() -> None:

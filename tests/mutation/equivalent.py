@@ -17,6 +17,29 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("contents", "_group", "len(keys) == len(below)", "len(keys) >= len(below)"): "the keys are some of those below",
     ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
     ("formats/safetensors", "_unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
+    ("formats/torch_legacy", "read", "min(48, behind)", "min(49, behind)"): "no more than 48 of them are looked at",
+    ("formats/torch_legacy", "_walk_storages", "len(names) != len(announced)", "len(names) > len(announced)"): (
+        "fewer names cannot be the same set"
+    ),
+    ("formats/plain_pickle", "sniff", "pickled.end == probe.source.nbytes", "pickled.end >= probe.source.nbytes"): (
+        NEVER_BEYOND
+    ),
+    ("formats/pt2", "_read_configs", "len(configs) == 1", "len(configs) <= 1"): "without any there is nothing to name",
+    (
+        "formats/torch_zip",
+        "read_archive",
+        "pickled.end != archive[f'{root}data.pkl'].nbytes",
+        "pickled.end < archive[f'{root}data.pkl'].nbytes",
+    ): NEVER_BEYOND,
+    ("formats/torch_zip", "_announced_nbytes", "min(30, source.nbytes)", "min(31, source.nbytes)"): (
+        "no more than 30 of them are looked at"
+    ),
+    ("formats/torch_zip", "_announced_nbytes", "len(header) < 30", "len(header) < 29"): (
+        "no pickle stands behind 29 bytes"
+    ),
+    ("formats/torchscript", "sniff", "min(12, content.nbytes)", "min(12, 12)"): (
+        "what stands behind a shorter record begins with PK, which no name of a class has in it"
+    ),
     ("machine", "put", "index == len(self.memo)", "index <= len(self.memo)"): "a smaller one does not come there",
     ("opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
     ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
