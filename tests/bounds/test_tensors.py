@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo, tensors
 from ckptool.dtypes import BY_NAME
@@ -57,6 +58,42 @@ def test_packed_elements_fill_their_storage_and_no_more() -> None:
     for data in (bytes(3), bytes(2)):
         with pytest.raises(MalformedFile):
             tensors.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=data))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "contiguous"),
+    [
+        ((), (), True),
+        ((1, 5), (7, 1), True),
+        ((5, 1), (1, 7), True),
+        ((2, 3), (3, 1), True),
+        ((2, 3), (4, 1), False),
+        ((2, 3), (3, 2), False),
+        ((2, 3), (0, 1), False),
+        ((0, 5), (1, 9), True),
+        ((5, 0), (7, 7), True),
+        ((1, 1), (9, 9), True),
+    ],
+)
+def test_dimensions_of_one_element_have_any_stride(
+    shape: tuple[int, ...], stride: tuple[int, ...], contiguous: bool
+) -> None:
+    assert bare(shape, stride).is_contiguous == contiguous
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
+def test_rows_are_packed_as_torch_packs_them(shape: tuple[int, ...]) -> None:
+    assert tensors.row_major(shape) == torch.empty(shape).stride()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", "complex64", "complex128"])
+def test_elements_of_every_size_are_turned_round(dtype: str) -> None:
+    unit = BY_NAME[dtype].swap_nbytes
+    found = info((240 // BY_NAME[dtype].itemsize,), (1,), dtype=dtype)
+    assert found.storage is not None
+    turned = found._replace(storage=found.storage._replace(big_endian=True))
+
+    assert LazyTensor("x", turned).read() == b"".join(DATA[at : at + unit][::-1] for at in range(0, 240, unit))
 
 
 # Reading in pieces

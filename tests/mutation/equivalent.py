@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+ONLY_FASTER = "two ways to one result, of which the faster is chosen"
 NEVER_LONGER = "a slice is never longer than what was asked for"
 LOOKED_AT_AGAIN = "the block is fetched again, or the member read the careful way: with the same result"
 BOUNDED_ELSEWHERE = "what is looked for there is held against its room once more"
@@ -43,13 +44,32 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("machine", "put", "index == len(self.memo)", "index <= len(self.memo)"): "a smaller one does not come there",
     ("opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
     ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
+    ("opcodes", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
     ("pickles", "_loop", "pos >= limit", "pos > limit"): "an opcode and its argument still fit at the limit",
     ("tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
     ),
     ("tensors", "is_contiguous", "size != 1", "size > 1"): "without elements the answer is the same",
+    ("tensors", "is_contiguous", "self.numel == 0", "self.numel <= 0"): "no size is negative",
     ("tensors", "_read_elements", "info.numel == 0", "info.numel <= 0"): "no size is negative",
     ("tensors", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
+    ("tensors", "_read_elements", "scale > 1", "scale > 0"): "a dimension of one element is dropped again",
+    ("tensors", "_merge", "size == 1", "size <= 1"): "a tensor without elements does not come there",
+    ("tensors", "_merge", "size == 1", "size == 0"): "a dimension of one element may also stay",
+    ("tensors", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] > _LONG"): ONLY_FASTER,
+    ("tensors", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] < _LONG"): ONLY_FASTER,
+    (
+        "tensors",
+        "_pack_elements",
+        "prod((size for size, _ in dims[inner - 1:])) <= _PLACES",
+        "prod((size for size, _ in dims[inner - 1:])) < _PLACES",
+    ): ONLY_FASTER,
+    (
+        "tensors",
+        "_pack_elements",
+        "prod((size for size, _ in dims[inner - 1:])) <= _PLACES",
+        "prod((size for size, _ in dims[inner - 1:])) > _PLACES",
+    ): ONLY_FASTER,
     ("zip_directory", "read_entries", "position != len(data)", "position < len(data)"): NEVER_BEYOND,
     ("zip_directory", "widen", "len(wide) != sum(wanted)", "len(wide) > sum(wanted)"): NEVER_BEYOND,
     ("zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
