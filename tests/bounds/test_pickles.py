@@ -47,7 +47,7 @@ def test_memo_indices_reach_from_0_to_32_bits() -> None:
     for index in (0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1):
         assert read(b"K\1p%d\n0g%d\n." % (index, index)).root == 1
     for index in (-1, 1 << 32):
-        assert type(refused(b"K\1p0\ng%d\n." % index)) is MalformedFile
+        assert type(refused(b"K\1p0\n0g%d\n." % index)) is MalformedFile
         assert type(refused(b"K\1p%d\n." % index)) is MalformedFile
 
 
