@@ -69,7 +69,7 @@ def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> 
         os.dup2(number, 0)
         assert source.fileno() == 0
         assert source.read(7, 3) == DATA[7:10]
-        source.close()
+        source.__del__()
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(0)
         for use in (lambda: source.read(0, 1), source.fileno):

@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -47,7 +48,7 @@ TESTS = (
 QUIET = (
     "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
-BUDGET, OVERHEAD = 4.0, 0.004
+BUDGET, OVERHEAD = 8.0, 0.004
 """Seconds of tests for one mutant, as they take without it, and what pytest adds to each."""
 SECONDS = 30.0
 """After which a mutant counts as killed: a check that ends a loop can make it endless."""
@@ -114,6 +115,8 @@ def _judge(module: str, mutant: Mutant, reached: dict[str, Any], seconds: dict[s
         return str(_in_fork(lambda: _verdict(module, mutant, _chosen(module, reaching, seconds)), SECONDS))
     except TimeoutError:
         return "timeout"
+    except ChildProcessError:  # a mutant may close what its process reports with
+        return "killed"
 
 
 def _chosen(module: str, tests: set[str], seconds: dict[str, float]) -> list[str]:
@@ -195,6 +198,7 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
 
     Raises:
         TimeoutError: It takes longer.
+        ChildProcessError: It ended without a word.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -204,9 +208,12 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
         for number in range(3):
             os.dup2(quiet, number)
         try:
-            told = pickle.dumps(work())
+            try:
+                answer = True, work()
+            except Exception:  # noqa: BLE001 - whatever it is, the parent fails with it
+                answer = False, traceback.format_exc()
             with os.fdopen(writing, "wb") as stream:
-                stream.write(told)
+                stream.write(pickle.dumps(answer))
         finally:
             os._exit(0)
     os.close(writing)
@@ -223,7 +230,12 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
     os.waitpid(pid, 0)
     if time.monotonic() >= end:
         raise TimeoutError
-    return pickle.loads(told)
+    if not told:
+        raise ChildProcessError
+    fine, answer = pickle.loads(told)
+    if not fine:
+        raise RuntimeError(answer)
+    return answer
 
 
 if __name__ == "__main__":
