@@ -141,7 +141,10 @@ def _verdict(module: str, mutant: Mutant, tests: list[str]) -> str:
     import pytest
 
     _plant(module, mutant)
-    return "survived" if pytest.main([*QUIET, "-x", *tests]) == pytest.ExitCode.OK else "killed"
+    try:
+        return "survived" if pytest.main([*QUIET, "-x", *tests]) == pytest.ExitCode.OK else "killed"
+    except Exception:  # noqa: BLE001 - what fails when objects are deleted fails in pytest itself
+        return "killed"
 
 
 def _plant(module: str, mutant: Mutant) -> None:
