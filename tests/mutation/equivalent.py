@@ -47,6 +47,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
     ("opcodes", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
     ("pickles", "_loop", "pos >= limit", "pos > limit"): "an opcode and its argument still fit at the limit",
+    ("rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
     ("tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
     ),
