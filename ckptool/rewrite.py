@@ -180,7 +180,8 @@ class TreeRewriter:
                 f"storage {found.ref.key!r} is big-endian and does not say of what", kind="unsupported-tensor"
             )
         itemsize = 1 if untyped else found.dtype.itemsize
-        return self._reference(self._storage(found.ref.whole or found.ref, cls, itemsize, unit))
+        # A view that no tensor of its own is made of stands for its own elements alone.
+        return self._reference(self._storage(found.ref, cls, itemsize, unit))
 
     def _call(self, node: Call) -> Inert:
         func = inert.global_of(node.func)

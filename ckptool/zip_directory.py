@@ -135,7 +135,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         MalformedFile: It contradicts the format.
         UnsupportedFeature: A member is encrypted, or packed with something else than deflate.
     """
-    if directory.offset < 0 or directory.nbytes < _ENTRY.size * directory.members:
+    if directory.nbytes < _ENTRY.size * directory.members:
         raise MalformedFile(
             f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
             kind="malformed-zip",
@@ -222,7 +222,7 @@ def zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
             found = extra[begin:position]
         elif tag == _UNICODE_PATH and extra[begin + 5 : position] != name:  # behind a version and a checksum
             raise ambiguous(f"member {show_member(name)} has another name among its extra fields", at)
-    if position < len(extra) and extra[position:].strip(b"\0"):  # aligners pad with zeros
+    if extra[position:].strip(b"\0"):  # aligners pad with zeros
         raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)
     return found
 

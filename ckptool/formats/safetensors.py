@@ -35,7 +35,7 @@ _ODD_INTEGER = re.compile(rb"-0|[0-9]{20}")
 def sniff(probe: Probe) -> bool:
     """Say whether the file begins with a plausible length and an opening brace."""
     head = probe.head
-    if len(head) < 9 or head[8:9] != b"{":
+    if head[8:9] != b"{":
         return False
     # No limit on the length here: a header that is too long or cut short is this format's own to refuse.
     return int.from_bytes(head[:8], "little") < 1 << 40

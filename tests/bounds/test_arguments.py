@@ -1,0 +1,291 @@
+"""What pickles say of storages, tensors and arrays: the last count that is right, and the first that is wrong."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import pytest
+
+from ckptool import LimitExceeded, MalformedFile, rebuild
+from ckptool.files import BytesSource
+from ckptool.inert import Call, Dict, Global
+from ckptool.numpy_arrays import encoded_bytes, numpy_array, numpy_scalar
+from ckptool.rebuild import Rebuilder
+from ckptool.storage_ids import TypedStorage, storage_id
+from ckptool.tensor_args import as_device, as_sequence, as_sizes
+from ckptool.tensors import StorageRef
+
+MOST = (1 << 63) - 1
+FLOATS = Global("torch", "FloatStorage")
+
+
+def made(func: tuple[str, str], *args: Any, state: Any = None) -> Call:
+    call = Call(Global(*func), args)
+    call.state = state
+    return call
+
+
+# Storages
+
+
+def test_a_storage_is_named_by_five_things_and_maybe_a_view() -> None:
+    whole = ("storage", FLOATS, "0", "cpu", 4)
+
+    assert storage_id(whole[:4]) is None
+    found = storage_id(whole)
+    assert found is not None
+    assert (found.nbytes, found.view) == (16, None)
+    viewed = storage_id((*whole, ("v", 1, 2)))
+    assert viewed is not None
+    assert viewed.view == ("v", 4, 8)
+
+
+@pytest.mark.parametrize("numel", [0, 1, MOST])
+def test_a_storage_may_have_as_many_elements_as_63_bits_count(numel: int) -> None:
+    found = storage_id(("storage", FLOATS, "0", "cpu", numel, ("v", numel, numel)))
+
+    assert found is not None
+    assert (found.nbytes, found.view) == (4 * numel, ("v", 4 * numel, 4 * numel))
+
+
+@pytest.mark.parametrize("numel", [-1, MOST + 1])
+def test_a_storage_has_neither_fewer_nor_more(numel: int) -> None:
+    for pid in ((numel, None), (4, ("v", numel, 0)), (4, ("v", 0, numel))):
+        with pytest.raises(MalformedFile):
+            storage_id(("storage", FLOATS, "0", "cpu", *pid))
+
+
+@pytest.mark.parametrize("view", [("v", 0), ("v", 0, 0, 0), ()])
+def test_a_view_is_three_things(view: tuple[Any, ...]) -> None:
+    with pytest.raises(MalformedFile):
+        storage_id(("storage", FLOATS, "0", "cpu", 4, view))
+
+
+# Arguments
+
+
+def test_a_shape_is_a_sequence_or_made_of_just_one() -> None:
+    size = ("torch", "Size")
+
+    assert as_sequence(made(size, (2, 3))) == (2, 3)
+    for wrong in (made(size), made(size, (2,), (3,))):
+        with pytest.raises(MalformedFile):
+            as_sequence(wrong)
+
+
+def test_a_shape_without_strides_has_at_most_64_sizes_none_below_nothing() -> None:
+    assert as_sizes((0,) * 64) == (0,) * 64
+    for wrong in ((0,) * 65, (3, -1)):
+        with pytest.raises(MalformedFile):
+            as_sizes(wrong)
+
+
+@pytest.mark.parametrize(
+    ("args", "tag"),
+    [
+        (("cuda", 0), "cuda:0"),
+        (("cuda", 1), "cuda:1"),
+        (("cuda", 65_535), "cuda:65535"),
+        (("cuda", 65_536), "cuda"),
+        (("cuda", -1), "cuda"),
+        (("cuda", 1, 2), "cuda:1"),
+        ((), "unknown"),
+    ],
+)
+def test_a_device_has_a_number_of_sixteen_bits(args: tuple[Any, ...], tag: str) -> None:
+    assert as_device(made(("torch", "device"), *args)) == tag
+
+
+# numpy
+
+
+def array(shape: Any, *, state: int = 5) -> Any:
+    dtype = made(("numpy", "dtype"), "f4", state=(3, ">"))
+    return made(("numpy.core.multiarray", "_reconstruct"), state=(1, shape, dtype, False, b"abcd", 6)[:state])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (MOST,), (1,) * 64])
+def test_an_array_may_have_any_size_and_64_dimensions(shape: tuple[int, ...]) -> None:
+    found = numpy_array(array(shape))
+
+    assert found is not None
+    assert (found.shape, found.dtype, found.big_endian) == (shape, "float32", True)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (MOST + 1,), (1,) * 65, (True,)])
+def test_an_array_of_other_sizes_is_none(shape: tuple[int, ...]) -> None:
+    assert numpy_array(array(shape)) is None
+
+
+@pytest.mark.parametrize("state", [4, 6])
+def test_an_array_has_a_state_of_five(state: int) -> None:
+    assert numpy_array(array((1,), state=state)) is None
+
+
+def test_a_scalar_has_just_the_bytes_of_its_type() -> None:
+    def scalar(*data: Any, state: Any = (3, "<")) -> Any:
+        return numpy_scalar(
+            made(("numpy.core.multiarray", "scalar"), made(("numpy", "dtype"), "f4", state=state), *data)
+        )
+
+    assert scalar(pack("<f", 0.5)) == ("float32", 0.5)
+    assert scalar(pack(">f", 0.5), state=(3, ">")) == ("float32", 0.5)
+    assert scalar(pack("<f", 0.5), state=(3,)) == ("float32", 0.5)
+    assert scalar(pack("<f", 0.5), state=(3, 7)) == ("float32", 0.5)
+    for wrong in ((), (b"abc",), (b"abcde",), (None,), ("\u20ac",)):
+        assert scalar(*wrong) == ("float32", None)
+
+
+def test_a_scalar_of_no_type_is_none() -> None:
+    assert numpy_scalar(made(("numpy.core.multiarray", "scalar"))) is None
+    assert numpy_scalar(made(("numpy.core.multiarray", "scalar"), 5)) == ("object", None)
+    assert numpy_array(made(("numpy.core.multiarray", "scalar"))) is None
+
+
+def test_bytes_are_encoded_from_a_text_and_the_name_of_an_encoding() -> None:
+    encode = ("_codecs", "encode")
+
+    assert encoded_bytes(made(encode, "ab", "latin1")) == "ab"
+    assert encoded_bytes(made(encode, "ab", "latin1", "strict")) is None
+    assert encoded_bytes(made(encode, "ab")) is None
+    assert encoded_bytes(made(encode, 5, "latin1")) is None
+    assert encoded_bytes(made(("builtins", "bytes"))) == b""
+    assert encoded_bytes(made(("builtins", "bytes"), 5)) is None
+
+
+# Tensors
+
+
+class Known:
+    """One storage of sixteen bytes, and what streams inside the pickle hold."""
+
+    def __init__(self) -> None:
+        found = storage_id(("storage", FLOATS, "0", "cpu", 4))
+        assert found is not None
+        self.found = TypedStorage(StorageRef("0", "cpu", 16, BytesSource(bytes(16)), 0), found.dtype)
+
+    def resolve(self, pid: Any) -> TypedStorage | None:
+        return self.found if pid == "0" else None
+
+    def nested(self, stream: bytes) -> TypedStorage | None:
+        return self.found if stream == b"stream" else None
+
+
+def plain(size: Any = (4,), offset: Any = 0) -> Call:
+    stored = made(("torch.storage", "_load_from_bytes"), b"stream")
+    return made(("torch._utils", "_rebuild_tensor_v2"), stored, offset, size, (1,) * len(size), False, None)
+
+
+def test_a_stream_inside_a_pickle_is_loaded_from_just_one_string() -> None:
+    load = ("torch.storage", "_load_from_bytes")
+    rebuilder = Rebuilder(Known())
+
+    assert rebuilder.storage(made(load, b"stream")) is not None
+    assert rebuilder.storage(made(load)) is None
+    assert rebuilder.storage(made(load, b"stream", b"stream")) is None
+
+
+@pytest.mark.parametrize(("levels", "read"), [(31, True), (32, False)])
+def test_tensors_stand_inside_tensors_up_to_a_depth(levels: int, read: bool) -> None:
+    node: Any = plain()
+    for _ in range(levels):
+        node = made(("torch.nn.parameter", "Parameter"), node, True)
+    if read:
+        found = Rebuilder(Known()).tensor(node)
+        assert found is not None
+        assert found.shape == (4,)
+    else:
+        with pytest.raises(MalformedFile):
+            Rebuilder(Known()).tensor(node)
+
+
+def test_a_tensor_from_before_has_a_state_of_four() -> None:
+    state = plain().args[0], 0, (4,), (1,)
+    old = ("torch", "FloatTensor")
+
+    found = Rebuilder(Known()).tensor(made(old, state=state))
+    assert found is not None
+    assert found.shape == (4,)
+    for wrong in (state[:3], (*state, None), None):
+        assert Rebuilder(Known()).tensor(made(old, state=wrong)) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "flag"),
+    [((False, True, None), False), ((True, False, None), True), ((True, False), None), ((True, False, None, 1), None)],
+)
+def test_a_parameter_from_before_has_a_state_of_three(state: tuple[Any, ...], flag: bool | None) -> None:
+    found = Rebuilder(Known()).tensor(made(("torch.nn.parameter", "Parameter"), plain(), state=state))
+
+    assert found is not None
+    assert found.requires_grad is flag
+
+
+def test_a_parameter_from_long_before_has_a_state_of_five() -> None:
+    parameter = ("torch.nn.parameter", "Parameter")
+    found = Rebuilder(Known()).tensor(made(parameter, state=(plain(), None, None, True, False)))
+
+    assert found is not None
+    assert found.requires_grad is True
+    for wrong in ((plain(), None, None, True), (plain(), None, None, True, False, None)):
+        assert Rebuilder(Known()).tensor(made(parameter, state=wrong)) is None
+
+
+def test_a_sparse_tensor_has_its_parts_its_size_and_maybe_a_flag() -> None:
+    def sparse(*data: Any, layout: str = "torch.sparse_coo") -> Any:
+        return Rebuilder(Known()).tensor(made(("torch._utils", "_rebuild_sparse_tensor"), layout, data))
+
+    found = sparse(plain(), plain(), (0, 9))
+    assert (found.shape, found.details) == ((0, 9), ())
+    assert sparse(plain(), plain(), (9,), True).details == (("is_coalesced", True),)
+    assert sparse(plain(), plain(), (9,), False).details == ()
+    rows = sparse(plain(), plain(), plain(), (2, 2), layout="torch.sparse_csr")
+    assert [name for name, _ in rows.parts] == ["crow_indices", "col_indices", "values"]
+    for wrong in ((plain(), plain()), (plain(), 5, (9,)), ()):
+        with pytest.raises(MalformedFile):
+            sparse(*wrong)
+
+
+def test_tensors_may_have_as_many_parts_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Dict([(f"part {number}", plain()) for number in range(5)])
+    subclass = made(("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state)
+    monkeypatch.setattr(rebuild, "_MAX_PARTS", 10)  # five attributes, and the five tensors that they are
+    found = Rebuilder(Known()).tensor(subclass)
+    assert found is not None
+    assert len(found.parts) == 5
+
+    monkeypatch.setattr(rebuild, "_MAX_PARTS", 9)
+    with pytest.raises(LimitExceeded):
+        Rebuilder(Known()).tensor(subclass)
+
+
+def test_the_state_of_a_subclass_is_a_dict_or_a_dict_and_slots() -> None:
+    def parts(state: Any) -> list[str]:
+        found = Rebuilder(Known()).tensor(
+            made(("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state)
+        )
+        assert found is not None
+        return [name for name, _ in found.parts]
+
+    first, second = Dict([("a", plain())]), Dict([("b", plain()), ("c", [plain(), Dict([("d", plain())])])])
+    assert parts(first) == ["a"]
+    assert parts((first, second)) == ["a", "b", "c.0"]
+    assert parts((first,)) == parts((first, second, None)) == []
+
+
+def test_an_array_of_a_device_tensor_has_strides_of_its_order() -> None:
+    def strides(shape: tuple[int, ...], column_major: bool) -> tuple[int, ...]:
+        dtype = made(("numpy", "dtype"), "f4", state=(3, "<"))
+        state = (1, shape, dtype, column_major, bytes(24))
+        values = made(("numpy.core.multiarray", "_reconstruct"), state=state)
+        found = Rebuilder(Known()).tensor(
+            made(("torch._utils", "_rebuild_device_tensor_from_numpy"), values, None, "xla:0", False)
+        )
+        assert found is not None
+        return found.stride
+
+    assert strides((2, 3), False) == (3, 1)
+    assert strides((2, 3), True) == (1, 2)
+    with pytest.raises(MalformedFile):
+        strides((7,), False)

@@ -1,0 +1,521 @@
+"""Formats: the last size that is right, and the first that is wrong."""
+
+from __future__ import annotations
+
+import json
+from struct import pack
+from typing import Any
+
+import pytest
+
+from ckptool import (
+    AmbiguousFile,
+    Checkpoint,
+    CkptoolError,
+    LimitExceeded,
+    Limits,
+    MalformedFile,
+    TruncatedFile,
+    UnsupportedFeature,
+    contents,
+    open_checkpoint,
+)
+from ckptool.formats import plain_pickle, torch_legacy, torch_zip
+from ckptool.formats import safetensors as safetensors_format
+from ckptool.probe import Probe
+from tests import build
+from tests.bounds.sources import Asked
+from tests.formats.test_torch_tar import packed, reference, storage, tensor
+
+MOST = (1 << 63) - 1
+
+
+def opened(data: bytes, **limits: int) -> Checkpoint:
+    return open_checkpoint(data, limits=Limits(**limits))
+
+
+def refused(data: bytes, cls: type[CkptoolError] = MalformedFile, **limits: int) -> CkptoolError:
+    with pytest.raises(cls) as caught:
+        opened(data, **limits)
+    assert type(caught.value) is cls
+    return caught.value
+
+
+# safetensors
+
+
+def described(header: Any, data: bytes = b"", *, more: int = 0) -> bytes:
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    return pack("<Q", len(text) + more) + text + data
+
+
+def one(shape: list[Any], offsets: list[Any], dtype: str = "F32", **fields: Any) -> dict[str, Any]:
+    return {"w": {"dtype": dtype, "shape": shape, "data_offsets": offsets} | fields}
+
+
+SOUND = described(one([2], [0, 8]), bytes(8))
+
+
+def test_a_header_may_reach_to_the_end_and_no_further() -> None:
+    empty = described("{}")
+    assert len(opened(empty).tensors) == 0
+    error = refused(described("{}", more=1), TruncatedFile)
+    assert (error.needed, error.actual) == (11, 10)
+    assert "its header ends" in str(error)
+    assert safetensors_format.places(Asked(empty)) == {}
+    with pytest.raises(MalformedFile):
+        safetensors_format.places(Asked(described("{}", more=1)))
+
+
+def test_places_are_told_within_the_limit_on_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = len(SOUND) - 16
+    for limit, told in ((length, True), (length - 1, False)):
+        monkeypatch.setattr(safetensors_format, "DEFAULT_LIMITS", Limits(header_nbytes=limit))
+        if told:
+            assert list(safetensors_format.places(Asked(SOUND))) == ["w"]
+        else:
+            with pytest.raises(MalformedFile):
+                safetensors_format.places(Asked(SOUND))
+
+
+def test_all_eight_bytes_of_a_length_count() -> None:
+    with pytest.raises(MalformedFile):
+        safetensors_format.places(Asked(SOUND[:7] + b"\1" + SOUND[8:]))
+
+
+def test_places_are_told_of_a_file_that_was_cut_short() -> None:
+    start = len(SOUND) - 8
+
+    assert safetensors_format.places(Asked(SOUND[:-5])) == {"w": (start, start + 8)}
+    for rest in (0, 7, 8):
+        with pytest.raises(MalformedFile):
+            safetensors_format.places(Asked(SOUND[:rest]))
+
+
+def test_a_header_may_be_as_long_as_is_allowed() -> None:
+    length = len(SOUND) - 16
+
+    assert list(opened(SOUND, header_nbytes=length).tensors) == ["w"]
+    error = refused(SOUND, LimitExceeded, header_nbytes=length - 1)
+    assert (error.needed, error.actual) == (length, length - 1)
+
+
+def test_what_announces_a_header_beyond_all_measure_is_no_safetensors_file() -> None:
+    assert refused(pack("<Q", (1 << 40) - 1) + b"{", LimitExceeded).needed == (1 << 40) - 1
+    with pytest.raises(CkptoolError) as caught:
+        opened(pack("<Q", 1 << 40) + b"{")
+    assert not isinstance(caught.value, LimitExceeded)
+    assert refused(pack("<Q", 5) + b"{", TruncatedFile).actual == 9
+
+
+def test_as_many_tensors_and_as_long_names_as_allowed_are_read() -> None:
+    assert len(opened(SOUND, tensors=1, name_nbytes=1).tensors) == 1
+    assert refused(SOUND, LimitExceeded, tensors=0).actual == 0
+    assert refused(SOUND, LimitExceeded, name_nbytes=0).needed == 1
+
+
+def test_tensors_reach_just_to_the_end() -> None:
+    error = refused(SOUND[:-1], TruncatedFile)
+    assert (error.needed, error.actual) == (len(SOUND), len(SOUND) - 1)
+    assert refused(SOUND + b"x", AmbiguousFile).offset == len(SOUND)
+
+
+@pytest.mark.parametrize(("second", "words"), [(7, "overlaps"), (9, "leaves 1 bytes")])
+def test_tensors_stand_one_behind_the_other(second: int, words: str) -> None:
+    header = one([2], [0, 8]) | {"v": {"dtype": "U8", "shape": [4], "data_offsets": [second, second + 4]}}
+
+    assert words in str(refused(described(header, bytes(20)), AmbiguousFile))
+
+
+@pytest.mark.parametrize("offsets", [[0, 7], [0, 9], [8, 0], [0, 4]])
+def test_a_range_is_just_as_large_as_its_tensor(offsets: list[int]) -> None:
+    refused(described(one([2], offsets), bytes(20)))
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 8, 8], [-1, 7], [0, MOST + 1], [MOST + 1, MOST + 9], [True, 8]])
+def test_a_range_is_two_sizes(offsets: list[Any]) -> None:
+    assert "data_offsets" in str(refused(described(one([2], offsets), bytes(8))))
+
+
+@pytest.mark.parametrize("shape", [[0] * 64, [1] * 64, [MOST, 0], [0, MOST], [0, MOST, MOST]])
+def test_shapes_that_are_allowed(shape: list[int]) -> None:
+    numel = 0 if 0 in shape else 1
+
+    assert opened(described(one(shape, [0, 4 * numel]), bytes(4 * numel))).tensors["w"].info.shape == tuple(shape)
+
+
+def test_eight_bytes_are_no_safetensors_file() -> None:
+    assert type(refused_any(pack("<Q", 2))) is not MalformedFile
+    assert len(opened(pack("<Q", 2) + b"{}").tensors) == 0
+
+
+def refused_any(data: bytes) -> CkptoolError:
+    with pytest.raises(CkptoolError) as caught:
+        opened(data)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "shape", [[1] * 65, [-1], [MOST + 1], [0, MOST + 1], [MOST, 2, 0], [1 << 32, 1 << 31, 0], [1 << 62, 2, 0]]
+)
+def test_shapes_that_are_not(shape: list[int]) -> None:
+    nbytes = 0 if 0 in shape else 4
+    refused(described(one(shape, [0, nbytes]), bytes(nbytes)))
+
+
+@pytest.mark.parametrize(("depth", "read"), [(0, True), (1, True), (63, True), (64, False), (65, False)])
+def test_fields_that_nobody_knows_may_be_nested_to_a_depth(depth: int, read: bool) -> None:
+    data = described(one([2], [0, 8], more=json.loads("[" * depth + "1" + "]" * depth)), bytes(8))
+    if read:
+        assert list(opened(data).tensors) == ["w"]
+    else:
+        refused(data)
+
+
+def test_a_name_that_is_there_twice_is_told_of_by_name() -> None:
+    entry = json.dumps(one([2], [0, 8])["w"])
+
+    assert "'b' twice" in str(
+        refused(described(f'{{"a": {entry}, "b": {entry}, "b": {entry}}}', bytes(8)), AmbiguousFile)
+    )
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_halves_of_a_byte_come_in_pairs(last: int) -> None:
+    assert opened(described(one([2, 2], [0, 2], "F4"), bytes(2))).tensors["w"].info.shape == (2, 1)
+    refused(described(one([2, last], [0, last], "F4"), bytes(last)))
+    refused(described(one([], [0, 1], "F4"), bytes(1)))
+
+
+# Tars of 0.1.x
+
+
+@pytest.mark.parametrize(("ndim", "read"), [(0, True), (1, True), (64, True), (65, False), (-1, False)])
+def test_a_tensor_of_a_tar_has_up_to_64_dimensions(ndim: int, read: bool) -> None:
+    row = tensor(10, 1, *([1] * max(ndim, 0) * 2), 0, ndim=ndim)
+    data = packed([storage()], [row], {"w": reference(10)})
+    if read:
+        assert len(opened(data).tensors["w"].info.shape) == ndim
+    else:
+        assert refused(data).kind == "malformed-tar"
+
+
+@pytest.mark.parametrize(
+    "view", [(2, 1, 7, 0), (2, 1, 0, 7), (2, 1, 6, 1), (2, 1, -1, 1), (2, 1, 0, -1), (2, 1, 0), (2, 1, 0, 1, 1)]
+)
+def test_a_view_of_a_tar_lies_in_its_storage(view: tuple[int, ...]) -> None:
+    assert len(opened(packed([storage()], [], {}, views=[(2, 1, 6, 0), (3, 1, 0, 6)])).tensors) == 0
+    refused(packed([storage()], [], {}, views=[view]))
+
+
+def test_a_table_of_a_tar_may_be_empty_and_has_no_more_than_it_counts() -> None:
+    assert len(opened(packed([], [], {})).tensors) == 0
+    for counts in ((-1, 0), (0, -1)):
+        assert "count" in str(refused(packed([], [], {}, counts=counts)))
+
+
+def test_a_count_may_be_as_large_as_its_table() -> None:
+    table = build.pickled([])
+    for count, words in (
+        (len(build.pickled(0)) + len(table), "entry"),
+        (len(build.pickled(0)) + len(table) + 1, "count"),
+    ):
+        data = packed([], [], {}, counts=(count, 0))
+        with pytest.raises(CkptoolError) as caught:
+            opened(data)
+        assert words in str(caught.value)
+
+
+def test_numbers_of_a_tar_may_end_with_their_member_and_no_later() -> None:
+    whole = {
+        "storages": build.pickled(1) + storage() + build.pickled([]),
+        "tensors": build.pickled(1) + tensor(10, 1, 6, 1, 0),
+        "pickle": build.pickled({"w": reference(10)}),
+    }
+    assert opened(build.tar_file(whole)).tensors["w"].read() == build.floats(6)
+
+    cut = build.tar_file(whole | {"tensors": whole["tensors"][:-1]})
+    error = refused(cut, TruncatedFile)
+    assert error.needed == error.actual + 1
+    cut = build.tar_file(whole | {"storages": build.pickled(1) + storage()[:-1]})
+    error = refused(cut, TruncatedFile)
+    assert error.needed == error.actual + 1
+
+
+def test_a_storage_of_a_tar_may_end_with_its_member() -> None:
+    tables = {"tensors": build.pickled(0), "pickle": build.pickled({}), "storages": build.pickled(1) + storage()}
+
+    assert refused(build.tar_file(tables), TruncatedFile).kind == "truncated-pickle"  # the list of views is missing
+
+
+def test_an_entry_of_a_tar_is_three_things() -> None:
+    for entry in ((1, "cpu"), (1, "cpu", build.named("torch", "FloatStorage"), 5)):
+        refused(packed([build.pickled(entry) + pack("<q", 6) + build.floats(6)], [], {}))
+
+
+# Legacy streams
+
+
+LEGACY = build.legacy({"w": build.tensor(build.storage(rest=(None,)))}, [("0", 4, build.floats())])
+
+
+def test_a_stream_may_end_with_its_last_storage_and_no_earlier() -> None:
+    assert opened(LEGACY).tensors["w"].read() == build.floats()
+    error = refused(LEGACY[:-1], TruncatedFile)
+    assert (error.needed, error.actual) == (len(LEGACY), len(LEGACY) - 1)
+    assert "0 of 1 storages are whole" in str(error)
+
+
+def test_of_what_stands_behind_a_stream_a_few_bytes_are_looked_at() -> None:
+    source = Asked(LEGACY + bytes(1 << 20))
+    found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
+
+    assert found.notes == (f"{1 << 20:,} bytes behind the last storage",)
+    assert sum(source.sizes) < 1 << 19
+    assert "another saved object" in opened(LEGACY + LEGACY).notes[0]
+    assert "another" not in opened(LEGACY + LEGACY[:5]).notes[0]
+
+
+@pytest.mark.parametrize(("before", "another"), [(23, True), (24, True), (25, False), (48, False)])
+def test_another_stream_is_known_by_its_first_48_bytes(before: int, another: bool) -> None:
+    text = b"119547037146038801333356"
+    for rest in (b"", b"x"):
+        source = Asked(LEGACY + bytes(before) + text + rest)
+        found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
+        assert ("another" in found.notes[0]) == another
+    short = Asked(LEGACY + b"x" * before)
+    assert len(torch_legacy.read(Probe(short, Limits(), lambda _: pytest.fail("packed"))).notes) == 1
+
+
+@pytest.mark.parametrize("sizes", [(4, 5), (5, 4), (4, 3)])
+def test_a_storage_of_a_stream_has_one_size(sizes: tuple[int, int]) -> None:
+    tree = {str(size): build.tensor(build.storage(numel=size, rest=(None,)), (3,)) for size in sizes}
+
+    refused(build.legacy(tree, [("0", sizes[0], build.floats(sizes[0]))]), AmbiguousFile)
+
+
+@pytest.mark.parametrize("numel", [1, 127, 128, 255, 256, 32_768])
+def test_any_size_from_a_big_endian_machine_is_read(numel: int) -> None:
+    tree = {"w": build.tensor(build.storage(numel=numel, rest=(None,)), (numel,))}
+    data = build.legacy(tree, [("0", numel, build.floats(numel))], little_endian=False)
+
+    assert opened(data).tensors["w"].read() == build.floats(numel)
+
+
+def test_whole_storages_of_a_stream_that_was_cut_are_counted() -> None:
+    tree = {str(key): build.tensor(build.storage(str(key), rest=(None,))) for key in range(3)}
+    data = build.legacy(tree, [(str(key), 4, build.floats()) for key in range(3)])
+
+    for missing, whole in ((1, 2), (24, 2), (25, 1), (48, 1), (49, 0)):
+        assert f"{whole} of 3 storages are whole" in str(refused(data[:-missing], TruncatedFile))
+
+
+@pytest.mark.parametrize("numel", [3, 5, -4, 4 << 56])
+def test_a_storage_of_a_stream_has_the_size_that_the_tree_says(numel: int) -> None:
+    tree = {"w": build.tensor(build.storage(rest=(None,)))}
+
+    assert refused(build.legacy(tree, [("0", numel, build.floats())])).kind == "storage-size"
+
+
+def test_sizes_from_a_big_endian_machine_may_be_of_either_order() -> None:
+    tree = {"w": build.tensor(build.storage(rest=(None,)))}
+    parts = [("0", 4, build.floats())]
+
+    assert opened(build.legacy(tree, parts, little_endian=False)).tensors["w"].read() == build.floats()
+    little = build.legacy(tree, [("0", 4 << 56, build.floats())], little_endian=False)
+    assert opened(little).tensors["w"].read() == build.floats()
+    assert refused(build.legacy(tree, [("0", 4 << 56, build.floats())])).kind == "storage-size"
+
+
+@pytest.mark.parametrize(
+    ("view", "read"), [((0, 4), True), ((4, 0), True), ((2, 2), True), ((2, 3), False), ((5, 0), False)]
+)
+def test_a_view_of_a_stream_lies_in_its_storage(view: tuple[int, int], read: bool) -> None:
+    stored = build.storage(rest=(("v", *view),))
+    data = build.legacy({"w": build.tensor(stored, (view[1],))}, [("0", 4, build.floats())])
+    if read:
+        assert opened(data).tensors["w"].read() == build.floats()[4 * view[0] :][: 4 * view[1]]
+    else:
+        assert refused(data).kind == "storage-size"
+
+
+@pytest.mark.parametrize("keys", [[], ["0", "0"], ["0", "1"], ["1"]])
+def test_a_stream_lists_just_the_storages_that_its_tree_names(keys: list[str]) -> None:
+    tree = {"w": build.tensor(build.storage(rest=(None,)))}
+
+    assert refused(build.legacy(tree, [("0", 4, build.floats())], keys=keys)).kind == "malformed-legacy"
+
+
+def test_streams_stand_inside_streams_up_to_a_depth() -> None:
+    def nested(levels: int) -> bytes:
+        stream = build.legacy(build.storage(rest=(None,)), [("0", 4, build.floats())])
+        for _ in range(levels - 1):
+            stream = build.legacy(build.call(build.named("torch.storage", "_load_from_bytes"), build.raw(stream)))
+        return stream
+
+    assert torch_legacy.nested_storage(nested(4), Limits()) is not None
+    with pytest.raises(UnsupportedFeature) as caught:
+        torch_legacy.nested_storage(nested(5), Limits())
+    assert caught.value.kind == "nested-stream"
+
+
+# Zips of torch
+
+
+@pytest.mark.parametrize(("version", "read"), [(b"3\n", True), (b"10", True), (b"11", False)])
+def test_versions_are_read_up_to_the_newest_that_is_known(version: bytes, read: bool) -> None:
+    data = build.torch_zip({}, members={"archive/version": version})
+    if read:
+        assert opened(data).format == "torch_zip"
+    else:
+        assert refused(data, UnsupportedFeature).needed == 11
+
+
+@pytest.mark.parametrize("nbytes", [12, 15, 17, 20])
+def test_a_record_is_just_as_large_as_its_storage(nbytes: int) -> None:
+    data = build.torch_zip({"w": build.tensor(build.storage())}, {"0": bytes(nbytes)})
+
+    error = refused(data)
+    assert (error.kind, error.needed, error.actual) == ("storage-size", 16, nbytes)
+
+
+@pytest.mark.parametrize("order", [b"", b"little\n", b"little          x", b"bigger"])
+def test_a_byte_order_is_one_of_two_words(order: bytes) -> None:
+    assert refused(build.torch_zip({}, members={"archive/byteorder": order})).kind == "byte-order"
+
+
+def test_nothing_may_stand_behind_the_pickle_of_a_zip() -> None:
+    data = build.zip_file({"a/data.pkl": build.pickled({}) + b"x", "a/version": b"3\n"})
+
+    assert "1 bytes stand behind" in str(refused(data, AmbiguousFile))
+
+
+def test_the_outermost_pickle_is_the_root_if_there_is_just_one() -> None:
+    def root(*names: str) -> str | None:
+        from ckptool.files import BytesSource
+        from ckptool.zips import read_zip
+
+        return torch_zip.root_folder(read_zip(BytesSource(build.zip_file(dict.fromkeys(names, b"N.")))))
+
+    assert root("a/b/data.pkl", "a/data.pkl") == "a/"
+    assert root("data.pkl", "a/data.pkl") == ""
+    assert root("a/data.pkl", "b/data.pkl") is None
+    assert root("a/version") is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 29, 30, 31, 60])
+def test_a_zip_without_its_end_says_what_its_pickle_announces(cut: int) -> None:
+    tree = {"w": build.tensor(build.storage(numel=1 << 20))}
+    data = build.zip_file({"a/data.pkl": build.pickled(tree), "a/data/0": bytes(500)})
+    head = data[: data.index(b"PK\1\2")]
+
+    error = refused(head, TruncatedFile)
+    assert (error.needed, error.actual) == (4 << 20, len(head))
+    assert refused(head[: len(head) - 500 - cut] if cut else head[:29], TruncatedFile).actual is not None
+
+
+def test_a_zip_without_its_end_that_holds_all_that_is_announced_says_nothing_of_it() -> None:
+    tree = {"w": build.tensor(build.storage(numel=4))}
+    data = build.zip_file({"a/data.pkl": build.pickled(tree), "a/data/0": bytes(16)})
+    head = data[: data.index(b"PK\1\2")]
+    few = {"w": build.tensor(build.storage(numel=(len(head)) // 4))}
+
+    assert "announces" not in str(refused(head, TruncatedFile))
+    more = build.zip_file({"a/data.pkl": build.pickled(few), "a/data/0": b""})
+    whole = more[: more.index(b"PK\1\2")]
+    announced = len(head) // 4 * 4
+    assert "announces" not in str(refused(whole.ljust(announced, b"\0"), TruncatedFile))
+    assert "announces" in str(refused(whole.ljust(announced, b"\0")[: announced - 1], TruncatedFile))
+
+
+# Plain pickles
+
+
+def test_a_pickle_without_a_mark_is_one_only_if_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    unmarked = build.pickled({"w": [1]}, protocol=0)
+    assert opened(unmarked).format == "pickle"
+    with pytest.raises(CkptoolError):
+        opened(unmarked + b"x")
+
+    monkeypatch.setattr(plain_pickle, "_MAX_UNMARKED_NBYTES", len(unmarked))
+    assert opened(unmarked).format == "pickle"
+    monkeypatch.setattr(plain_pickle, "_MAX_UNMARKED_NBYTES", len(unmarked) - 1)
+    with pytest.raises(CkptoolError):
+        opened(unmarked)
+
+
+def test_what_stands_behind_a_marked_pickle_is_told_of() -> None:
+    marked = build.pickled({"w": 1})
+
+    assert opened(marked).notes == ()
+    assert opened(marked + b"x").notes == ("1 bytes behind the pickle",)
+
+
+@pytest.mark.parametrize("data", [b"\x80\2", b"\x80\6N.", b"\x80"])
+def test_two_bytes_and_newer_protocols_are_no_pickle(data: bytes) -> None:
+    from ckptool import UnknownFormat
+
+    with pytest.raises(CkptoolError) as caught:
+        opened(data)
+    assert isinstance(caught.value, UnknownFormat)
+    assert opened(b"\x80\5}.").format == "pickle"
+
+
+# Names, wherever they come from
+
+
+TREE = {"w": build.tensor(build.storage())}
+
+
+def zipped(tree: Any) -> bytes:
+    return build.torch_zip(tree, {"0": build.floats()})
+
+
+def test_names_and_tensors_up_to_their_limits_are_read() -> None:
+    data = zipped({"abc": TREE})
+
+    assert list(opened(data, name_nbytes=5, tensors=1).tensors) == ["abc.w"]
+    assert refused(data, LimitExceeded, name_nbytes=4).needed == 5
+    refused(data, LimitExceeded, tensors=0)
+
+
+def test_paths_may_cost_as_much_as_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_PATH_NBYTES", 0)
+    monkeypatch.setattr(contents, "_PATHS_NBYTES", 65)
+    assert list(opened(zipped(TREE)).tensors) == ["w"]
+
+    monkeypatch.setattr(contents, "_PATHS_NBYTES", 64)
+    refused(zipped(TREE), LimitExceeded)
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ((1 << 127), "int"),
+        ((1 << 127) - 1, str((1 << 127) - 1)),
+        (-(1 << 127) + 1, str(-(1 << 127) + 1)),
+        (build.raw(b"x" * 255), "x" * 255),
+        (build.raw(b"x" * 256), "bytes"),
+        ((1,) * 15, f"({', '.join('1' * 15)})"),
+        ((1,) * 16, "tuple"),
+        (1.5, "1.5"),
+    ],
+)
+def test_keys_that_are_no_text_are_shown_if_they_are_short(key: Any, shown: str) -> None:
+    tree = b"}" + build.ops(key) + build.ops(TREE["w"]) + b"s"
+
+    assert list(opened(zipped(tree)).tensors) == [shown]
+
+
+@pytest.mark.parametrize(
+    ("tree", "roles"),
+    [
+        ({"w": TREE["w"], "x": 1, "y": 2}, ["model"]),
+        ({"w": TREE["w"], "deep": TREE}, ["model", "model"]),
+        ({"w": TREE["w"], "v": TREE["w"], "deep": TREE, "n": 1}, ["model", "model"]),
+        ({"w": TREE["w"], "deep": TREE, "n": 1}, ["other", "model"]),
+        ({"w": TREE["w"], 5: TREE["w"]}, ["other"]),
+    ],
+)
+def test_a_mapping_is_a_state_dict_if_at_least_half_of_it_are_tensors(tree: dict[Any, Any], roles: list[str]) -> None:
+    assert [found.role for found in opened(zipped(tree)).state_dicts] == roles

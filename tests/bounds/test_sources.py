@@ -1,0 +1,208 @@
+"""Sources and read-ahead: the last byte that is there, the first that is not, and how much is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptool import FileUnavailable, SourceChanged, open_checkpoint
+from ckptool.files import FileSource, ReadAhead, StreamSource, open_source, system_text
+from tests import build
+from tests.bounds.sources import Asked
+
+DATA = bytes(range(256)) * 1024
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Any:
+    (tmp_path / "x").write_bytes(DATA)
+    found = FileSource(str(tmp_path / "x"))
+    yield found
+    found.close()
+
+
+def test_a_file_is_read_to_its_end_in_however_many_pieces_it_comes(
+    source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread, preadv = os.pread, os.preadv
+    for most in (1, 100, len(DATA) - 1, len(DATA)):
+        monkeypatch.setattr(os, "pread", lambda fd, n, at, most=most: pread(fd, min(n, most), at))
+        monkeypatch.setattr(os, "preadv", lambda fd, views, at, most=most: preadv(fd, [views[0][:most]], at))
+        assert source.read(5, 1000) == DATA[5:1005]
+        buffer = memoryview(bytearray(1000))
+        source.read_into(5, buffer)
+        assert buffer == DATA[5:1005]
+    assert source.read(0, len(DATA)) == DATA
+
+
+@pytest.mark.parametrize("over", [0, 1, 300])
+def test_a_file_that_shrank_is_told_of_with_its_numbers(source: FileSource, over: int) -> None:
+    begin, buffer = len(DATA) - 200 + over, memoryview(bytearray(200))
+    if not over:
+        assert source.read(begin, 200) == DATA[begin:]
+        source.read_into(begin, buffer)
+        assert buffer == DATA[begin:]
+        return
+    for read in (lambda: source.read(begin, 200), lambda: source.read_into(begin, buffer)):
+        with pytest.raises(SourceChanged) as caught:
+            read()
+        assert (caught.value.offset, caught.value.needed, caught.value.actual) == (begin, 200, max(0, 200 - over))
+
+
+def test_a_mapping_of_a_file_that_shrank_is_told_of(source: FileSource, tmp_path: Path) -> None:
+    assert bytes(source.map()[-3:]) == DATA[-3:]
+    os.truncate(tmp_path / "x", 100)
+
+    with pytest.raises(SourceChanged) as caught:
+        source.map()
+    assert (caught.value.needed, caught.value.actual) == (len(DATA), 100)
+
+
+def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> None:
+    """A process that was started without its standard input has a file in its place."""
+    number, source._fd = source._fd, 0
+    keep = os.dup(0)
+    try:
+        os.dup2(number, 0)
+        assert source.fileno() == 0
+        assert source.read(7, 3) == DATA[7:10]
+        source.__del__()
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(0)
+        for use in (lambda: source.read(0, 1), source.fileno):
+            with pytest.raises(ValueError, match="closed"):
+                use()
+    finally:
+        os.dup2(keep, 0)
+        os.close(keep)
+        os.close(number)
+
+
+def test_a_source_that_is_forgotten_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    found = FileSource(str(tmp_path / "x"))
+    number = found.fileno()
+    del found
+
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(number)
+
+
+def test_a_file_that_cannot_be_read_into_memory_is_told_of(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, "bad disk")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(FileUnavailable) as caught:
+        source.read_into(9, memoryview(bytearray(10)))
+    assert (caught.value.kind, caught.value.offset) == ("io", 9)
+
+
+def test_a_stream_is_read_to_its_end_and_no_further() -> None:
+    import io
+
+    class Slow(io.BytesIO):
+        def read(self, nbytes: int | None = -1) -> bytes:
+            return super().read(min(nbytes or 0, 7))
+
+    stream = StreamSource(Slow(DATA))
+    assert stream.nbytes == len(DATA)
+    assert stream.read(len(DATA) - 100, 100) == DATA[-100:]
+    assert stream.read(3, 0) == b""
+    with pytest.raises(SourceChanged) as caught:
+        stream.read(len(DATA) - 100, 101)
+    assert (caught.value.needed, caught.value.actual) == (101, 100)
+
+
+def test_where_files_cannot_be_read_by_position_they_are_read_as_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(build.pickled({"w": 1}))
+    monkeypatch.delattr(os, "pread")
+
+    found, shown = open_source(tmp_path / "x")
+    assert isinstance(found, StreamSource)
+    assert shown == str(tmp_path / "x")
+    found.close()
+    with open_checkpoint(tmp_path / "x") as checkpoint:
+        assert checkpoint.format == "pickle"
+
+
+def test_what_the_system_says_of_itself_is_text_or_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"MemFree: 5\xff")
+
+    assert system_text(str(tmp_path / "x")) == "MemFree: 5\ufffd"
+    assert system_text(str(tmp_path / "none")) == ""
+
+
+def test_a_folder_names_up_to_four_of_its_files(tmp_path: Path) -> None:
+    for count in range(1, 7):
+        (tmp_path / f"{count}.pt").touch()
+        with pytest.raises(FileUnavailable) as caught:
+            open_checkpoint(tmp_path)
+        shown = ", ".join(f"{number}.pt" for number in range(1, min(count, 4) + 1))
+        more = f" and {count - 4} more" if count > 4 else ""
+        assert caught.value.hint == f"Name a file in it: {shown}{more}"
+
+
+def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "denied")
+
+    (tmp_path / "x").touch()
+    monkeypatch.setattr(os, "open", refuse)
+    for path, kind in ((tmp_path, "directory"), (tmp_path / "x", "permission")):
+        with pytest.raises(FileUnavailable) as caught:
+            FileSource(str(path))
+        assert caught.value.kind == kind
+
+
+# Reading ahead
+
+
+def asked(*reads: tuple[int, int]) -> list[int]:
+    """Return how many bytes each call for more asks for."""
+    source = Asked(DATA)
+    ahead = ReadAhead(source)
+    for offset, nbytes in reads:
+        assert ahead.read(offset, nbytes) == DATA[offset : offset + nbytes]
+    return source.sizes
+
+
+def test_reads_close_together_share_blocks_that_grow() -> None:
+    assert asked(*((at, 8) for at in range(0, len(DATA), 8)))[:4] == [2048, 16_384, 65_536, 65_536]
+    assert max(asked(*((at, 8) for at in range(0, len(DATA), 8)))) == ReadAhead.BLOCK
+
+
+def test_a_read_far_from_the_last_one_fetches_little() -> None:
+    assert asked((100_000, 8), (200_000, 8), (0, 8)) == [256, 256, 256]
+    assert asked((100_000, 8), (100_000 + 256, 8)) == [256, 2048]
+    assert asked((100_000, 8), (100_000 + 512, 8)) == [256, 2048]
+    assert asked((100_000, 8), (100_000 + 513, 8)) == [256, 256]
+    assert asked((100_000, 8), (99_999, 8)) == [256, 256]
+
+
+def test_what_a_block_holds_is_not_asked_for_again() -> None:
+    assert asked((100_000, 8), (100_000, 256), (100_255, 1), (100_000, 0), (100_256, 0)) == [256]
+    assert asked((100_000, 8), (100_000, 257)) == [256, 2048]
+    assert asked((100_000, 8), (100_255, 2)) == [256, 2048]
+
+
+def test_a_read_larger_than_a_block_is_one() -> None:
+    assert asked((0, 100_000)) == [100_000]
+    assert asked((0, 2049), (0, 2048)) == [2049]
+
+
+def test_at_the_end_there_is_less() -> None:
+    source = Asked(DATA)
+    ahead = ReadAhead(source)
+
+    assert ahead.read(len(DATA) - 5, 100) == DATA[-5:]
+    assert ahead.read(len(DATA), 100) == b""
+    assert ahead.read(len(DATA) - 300, 300) == DATA[-300:]
+    assert max(source.sizes) == 300

@@ -1,0 +1,256 @@
+"""Writers: sizes where the layout changes, and buffers that are just full."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from ckptool import zip_writer
+from ckptool.checksums import WORTH_A_THREAD, checksums_of_file, threads
+from ckptool.errors import OutputFailed
+from ckptool.files import FileSource, ReadAhead
+from ckptool.outputs import _WAITING_NBYTES, Output
+from ckptool.payloads import StoragePayload
+from ckptool.tensors import StorageRef
+from ckptool.transfer import Transfer
+from ckptool.zip_directory import FULL32
+from ckptool.zip_writer import _Archive, torch_zip_nbytes
+from ckptool.zips import read_zip
+from tests.bounds.sources import Asked
+
+# Zips round 4 GiB, of which only the frame is written
+
+
+class Frame:
+    """An output, a transfer and a source: payloads are holes of zeros in it."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.parts: list[tuple[int, bytes]] = []
+
+    def write(self, data: bytes | bytearray) -> None:
+        self.parts.append((self.position, bytes(data)))
+        self.position += len(data)
+
+    def send(self, payload: Any, *, checksum: bool) -> int:
+        self.position += payload.nbytes
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.position
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        found = bytearray(nbytes)
+        for begin, data in self.parts:
+            low, high = max(begin, offset), min(begin + len(data), offset + nbytes)
+            if low < high:
+                found[low - offset : high - offset] = data[low - begin : high - begin]
+        return bytes(found)
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
+
+    def close(self) -> None:
+        pass
+
+
+def written(root: str, *sizes: int) -> tuple[Frame, Any]:
+    """Return what is written for a checkpoint with storages of these sizes."""
+    frame = Frame()
+    archive = _Archive(frame, frame)  # type: ignore[arg-type]
+    for name, nbytes in (("data.pkl", 5), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)):
+        archive.add(f"{root}/{name}", SimpleNamespace(nbytes=nbytes))  # type: ignore[arg-type]
+    for index, nbytes in enumerate(sizes):
+        archive.add(f"{root}/data/{index}", SimpleNamespace(nbytes=nbytes))  # type: ignore[arg-type]
+    archive.add(f"{root}/version", SimpleNamespace(nbytes=2))  # type: ignore[arg-type]
+    return frame, archive.end()
+
+
+HEAD = 448
+"""Where the payload of the first storage begins; sixteen bytes of descriptor stand behind it."""
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (FULL32 - 1,),
+        (FULL32,),
+        (FULL32 + 1,),
+        (FULL32 - 1 - HEAD - 16, 0, 7),
+        (FULL32 - HEAD - 16, 0, 7),
+        (FULL32 + 1 - HEAD - 16, 0, 7),
+        (FULL32 - 1 - HEAD - 16, FULL32),
+        (FULL32 - HEAD - 16, FULL32 - 1),
+        (0, 0),
+    ],
+)
+def test_members_and_offsets_round_4_gib_are_read_as_they_were_written(sizes: tuple[int, ...]) -> None:
+    frame, done = written("x", *sizes)
+    archive = read_zip(frame)
+
+    assert [(name, record.offset, record.nbytes) for name, record in archive.items()] == [
+        (one.name, one.offset, one.nbytes) for one in done.members
+    ]
+    assert archive.notes == ()
+    assert done.members[4].offset == HEAD + (64 if sizes[0] >= FULL32 else 0)
+    assert torch_zip_nbytes("x", 5, sizes) == frame.nbytes
+
+
+@pytest.mark.parametrize("start", [FULL32 - 1, FULL32, FULL32 + 1])
+def test_a_directory_may_begin_round_4_gib(start: int) -> None:
+    frame = Frame()
+    archive = _Archive(frame, frame)  # type: ignore[arg-type]
+    archive.add("x", SimpleNamespace(nbytes=start - 64 - 16))  # type: ignore[arg-type]
+    done = archive.end()
+
+    assert done.directory == start
+    assert list(read_zip(frame)) == ["x"]
+    assert end_record(frame)[3] == min(start, FULL32)
+
+
+def end_record(frame: Frame) -> tuple[int, ...]:
+    data = frame.read(frame.nbytes - 22, 22)
+    return tuple(int.from_bytes(data[at : at + size], "little") for at, size in ((8, 2), (10, 2), (12, 4), (16, 4)))
+
+
+def test_the_end_record_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, done = written("x", 5, 6)
+    directory = done.directory
+    nbytes = frame.nbytes - 98 - directory
+    assert end_record(frame) == (7, 7, nbytes, directory)
+
+    monkeypatch.setattr(zip_writer, "_FULL16", 6)
+    monkeypatch.setattr(zip_writer, "_FULL32", nbytes - 1)
+    frame, _ = written("x", 5, 6)
+    assert end_record(frame)[:2] == (6, 6)
+    assert end_record(frame)[2:] == (nbytes - 1, nbytes - 1)
+
+
+# Outputs
+
+
+@pytest.fixture
+def written_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of what is handed to the system."""
+    sizes: list[int] = []
+    write = os.write
+
+    def counted(fd: int, data: Any) -> int:
+        sizes.append(len(data))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    return sizes
+
+
+def test_small_pieces_wait_until_there_would_be_too_many(tmp_path: Path, written_out: list[int]) -> None:
+    with Output(str(tmp_path / "x")) as output:
+        output.write(bytes(_WAITING_NBYTES - 1))
+        output.write(b"x")
+        assert written_out == []
+        output.write(b"y")
+        assert written_out == [_WAITING_NBYTES]
+        output.write(bytes(_WAITING_NBYTES))
+        assert written_out == [_WAITING_NBYTES, 1]
+        output.write(bytes(_WAITING_NBYTES + 1))
+        assert written_out == [_WAITING_NBYTES, 1, _WAITING_NBYTES, _WAITING_NBYTES + 1]
+        assert output.nbytes == output.position == 3 * _WAITING_NBYTES + 2
+
+
+def test_just_enough_space_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=100))
+    with Output(str(tmp_path / "x")) as output:
+        output.reserve(1000)
+        with pytest.raises(OutputFailed) as caught:
+            output.reserve(1001)
+        assert (caught.value.needed, caught.value.actual) == (1001, 1000)
+
+
+def test_where_nobody_knows_the_space_writing_will_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fstatvfs")
+    with Output(str(tmp_path / "x")) as output:
+        output.reserve(1 << 62)
+        output.write(b"data")
+        output.publish()
+    assert (tmp_path / "x").read_bytes() == b"data"
+
+
+def test_an_output_may_have_the_first_descriptor_of_all(tmp_path: Path) -> None:
+    """A process that was started without its standard input has a file in its place."""
+    keep = os.dup(0)
+    os.close(0)
+    try:
+        with Output(str(tmp_path / "x")) as output:
+            assert output._fd == 0
+            output.write(b"data")
+            output.publish()
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(0)
+    finally:
+        os.dup2(keep, 0)
+        os.close(keep)
+    assert (tmp_path / "x").read_bytes() == b"data"
+    assert [place.name for place in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_output_can_be_given_up_twice(tmp_path: Path) -> None:
+    output = Output(str(tmp_path / "x"))
+    output.close()
+    output.close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+# Checksums
+
+
+@pytest.mark.parametrize(("processors", "workers"), [(1, 1), (3, 3), (4, 4), (64, 4)])
+def test_there_is_a_thread_for_each_processor_up_to_four(
+    processors: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    with threads() as pool:
+        assert pool._max_workers == workers
+
+
+@pytest.mark.parametrize("nbytes", [WORTH_A_THREAD - 1, WORTH_A_THREAD, WORTH_A_THREAD + 1])
+def test_ranges_round_the_size_that_is_worth_a_thread(nbytes: int) -> None:
+    data = os.urandom(nbytes + 10)
+
+    assert checksums_of_file(Asked(data), [(5, 5 + nbytes)]) == ([crc32(data[5:-5])], crc32(data[:5] + data[-5:]))
+
+
+@pytest.mark.parametrize("nbytes", [ReadAhead.BLOCK - 1, ReadAhead.BLOCK, ReadAhead.BLOCK + 1, 5 * ReadAhead.BLOCK])
+def test_what_no_thread_takes_is_read_block_by_block(nbytes: int) -> None:
+    data = os.urandom(nbytes)
+    source = Asked(data)
+
+    assert checksums_of_file(source, []) == ([], crc32(data))
+    assert max(source.sizes) <= ReadAhead.BLOCK
+    source = Asked(data)
+    assert checksums_of_file(source, [(0, nbytes)]) == ([crc32(data)], 0)
+    assert max(source.sizes) <= ReadAhead.BLOCK
+
+
+# Transfers
+
+
+@pytest.mark.parametrize(("nbytes", "by_threads"), [(WORTH_A_THREAD - 1, False), (WORTH_A_THREAD, True)])
+def test_what_is_worth_a_thread_is_copied_by_threads(nbytes: int, by_threads: bool, tmp_path: Path) -> None:
+    data = os.urandom(nbytes)
+    (tmp_path / "x").write_bytes(data)
+    source = FileSource(str(tmp_path / "x"))
+    with Output(str(tmp_path / "y")) as output, Transfer(output) as transfer:
+        payload = StoragePayload(StorageRef("0", "cpu", nbytes, source, 0), 1)
+        assert transfer.send(payload) == crc32(data)
+        assert (transfer._pool is not None) == by_threads
+        output.publish()
+    source.close()
+
+    assert (tmp_path / "y").read_bytes() == data

@@ -1,0 +1,144 @@
+"""What migration refuses rather than writes, and what reading back finds out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ckptool import open_checkpoint
+from ckptool.errors import DamagedFile, MigrationRefused, OutputFailed
+from ckptool.migration import migrate
+from ckptool.to_safetensors import _open_with_reference
+from ckptool.verify_torch import verify_model
+from tests import build
+
+PLAIN = build.tensor(build.storage())
+ON_A_DEVICE = build.call(
+    build.named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), PLAIN, None, "xla:0", False
+)
+NUMPY = build.call(
+    build.named("numpy.core.multiarray", "_reconstruct"), build.named("numpy", "ndarray"), (0,), build.raw(b"b")
+)
+NUMPY += build.ops(
+    (
+        1,
+        (4,),
+        build.call(build.named("numpy", "dtype"), "f4") + build.ops((3, "<")) + b"b",
+        False,
+        build.raw(build.floats()),
+    )
+)
+NUMPY += b"b"
+FROM_NUMPY = build.call(build.named("torch._utils", "_rebuild_device_tensor_from_numpy"), NUMPY, None, "xla:0", False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def migrated(folder: Path, tree: Any, **options: Any) -> Any:
+    """Return the tensors of what a checkpoint with this tree becomes."""
+    (folder / "old.pth").write_bytes(build.torch_zip(tree, {"0": build.floats()}))
+    migrate(folder / "old.pth", folder / "new.pth", force=True, **options)
+    with open_checkpoint(folder / "new.pth") as found:
+        return {name: (tensor.info.dtype.name, tensor.info.location) for name, tensor in found.tensors.items()}
+
+
+@pytest.mark.parametrize("made", [ON_A_DEVICE, FROM_NUMPY], ids=["from a CPU tensor", "from numpy"])
+def test_a_tensor_that_is_built_on_its_device_is_not_cast_where_it_stands(made: bytes, folder: Path) -> None:
+    tree = {"state_dict": {"w": made, "v": PLAIN}, "epoch": 3}
+
+    assert migrated(folder, tree, form="same")["state_dict.w"] == ("float32", "xla:0")
+    assert migrated(folder, tree, form="same", to="cuda:1")["state_dict.w"] == ("float32", "cuda:1")
+    with pytest.raises(MigrationRefused) as caught:
+        migrated(folder, tree, form="same", dtype="float16")
+    assert caught.value.kind == "unsupported-cast"
+    assert caught.value.hint is not None
+
+
+def test_a_tensor_of_a_layout_that_nobody_else_writes_is_refused(folder: Path) -> None:
+    jagged = build.call(
+        build.named("torch._tensor", "_rebuild_from_type_v2"),
+        build.named("torch.nested._internal.nested_tensor", "_rebuild_njt"),
+        build.named("torch.nested._internal.nested_tensor", "NestedTensor"),
+        ({"values": PLAIN, "offsets": PLAIN},),
+        None,
+    )
+
+    assert "state_dict.w" in migrated(folder, {"state_dict": {"w": jagged}, "epoch": 3}, form="same")
+    with pytest.raises(MigrationRefused) as caught:
+        migrated(folder, {"w": jagged, "v": PLAIN}, form="state_dict")
+    assert caught.value.kind == "unsupported-tensor"
+
+
+def test_what_the_reference_library_refuses_or_finds_otherwise_is_not_published(folder: Path) -> None:
+    sound = build.safetensors({"w": build.floats(), "v": build.floats(2)})
+    (folder / "x").write_bytes(sound)
+    _open_with_reference(str(folder / "x"), ["w", "v"])
+
+    for data, names in ((sound, ["w"]), (sound, ["w", "v", "u"]), (sound[:-1], ["w", "v"]), (b"", [])):
+        (folder / "x").write_bytes(data)
+        with pytest.raises(OutputFailed) as caught:
+            _open_with_reference(str(folder / "x"), names)
+        assert caught.value.kind == "verification-failed"
+
+
+def test_a_model_that_was_saved_with_other_weights_is_not_published(folder: Path) -> None:
+    def file(name: str, **tensors: bytes) -> Path:
+        tree = {key: build.tensor(build.storage(key)) for key in tensors}
+        (folder / name).write_bytes(build.torch_zip(tree, tensors))
+        return folder / name
+
+    with open_checkpoint(file("a", w=build.floats(), v=build.floats())) as wanted:
+        weights: Any = SimpleNamespace(tensors=wanted.tensors)
+        verify_model(str(file("same", w=build.floats(), v=build.floats())), weights)
+        for other in (file("values", w=build.floats(), v=bytes(16)), file("names", w=build.floats())):
+            with pytest.raises(OutputFailed) as caught:
+                verify_model(str(other), weights)
+            assert "'v'" in str(caught.value)
+
+
+def test_an_index_that_is_damaged_is_refused_when_asked(folder: Path) -> None:
+    data = build.torch_zip({"w": PLAIN}, {"0": build.floats()})
+    with open_checkpoint(data) as found:
+        found.check_index()
+    entry = data.index(b"PK\1\2")
+    wrong = bytearray(data)
+    wrong[14] ^= 1  # the checksum of data.pkl, in its local header and in the directory
+    wrong[entry + 16] ^= 1
+    with open_checkpoint(bytes(wrong)) as found, pytest.raises(DamagedFile):
+        found.check_index()
+
+
+def test_checkpoints_and_state_dicts_show_what_they_are() -> None:
+    with open_checkpoint(build.torch_zip({"model": {"w": PLAIN}}, {"0": build.floats()})) as found:
+        assert repr(found) == "<Checkpoint '<bytes>' torch_zip checkpoint of 1 tensors>"
+        assert [repr(one) for one in found.state_dicts] == ["<StateDict 'model' model of 1 tensors>"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"dtype": "float31"}, "not-a-dtype"),
+        ({"dtype": "float16", "keep_dtype": ["("]}, "bad-pattern"),
+        ({"form": "model"}, "no-model"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], kind: str, folder: Path) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        migrated(folder, {"w": PLAIN}, **options)
+    assert caught.value.kind == kind
+
+
+def test_an_archive_of_several_checkpoints_is_refused_with_their_names(folder: Path) -> None:
+    one = build.torch_zip({"w": PLAIN}, {"0": build.floats()})
+    (folder / "both.zip").write_bytes(build.zip_file({"a.pt": one, "b.pt": one}))
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(folder / "both.zip", folder / "new.pth")
+    assert caught.value.kind == "archive"
+    assert f"{folder / 'both.zip'}::a.pt" in str(caught.value.hint)

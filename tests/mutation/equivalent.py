@@ -1,0 +1,88 @@
+"""Mutants that no test could tell from the code: why, for each."""
+
+from __future__ import annotations
+
+ONLY_FASTER = "two ways to one result, of which the faster is chosen"
+NEVER_LONGER = "a slice is never longer than what was asked for"
+LOOKED_AT_AGAIN = "the block is fetched again, or the member read the careful way: with the same result"
+BOUNDED_ELSEWHERE = "what is looked for there is held against its room once more"
+NEVER_BEYOND = "checked before: the left side is never the larger one"
+EMPTY_ANYWAY = "where they are equal, what follows does nothing"
+
+EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    ("archive", "_inflated", "position < record.stored_nbytes", "position <= record.stored_nbytes"): EMPTY_ANYWAY,
+    ("archive", "_inflated", "position == record.stored_nbytes", "position >= record.stored_nbytes"): NEVER_BEYOND,
+    ("checksums", "_checksum_ahead", "stop - start <= ReadAhead.BLOCK", "stop - start < ReadAhead.BLOCK"): (
+        "one block is also a row of one block"
+    ),
+    ("contents", "_group", "len(keys) == len(below)", "len(keys) >= len(below)"): "the keys are some of those below",
+    ("files", "close", "fd >= 0", "fd >= -1"): "closing a descriptor that is none fails, and nobody is told",
+    ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
+    ("formats/safetensors", "_unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
+    ("formats/torch_legacy", "read", "min(48, behind)", "min(49, behind)"): "no more than 48 of them are looked at",
+    ("formats/torch_legacy", "_walk_storages", "len(names) != len(announced)", "len(names) > len(announced)"): (
+        "fewer names cannot be the same set"
+    ),
+    ("formats/plain_pickle", "sniff", "pickled.end == probe.source.nbytes", "pickled.end >= probe.source.nbytes"): (
+        NEVER_BEYOND
+    ),
+    ("formats/pt2", "_read_configs", "len(configs) == 1", "len(configs) <= 1"): "without any there is nothing to name",
+    (
+        "formats/torch_zip",
+        "read_archive",
+        "pickled.end != archive[f'{root}data.pkl'].nbytes",
+        "pickled.end < archive[f'{root}data.pkl'].nbytes",
+    ): NEVER_BEYOND,
+    ("formats/torch_zip", "_announced_nbytes", "min(30, source.nbytes)", "min(31, source.nbytes)"): (
+        "no more than 30 of them are looked at"
+    ),
+    ("formats/torch_zip", "_announced_nbytes", "len(header) < 30", "len(header) < 29"): (
+        "no pickle stands behind 29 bytes"
+    ),
+    ("formats/torchscript", "sniff", "min(12, content.nbytes)", "min(12, 12)"): (
+        "what stands behind a shorter record begins with PK, which no name of a class has in it"
+    ),
+    ("machine", "put", "index == len(self.memo)", "index <= len(self.memo)"): "a smaller one does not come there",
+    ("opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
+    ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
+    ("opcodes", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
+    ("pickles", "_loop", "pos >= limit", "pos > limit"): "an opcode and its argument still fit at the limit",
+    ("rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
+    ("tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
+        "a length that ends with itself ends with a digit, and not with a line"
+    ),
+    ("tensors", "is_contiguous", "size != 1", "size > 1"): "without elements the answer is the same",
+    ("tensors", "is_contiguous", "self.numel == 0", "self.numel <= 0"): "no size is negative",
+    ("tensors", "_read_elements", "info.numel == 0", "info.numel <= 0"): "no size is negative",
+    ("tensors", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
+    ("tensors", "_read_elements", "scale > 1", "scale > 0"): "a dimension of one element is dropped again",
+    ("tensors", "_merge", "size == 1", "size <= 1"): "a tensor without elements does not come there",
+    ("tensors", "_merge", "size == 1", "size == 0"): "a dimension of one element may also stay",
+    ("tensors", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] > _LONG"): ONLY_FASTER,
+    ("tensors", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] < _LONG"): ONLY_FASTER,
+    (
+        "tensors",
+        "_pack_elements",
+        "prod((size for size, _ in dims[inner - 1:])) <= _PLACES",
+        "prod((size for size, _ in dims[inner - 1:])) < _PLACES",
+    ): ONLY_FASTER,
+    (
+        "tensors",
+        "_pack_elements",
+        "prod((size for size, _ in dims[inner - 1:])) <= _PLACES",
+        "prod((size for size, _ in dims[inner - 1:])) > _PLACES",
+    ): ONLY_FASTER,
+    ("zip_directory", "read_entries", "position != len(data)", "position < len(data)"): NEVER_BEYOND,
+    ("zip_directory", "widen", "len(wide) != sum(wanted)", "len(wide) > sum(wanted)"): NEVER_BEYOND,
+    ("zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
+        "what follows a gap begins with P and cannot complete a mark that began in it"
+    ),
+    ("zips", "_read_usual", "len(extra) != extra_n", "len(extra) < extra_n"): NEVER_LONGER,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 16 >= len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 16 <= len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 17 > len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_usual", "at + 16 > len(block)", "at + 15 > len(block)"): LOOKED_AT_AGAIN,
+    ("zips", "_read_member", "min(24, limit - end)", "min(25, limit - end)"): BOUNDED_ELSEWHERE,
+    ("zips", "_read_member", "min(24, limit - end)", "min(24, 24)"): BOUNDED_ELSEWHERE,
+}
+"""``(module, function, before, after)``, and the reason."""
