@@ -262,8 +262,8 @@ def held(node: Inert) -> Iterator[Inert]:
 
 def is_container(node: Inert) -> bool:
     """Say whether a node can hold others."""
-    return isinstance(node, _CONTAINERS)
+    return type(node) in CONTAINERS
 
 
-# A union in place of the tuple would be made anew on each call, which takes longer than the rest of a walk.
-_CONTAINERS: Final = (list, tuple, Dict, Set, Call, PersistentId)
+CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))
+"""The types of nodes that can hold others. A tree has these themselves, never what is derived from them."""
