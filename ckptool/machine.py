@@ -12,6 +12,7 @@ from typing import Final
 from ckptool.errors import MalformedFile, TruncatedFile
 from ckptool.files import Source
 from ckptool.inert import Global, Inert, PersistentId
+from ckptool.limits import refuse_long
 
 _WINDOW: Final = 1 << 16
 
@@ -53,6 +54,13 @@ class Machine:
     def next_index(self) -> int:
         """Return the index that the memo has next if they come in order; -1 once one did not."""
         return len(self.memo) if isinstance(self.memo, list) else -1
+
+    def intern(self, module: str, name: str) -> Global:
+        found = self.globals.get((module, name))
+        if found is None:
+            refuse_long("a name that the pickle asks for", module, name)
+            found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
+        return found
 
     def truncated(self, end: int) -> TruncatedFile:
         begin = self.base + self.pos

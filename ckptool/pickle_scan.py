@@ -104,7 +104,9 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
                 if count > 1 and len(nested) < _MOST_NESTED:
                     nested += _nested(source, base + pos + 1 + width, count, op, depth)
             else:
-                step = _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
+                step = (
+                    _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
+                )
         pos += step
         if pos >= len(data):
             base += pos

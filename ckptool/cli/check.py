@@ -63,7 +63,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo(error_text(report.error), err=True)
         click.echo("\n".join(_lines(report, show_globals=options["show_globals"])))
     if options["as_json"]:
-        _print_json(objects[0] if len(files) == 1 else objects)
+        from ckptool.cli.json_output import print_json
+
+        print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
 
 
@@ -139,15 +141,11 @@ def _explain(text: str, *, as_json: bool) -> int:
 
     found = explain(sys.stdin.read() if text == "-" else text)
     if as_json:
-        _print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
+        from ckptool.cli.json_output import print_json
+
+        print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
     elif not found:
         click.echo("not a message that is known here", err=True)
     for one in found if not as_json else ():
         click.echo(f"{one.kind}: {show(one.meaning)}\nHint: {show(one.hint)}")
     return 0 if found else 1
-
-
-def _print_json(found: object) -> None:
-    import json
-
-    click.echo(json.dumps(found, ensure_ascii=True))

@@ -83,9 +83,21 @@ def _within(path: object, *places: str) -> bool:
     return isinstance(path, str | bytes) and os.fsdecode(path).startswith(places)
 
 
+TIMES: list[float] = []
+"""Seconds of the processor that each call took."""
+
+
+def timed(work: Callable[[], Any]) -> Any:
+    start = time.process_time()
+    try:
+        return work()
+    finally:
+        TIMES.append(time.process_time() - start)
+
+
 def command(*arguments: str) -> dict[str, Any]:
     """Run a verb as the shell would; what is no exit code is an untyped error."""
-    done = CliRunner().invoke(cli, list(arguments))
+    done = timed(lambda: CliRunner().invoke(cli, list(arguments)))
     error = done.exception
     if error is not None and not isinstance(error, SystemExit):
         return {"untyped": "".join(traceback.format_exception(error))[-2000:], "said": done.output}
@@ -93,7 +105,11 @@ def command(*arguments: str) -> dict[str, Any]:
 
 
 def inspect(path: str, folder: str) -> dict[str, Any]:
-    return command("inspect", "--all", path)
+    found = command("inspect", "--all", path)
+    if "untyped" in found:
+        return found
+    listed = command("inspect", "--json", path)
+    return {**listed, "said": found["said"] + listed["said"]}
 
 
 def check(path: str, folder: str) -> dict[str, Any]:
@@ -121,11 +137,10 @@ def migrate(path: str, folder: str) -> dict[str, Any]:
 
 
 def load(path: str, folder: str) -> dict[str, Any]:
-    def work() -> dict[str, str]:
-        return {name: digest_of(tensor) for name, tensor in ckptool.load(path).items()}
-
-    found = caught(work)
-    return {"digests": [found.pop("result")], **found} if "result" in found else found
+    found = caught(lambda: ckptool.load(path))
+    if "result" in found:
+        found["digests"] = [{name: digest_of(tensor) for name, tensor in found.pop("result").items()}]
+    return found
 
 
 def digests(checkpoint: ckptool.Checkpoint) -> dict[str, str]:
@@ -153,7 +168,7 @@ def digest_of(value: Any) -> str:
 def caught(work: Callable[[], Any]) -> dict[str, Any]:
     """Run a library call; an error of ours is a kind and a message."""
     try:
-        return {"result": work()}
+        return {"result": timed(work)}
     except ckptool.CkptoolError as error:
         return {"error": error.kind, "class": type(error).__name__, "said": error_text(error)}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
@@ -182,7 +197,7 @@ def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
     before = state_of(path)
     for name in verbs:
-        start = time.process_time()
+        TIMES.clear()
         with capped(MEMORY[name]):
             watch.armed = True
             found = VERBS[name](path, folder)
@@ -190,7 +205,8 @@ def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
         found["said"] = found.get("said", "") + logged()
         outcome[name] = {
             **found,
-            "seconds": time.process_time() - start,
+            "seconds": max(TIMES),
+            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             "left": [entry.name for entry in Path(folder).iterdir()],
         }
     return {"verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
