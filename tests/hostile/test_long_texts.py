@@ -18,6 +18,7 @@ MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 T = tensor(storage())
 FLOATS = {"0": floats()}
+FLOAT = named("torch", "float32")
 
 
 def run(path: Path, *arguments: str, nbytes: int = 512 * MIB) -> bytes:
@@ -31,7 +32,7 @@ def run(path: Path, *arguments: str, nbytes: int = 512 * MIB) -> bytes:
             cwd=ROOT,
             check=False,
             timeout=60,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes)),  # noqa: PLW1509
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes)),
         )
     assert (done.returncode, done.stderr) == (0, b"")
     return out.read_bytes()
@@ -109,9 +110,9 @@ def test_names_that_share_memory_are_not_listed_for_ever(tmp_path: Path) -> None
         {"w": tensor(storage("a" * 5_000))},
         {"w": T, "x": ops("a" * 5_000) + ops("b") + b"\x93"},
         {"w": T, "x": ops("a") + ops("b" * 5_000) + b"\x93"},
-        {"w": call(named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), T, named("torch", "float32"), "a" * 5_000, True)},
+        {"w": call(named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), T, FLOAT, "a" * 5_000, True)},
     ],
-)  # fmt: skip
+)
 def test_what_stands_beside_tensors_is_short(tree: object) -> None:
     with pytest.raises(LimitExceeded) as caught:
         open_checkpoint(torch_zip(tree, FLOATS, protocol=4))
