@@ -196,6 +196,7 @@ def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
     sys.addaudithook(watch)
     outcome: dict[str, Any] = {}
     before = state_of(path)
+    begun = largest_rss()
     for name in verbs:
         TIMES.clear()
         with capped(MEMORY[name]):
@@ -206,10 +207,15 @@ def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
         outcome[name] = {
             **found,
             "seconds": max(TIMES),
-            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            "grown": largest_rss() - begun,
             "left": [entry.name for entry in Path(folder).iterdir()],
         }
-    return {"verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
+    nbytes = before[1] if before else 0
+    return {"nbytes": nbytes, "verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
+
+
+def largest_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 LOG = io.StringIO()
