@@ -24,6 +24,7 @@ _LABEL = 13
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--deep", is_flag=True, help="Read every byte, and hold it against checksums.")
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
+@click.option("--strict", is_flag=True, help="Take odd containers for errors: bytes that no tensor or record has.")
 @click.option("--device-check", is_flag=True, help="Hold device tags against the devices of this machine. Needs torch.")
 @click.option("--like", metavar="OTHER", help="Hold names and shapes against those of another checkpoint.")
 @click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class and hold names and shapes against it.")
@@ -76,7 +77,7 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         found = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
         devices = [device.tag for device in found]
-    arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "like", "model", "key")}
+    arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "strict", "like", "model", "key")}
     if options["model_args"]:
         from ckptool.cli.migrate import model_argument
 

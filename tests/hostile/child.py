@@ -40,8 +40,8 @@ MIB = 1 << 20
 MEMORY = {"inspect": 512 * MIB, "check": 512 * MIB, "migrate": 512 * MIB, "load": 1024 * MIB}
 """Address space that each may add to what the process has."""
 LARGE = 64 * MIB
-PATIENCE = 60
-"""Seconds after which a fork is killed: it hangs."""
+PATIENCE = 300
+"""Seconds on the clock, on a machine that may have much else to do, after which a fork is killed: it hangs."""
 
 # What reading a file and writing another needs, and no more. Paths are looked at below.
 HARMLESS = {
@@ -113,7 +113,7 @@ def inspect(path: str, folder: str) -> dict[str, Any]:
 
 
 def check(path: str, folder: str) -> dict[str, Any]:
-    found = command("check", "--deep", "--globals", "--json", path)
+    found = command("check", "--deep", "--strict", "--globals", "--json", path)
     if "untyped" not in found:
         error = json.loads(found["said"]).get("error")
         found["error"] = error and error["kind"]
