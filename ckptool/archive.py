@@ -77,7 +77,7 @@ class Archive(Mapping[str, Record]):
         if record.nbytes > self._inflatable:
             raise _too_large(name, record.nbytes, self._inflatable)
         self._inflatable -= record.nbytes
-        return BytesSource(inflate(self.source, record, self.limits))
+        return BytesSource(inflate(self.source, record, self.limits), packed_nbytes=self.source.nbytes)
 
     def damage(self, names: Iterable[str]) -> str | None:
         """Return what is wrong with the first of these small members that does not match its checksum, or None."""

@@ -84,6 +84,7 @@ def check(
     model: str | None = None,
     model_arguments: Mapping[str, object] | None = None,
     key: str | None = None,
+    strict: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> CheckReport:
     """
@@ -92,7 +93,8 @@ def check(
     ``deep`` reads every byte and holds it against checksums; ``values`` also looks for NaN, infinities and zeros, which
     needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
     class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
-    held against; ``key`` says which state dict they are.
+    held against; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
+    bytes behind the last tensor, in gaps of an archive, and the like (CK101).
 
     A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
 
@@ -106,9 +108,14 @@ def check(
     shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with open_checkpoint(origin, limits=limits) as checkpoint:
-            return _examine(checkpoint, depth, devices, expected, key, limits)
+            report = _examine(checkpoint, depth, devices, expected, key, limits)
+            return report._replace(findings=tuple(map(_strictly, report.findings))) if strict else report
     except CkptoolError as error:
         return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
+
+
+def _strictly(finding: Finding) -> Finding:
+    return finding._replace(severity="error") if finding.code == "CK101" else finding
 
 
 def _expected(

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from ckptool import inert, modules
 from ckptool.errors import AmbiguousFile, LimitExceeded
-from ckptool.inert import Call, Inert
+from ckptool.inert import Call, Inert, PersistentId
 from ckptool.limits import Limits
 from ckptool.rebuild import Rebuilder
 from ckptool.tensors import Kind, TensorInfo
@@ -132,7 +132,7 @@ class _Collector:
                 continue
             if id(node) not in self._holding:
                 self._contents.extras.append((path, node))
-            elif self._graph.is_module(node):
+            elif id(node) in self._walks or self._graph.is_module(node):
                 self._add_model(node, path)
             elif id(node) not in inside:  # a container inside itself is not followed twice
                 inside.add(id(node))
@@ -246,37 +246,52 @@ class _Collector:
 _LEAVE = Call(None, ())
 _PACKED = "_packed_params"
 """Last component of what holds the weight and the bias of a quantised layer, in a tuple."""
+_PLAIN: Final = frozenset((list, tuple))
+_TENSORS: Final = frozenset((Call, PersistentId))
+"""Types of nodes that may stand for a tensor."""
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 
 def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:
     """Return the ids of the containers below ``root`` that hold a tensor at any depth, and how much all hold."""
     count = 0
-    parents: dict[int, list[int]] = {id(root): []}
+    parents: dict[int, int] = {id(root): 0}
+    others: list[tuple[int, int]] = []  # further parents, of what is shared
     direct: list[int] = []
     todo = [] if rebuilder.tensor(root) is not None else [root]
     tensor, containers = rebuilder.tensor, inert.CONTAINERS
     while todo:
         node = todo.pop()
         own = id(node)
-        for child in inert.held(node):
+        for child in node if type(node) in _PLAIN else inert.held(node):
             count += 1
-            if type(child) not in containers:
+            kind = type(child)
+            if kind not in containers:
                 continue
-            if tensor(child) is not None:
+            key = id(child)
+            if kind in _TENSORS and tensor(child) is not None:
                 direct.append(own)
-            elif id(child) in parents:
-                parents[id(child)].append(own)
+            elif key in parents:
+                others.append((key, own))
             else:
-                parents[id(child)] = [own]
+                parents[key] = own
                 todo.append(child)
-    holding: set[int] = set()
+    return _upwards(direct, parents, others), count
+
+
+def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int, int]]) -> set[int]:
+    """Return all that is reached from ``direct`` by going from child to parent."""
+    more: dict[int, list[int]] = {}
+    for key, own in others if direct else ():
+        more.setdefault(key, []).append(own)
+    found: set[int] = set()
     while direct:
         own = direct.pop()
-        if own not in holding:
-            holding.add(own)
-            direct.extend(parents[own])
-    return holding, count
+        while own and own not in found:
+            found.add(own)
+            direct.extend(more.get(own, ()))
+            own = parents[own]
+    return found
 
 
 def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:

@@ -9,6 +9,7 @@ from ckptool.numpy_arrays import numpy_array, numpy_scalar
 _MAX_ITEMS = 6
 _MAX_DEPTH = 3
 _MAX_TEXT = 60
+_LONGEST_VALUE = 1 << 16
 
 
 def kind_of(node: Inert) -> str:
@@ -27,14 +28,21 @@ def kind_of(node: Inert) -> str:
 
 
 def scalar_of(node: Inert) -> bool | int | float | str | None:
-    """Return a value that JSON can hold as it is, or None: numbers, truth values, short text."""
+    """Return a value that JSON can hold as it is, or None: numbers, truth values, text, which is cut if it is long."""
     numpy_value = numpy_scalar(node)
     value = numpy_value[1] if numpy_value is not None else node
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
         return None
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
-    return value if isinstance(value, bool | int | float | str) else None
+    if isinstance(value, str):
+        return cut(value)
+    return value if isinstance(value, bool | int | float) else None
+
+
+def cut(text: str, most: int = _LONGEST_VALUE) -> str:
+    """Return text as it is, or its beginning and how many characters it has where these are more than ``most``."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def describe(node: Inert, depth: int = 0) -> str:
@@ -82,7 +90,7 @@ def _describe_container(node: Inert, depth: int) -> str:
         attributes = inert.attribute_pairs(node)
         if attributes:
             parts = [
-                f"{k if isinstance(k, str) else describe(k, depth + 1)}={describe(v, depth + 1)}"
+                f"{_clip(k) if isinstance(k, str) else describe(k, depth + 1)}={describe(v, depth + 1)}"
                 for k, v in _few(attributes, depth)
             ]
             return _bracket(f"{name}(", parts, len(attributes), ")")

@@ -32,7 +32,10 @@ sentence, the hint, behind it; both are attributes of their own. Inner code does
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+_LONGEST: Final = 1 << 16
+"""Characters of a message. Lists of names that do not fit a model may be long."""
 
 
 class CkptoolError(Exception):
@@ -56,6 +59,8 @@ class CkptoolError(Exception):
         needed: int | None = None,
         actual: int | None = None,
     ) -> None:
+        if len(message) > _LONGEST:  # it quotes the file
+            message = f"{message[:_LONGEST]}… ({len(message):,} characters)"
         super().__init__(message)
         self.message = message
         self.kind = kind or self.default_kind

@@ -157,7 +157,11 @@ class StreamSource:
 class BytesSource:
     """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
 
-    def __init__(self, data: bytes | bytearray | memoryview, *, is_file: bool = False) -> None:
+    def __init__(
+        self, data: bytes | bytearray | memoryview, *, is_file: bool = False, packed_nbytes: int | None = None
+    ) -> None:
+        self.packed_nbytes = packed_nbytes
+        """Size of the file that they were inflated from; None if they were not."""
         self._data = memoryview(data).cast("B")
         self._is_file = is_file
         self._closed = False

@@ -265,5 +265,5 @@ def is_container(node: Inert) -> bool:
     return type(node) in CONTAINERS
 
 
-CONTAINERS: Final = frozenset({list, tuple, Dict, Set, Call, PersistentId})
-"""The types of nodes that can hold others; no node is of a type derived from one."""
+CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))
+"""The types of nodes that can hold others. A tree has these themselves, never what is derived from them."""

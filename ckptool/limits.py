@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from ckptool.errors import LimitExceeded
+
+_LONGEST: Final = 4096
+"""Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""
 
 
 class Limits(NamedTuple):
@@ -35,3 +40,20 @@ class Limits(NamedTuple):
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def refuse_long(what: str, *texts: str) -> None:
+    """
+    Hold texts that stand for something against what anybody ever wrote: they are shown beside every tensor.
+
+    Raises:
+        LimitExceeded: One is longer.
+    """
+    length = max(map(len, texts))
+    if length > _LONGEST:
+        raise LimitExceeded(
+            f"{what} has {length:,} characters; {_LONGEST:,} are allowed",
+            kind="name-too-long",
+            needed=length,
+            actual=_LONGEST,
+        )

@@ -7,13 +7,28 @@ has changed anything; the window is moved and the opcode begun again.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
-from ckptool.errors import MalformedFile, TruncatedFile
-from ckptool.files import Source
+from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
+from ckptool.files import BytesSource, SliceSource, Source
 from ckptool.inert import Global, Inert, PersistentId
+from ckptool.limits import refuse_long
 
 _WINDOW: Final = 1 << 16
+_WIDEST: Final = 1 << 22
+
+# What a compressed pickle may have in opcodes, whichever is more: a state dict takes about a hundred bytes for a tensor.
+_INFLATED_NBYTES: Final = 1 << 23
+_INFLATED_RATIO: Final = 8
+
+
+def _most_read(source: Source) -> float:
+    """Return how many bytes of opcodes may be read: each can be an object."""
+    while isinstance(source, SliceSource):
+        source = source.whole
+    packed = source.packed_nbytes if isinstance(source, BytesSource) else None
+    return inf if packed is None else max(_INFLATED_NBYTES, _INFLATED_RATIO * packed)
 
 
 class NeedMore(Exception):
@@ -29,6 +44,7 @@ class Machine:
     def __init__(self, source: Source, start: int) -> None:
         self.source = source
         self.start = start
+        self._argument_nbytes = 0
         self.base = start  # source offset of data[0]
         self.data = b""
         self.pos = 0
@@ -40,6 +56,8 @@ class Machine:
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent_ids: list[PersistentId] = []
         self.protocol = 0
+        self.left = _most_read(source)
+        """Bytes of opcodes that may still be read, long arguments apart."""
 
     def put(self, index: int, value: Inert) -> None:
         """Remember a value under an index, in whatever order they come."""
@@ -53,6 +71,13 @@ class Machine:
     def next_index(self) -> int:
         """Return the index that the memo has next if they come in order; -1 once one did not."""
         return len(self.memo) if isinstance(self.memo, list) else -1
+
+    def intern(self, module: str, name: str) -> Global:
+        found = self.globals.get((module, name))
+        if found is None:
+            refuse_long("a name that the pickle asks for", module, name)
+            found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
+        return found
 
     def truncated(self, end: int) -> TruncatedFile:
         begin = self.base + self.pos
@@ -77,7 +102,17 @@ class Machine:
         left = self.source.nbytes - begin
         if needed > left:
             raise self.truncated(end)
+        self.left -= self.pos - self._argument_nbytes
+        self._argument_nbytes = needed if needed > _WINDOW else 0
+        if self.left < 0:
+            raise LimitExceeded(
+                "a compressed pickle of far more objects than the file has bytes",
+                kind="pickle-bomb",
+                hint="If you trust it, unpack it first.",
+                offset=begin,
+            )
         # Doubling keeps the number of moves, and so of bytes kept over, logarithmic for one long string.
-        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), 1 << 22)))
+        most = _WIDEST if self.left == inf else _WINDOW
+        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), most)))
         self.data = self.source.read(begin, span)
         self.base, self.pos = begin, 0

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final
 
 from ckptool.errors import MalformedFile, UnsafePickle
-from ckptool.inert import Call, Dict, Global, Inert, PersistentId, Set
+from ckptool.inert import Call, Dict, Inert, PersistentId, Set
 from ckptool.machine import Machine, NeedMore
 
 _I32 = Struct("<i").unpack_from
@@ -59,12 +59,6 @@ class Opcodes(Machine):
 
     def push(self, value: Inert) -> None:
         self.stack.append(value)
-
-    def intern(self, module: str, name: str) -> Global:
-        found = self.globals.get((module, name))
-        if found is None:
-            found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
-        return found
 
     def constant(self, value: Inert) -> None:
         self.pos += 1

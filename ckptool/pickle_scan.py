@@ -107,12 +107,24 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
                 if count > 1 and (at >= len(data) or data[at] in _FIRST) and len(nested) < _MOST_NESTED:
                     nested += _nested(source, base + at, count, op, depth)
             else:
-                step = _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
+                step = (
+                    _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
+                )
         pos += step
         if pos >= len(data):
             base += pos
             pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
     return Scan(opcodes, tuple(nested))
+
+
+def _lines(data: bytes, pos: int, count: int) -> int:
+    """Return the length of an opcode at ``pos`` with its lines; 0 if they go beyond what was read."""
+    at = pos
+    for _ in range(count):
+        at = data.find(b"\n", at) + 1
+        if not at:
+            return 0
+    return at - pos
 
 
 def _to_end_of_lines(source: Source, position: int, end: int, count: int) -> int:

@@ -184,12 +184,13 @@ class _Writer:
             return
         if len(value) > 3:
             self._out += b"("
-        if all(type(item) in _ATOMS for item in value):  # shapes and strides, mostly
+        if _ATOMS.issuperset(map(type, value)):  # shapes and strides, mostly
             for item in value:
                 _WRITERS[type(item)](self, item, 0)
             self._close_tuple((key, len(value)))
             return
-        self._then(*value, _Step(_Writer._close_tuple, (key, len(value))))
+        self._todo.append(_Step(_Writer._close_tuple, (key, len(value))))
+        self._todo.extend(reversed(value))
 
     def _close_tuple(self, closing: tuple[int, int]) -> None:
         key, count = closing

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.describe import describe, kind_of, scalar_of
+from ckptool.describe import cut, describe, kind_of, scalar_of
 from ckptool.errors import CkptoolError
 from ckptool.findings import Finding, many
 from ckptool.inert import Inert
@@ -27,6 +28,7 @@ FORMS = {
 
 _EXTRAS_SHOWN = 8
 _SHARED_LISTED = 32
+_SHARED_LENGTH = 1 << 12
 _LABEL = 13
 _WORD = 32
 _LONGEST_PATH = 48
@@ -56,7 +58,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         yield labelled("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
     if checkpoint.metadata:
         yield labelled(
-            "metadata", show(", ".join(f"{key}={value}" for key, value in checkpoint.metadata.items())[:200])
+            "metadata", show(", ".join(f"{key}={value[:200]}" for key, value in checkpoint.metadata.items())[:200])
         )
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
@@ -150,7 +152,7 @@ def as_json(
         "tensors": [_tensor_json(tensor, shared) for tensor in tensors],
         "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
         "members": [member._asdict() for member in checkpoint.members],
-        "metadata": dict(checkpoint.metadata),
+        "metadata": {cut(key): cut(value) for key, value in checkpoint.metadata.items()},
         "extras": [
             {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}
             for path, node in checkpoint.extras
@@ -185,6 +187,8 @@ def error_as_json(path: str, error: CkptoolError) -> dict[str, object]:
 def _tensor_json(tensor: LazyTensor, shared: Mapping[str, Sequence[str]]) -> dict[str, object]:
     info = tensor.info
     others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
+    lengths = accumulate(map(len, others))  # each of a thousand tensors would list the same long names
+    others = [name for name, length in zip(others, lengths, strict=True) if length <= _SHARED_LENGTH]
     found: dict[str, object] = {
         "name": tensor.name,
         "shape": list(info.shape),

@@ -13,9 +13,11 @@ from ckptool import dtypes, inert
 from ckptool.dtypes import DType
 from ckptool.errors import AmbiguousFile, MalformedFile, UnsupportedFeature
 from ckptool.inert import Global, Inert
+from ckptool.limits import refuse_long
 from ckptool.tensors import StorageRef
 
 _MAX_SIZE: Final = 1 << 63
+_SHORT: Final = 256
 
 
 class View(NamedTuple):
@@ -52,6 +54,7 @@ def storage_id(pid: Inert) -> StorageId | None:
     Raises:
         MalformedFile: It is about a storage, and its parts are of the wrong kind.
         UnsupportedFeature: It names a storage class that is not known.
+        LimitExceeded: Its key or its device tag is longer than any that was ever written.
     """
     if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage"):
         return None
@@ -60,6 +63,8 @@ def storage_id(pid: Inert) -> StorageId | None:
         key = str(key)  # litgpt writes numbers
     if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < _MAX_SIZE:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
+    if len(key) + len(location) > _SHORT:
+        refuse_long("a storage's key or device tag", key, location)
     dtype = dtypes.BY_STORAGE_CLASS.get(cls.name) if type(cls) is Global else None
     if dtype is None:
         dtype = _dtype(cls)

@@ -17,15 +17,27 @@ Row = Sequence[str]
 
 _NARROWEST_NAME = 24
 _SHARED_SHOWN = 3
+_WIDEST = 256
+"""Longer cells stand out of their column, which would otherwise be as wide in every line."""
+_LONGEST = 1 << 10
+"""What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
 
 
 def show(text: str) -> str:
     """Return text that is safe to print on one line: what is not printable appears as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
-    )
+    return text if text.isprintable() else text.translate(_SHOWN)
+
+
+class _Shown(dict[int, str]):
+    """What stands for each character, noted when it is first met: text of any length is translated in one pass."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        return self[code]
+
+
+_SHOWN = _Shown()
 
 
 def show_nbytes(nbytes: int) -> str:
@@ -48,7 +60,7 @@ class Column(NamedTuple):
 
 def _dtype(_name: str, info: TensorInfo, _shared: Mapping[str, Sequence[str]]) -> str:
     what = info.subclass or info.layout
-    return info.dtype.name if what == "strided" else f"{info.dtype.name} ({show(what)})"
+    return info.dtype.name if what == "strided" else f"{info.dtype.name} ({show(what[:_LONGEST])})"
 
 
 def _file_offset(_name: str, info: TensorInfo, _shared: Mapping[str, Sequence[str]]) -> str:
@@ -57,7 +69,7 @@ def _file_offset(_name: str, info: TensorInfo, _shared: Mapping[str, Sequence[st
 
 
 def _shared_with(name: str, _info: TensorInfo, shared: Mapping[str, Sequence[str]]) -> str:
-    others = [show(other) for other in shared.get(name, ()) if other != name]
+    others = [show(_cut(other, _LONGEST)) for other in shared.get(name, ()) if other != name]
     more = f" and {len(others) - _SHARED_SHOWN:,} more" if len(others) > _SHARED_SHOWN else ""
     return ", ".join(others[:_SHARED_SHOWN]) + more
 
@@ -114,12 +126,15 @@ def plain_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], widt
     With a ``width`` (in terminal cells), names are cut in the middle until lines fit; never below a readable rest.
     """
     widths = [max(map(_cells, column)) for column in zip(headers, *rows, strict=True)]
-    if width is not None:
+    if width is None:
+        widths = [min(room, _WIDEST) for room in widths]
+    else:
         excess = sum(widths) + 2 * (len(widths) - 1) - width
         widths[0] = max(min(widths[0], _NARROWEST_NAME), widths[0] - max(0, excess))
     for row in (headers, *rows):
         cells = [
-            _pad(_cut(cell, room), room, right=number) for cell, room, number in zip(row, widths, numbers, strict=True)
+            _pad(_cut(cell, room) if width else cell, room, right=number)
+            for cell, room, number in zip(row, widths, numbers, strict=True)
         ]
         yield "  ".join(cells).rstrip()
 
@@ -130,6 +145,7 @@ def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], 
         return _csv(headers, rows)
     from tabulate import tabulate  # thirty milliseconds that only this path needs
 
+    rows = [[_cut(cell, _LONGEST) for cell in row] for row in rows]
     if table_format in ("github", "pipe", "jira"):
         rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return tabulate(

@@ -8,8 +8,10 @@ from ckptool import dtypes, inert
 from ckptool.dtypes import DType
 from ckptool.errors import MalformedFile
 from ckptool.inert import Call, Global, Inert
+from ckptool.limits import refuse_long
 
 _MAX_RANK: Final = 64
+_LONGEST_LAYOUT: Final = 64
 
 
 def as_sequence(node: Inert) -> tuple[Inert, ...]:
@@ -48,15 +50,15 @@ def as_layout(node: Inert) -> str:
     if isinstance(node, Call) and isinstance(node.args, tuple) and node.args:  # torch.serialization._get_layout
         node = node.args[0]
     name = node.name if isinstance(node, Global) else node
-    return name.removeprefix("torch.") if isinstance(name, str) else "unknown"
+    return name.removeprefix("torch.") if isinstance(name, str) and len(name) <= _LONGEST_LAYOUT else "unknown"
 
 
 def as_device(node: Inert) -> str:
     """Return the tag of a ``torch.device``, or of the text that stands for one."""
     args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
-    return (
-        ":".join(str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)) or "unknown"
-    )
+    texts = [str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)]
+    refuse_long("a device tag", "", *texts)
+    return ":".join(texts) or "unknown"
 
 
 def malformed_tensor(what: str) -> MalformedFile:

@@ -24,6 +24,7 @@ _LABEL = 13
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--deep", is_flag=True, help="Read every byte, and hold it against checksums.")
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
+@click.option("--strict", is_flag=True, help="Take odd containers for errors: bytes that no tensor or record has.")
 @click.option("--device-check", is_flag=True, help="Hold device tags against the devices of this machine. Needs torch.")
 @click.option("--like", metavar="OTHER", help="Hold names and shapes against those of another checkpoint.")
 @click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class and hold names and shapes against it.")
@@ -63,7 +64,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo(error_text(report.error), err=True)
         click.echo("\n".join(_lines(report, show_globals=options["show_globals"])))
     if options["as_json"]:
-        _print_json(objects[0] if len(files) == 1 else objects)
+        from ckptool.cli.json_output import print_json
+
+        print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
 
 
@@ -74,7 +77,7 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         found = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
         devices = [device.tag for device in found]
-    arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "like", "model", "key")}
+    arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "strict", "like", "model", "key")}
     if options["model_args"]:
         from ckptool.cli.migrate import model_argument
 
@@ -139,15 +142,11 @@ def _explain(text: str, *, as_json: bool) -> int:
 
     found = explain(sys.stdin.read() if text == "-" else text)
     if as_json:
-        _print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
+        from ckptool.cli.json_output import print_json
+
+        print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
     elif not found:
         click.echo("not a message that is known here", err=True)
     for one in found if not as_json else ():
         click.echo(f"{one.kind}: {show(one.meaning)}\nHint: {show(one.hint)}")
     return 0 if found else 1
-
-
-def _print_json(found: object) -> None:
-    import json
-
-    click.echo(json.dumps(found, ensure_ascii=True))

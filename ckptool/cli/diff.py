@@ -76,12 +76,16 @@ def diff(
         )
     except CkptoolError as error:
         if as_json:
-            _print_json(_error_object(a, b, error))
+            from ckptool.cli.json_output import print_json
+
+            print_json(_error_object(a, b, error))
         else:
             click.echo(error_text(error), err=True)
         sys.exit(2)
     if as_json:
-        _print_json(_object(report))
+        from ckptool.cli.json_output import print_json
+
+        print_json(_object(report))
     else:
         click.echo("\n".join([_verdict(report)] if quiet else _lines(report)))
     sys.exit(0 if report.same else 1)
@@ -258,9 +262,3 @@ def _plain(value: object) -> object:
 def _error_object(a: str, b: str, error: CkptoolError) -> dict[str, object]:
     facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
     return {"schema": SCHEMA, "a": {"path": a}, "b": {"path": b}, "error": facts}
-
-
-def _print_json(found: dict[str, object]) -> None:
-    import json
-
-    click.echo(json.dumps(found, ensure_ascii=True, allow_nan=False))

@@ -141,7 +141,9 @@ def inspect(
             else:
                 click.echo(render.error_text(error), err=True)
     if as_json:
-        _print_json(objects)
+        from ckptool.cli.json_output import print_json
+
+        print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
 
 
@@ -236,10 +238,3 @@ def _print(lines: Iterable[str]) -> None:
             batch.clear()
     if batch:
         click.echo("\n".join(batch))
-
-
-def _print_json(objects: list[dict[str, object]]) -> None:
-    import json
-
-    # Compact, and one object at a time: a list of twenty thousand tensors is long enough as it is.
-    click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, ensure_ascii=True))

@@ -126,9 +126,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
                 click.echo("\n".join(["" for _ in reports[:1]] + list(report_lines(outcome))))
             reports.append(report_as_json(outcome))
     if as_json:
-        import json
+        from ckptool.cli.json_output import print_json
 
-        click.echo(json.dumps(reports[0] if len(sources) == 1 else reports, ensure_ascii=True))
+        print_json(reports[0] if len(sources) == 1 else reports)
     sys.exit(code)
 
 

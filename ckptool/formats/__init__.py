@@ -15,7 +15,7 @@ from typing import BinaryIO
 from ckptool import files
 from ckptool.checkpoint import Checkpoint
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, UnknownFormat
+from ckptool.errors import CkptoolError, LimitExceeded, UnknownFormat
 from ckptool.formats import (
     packed,
     plain_pickle,
@@ -114,3 +114,5 @@ def _naming(path: str | None) -> Iterator[None]:
     except CkptoolError as error:
         error.path = error.path or path
         raise
+    except MemoryError as error:
+        raise LimitExceeded("what it holds needs more memory than there is", path=path) from error

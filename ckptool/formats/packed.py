@@ -80,7 +80,7 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
 
 
 def _unpacked(probe: Probe) -> BytesSource:
-    return BytesSource(gunzip(probe.source, probe.limits))
+    return BytesSource(gunzip(probe.source, probe.limits), packed_nbytes=probe.source.nbytes)
 
 
 def _choose(probe: Probe, archive: Archive) -> Checkpoint:

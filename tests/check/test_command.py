@@ -198,3 +198,14 @@ def test_values_of_real_files_raise_no_false_alarm(row: dict[str, str]) -> None:
     assert not [one for one in report.findings if one.severity == "error"]
     for finding in report.findings:
         assert finding.code not in ("CK110", "CK111") or finding.severity == "info", finding
+
+
+def test_strict_takes_an_odd_container_for_an_error(tmp_path: Path) -> None:
+    sound = one_of_each()["torch_legacy"]
+    for name, data, code in (("sound", sound, 0), ("behind", sound + b"x", 1)):
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert json.loads(run(path, "--json", code=0))["worst"] in (None, "info")
+        found = json.loads(run(path, "--json", "--strict", code=code))
+        assert [one["severity"] for one in found["findings"] if one["code"] == "CK101"] == ["error"] * code
+    assert not [finding for path in OURS for finding in check(path, strict=True).findings if finding.code == "CK101"]

@@ -40,8 +40,8 @@ MIB = 1 << 20
 MEMORY = {"inspect": 512 * MIB, "check": 512 * MIB, "migrate": 512 * MIB, "load": 1024 * MIB}
 """Address space that each may add to what the process has."""
 LARGE = 64 * MIB
-PATIENCE = 60
-"""Seconds after which a fork is killed: it hangs."""
+PATIENCE = 300
+"""Seconds on the clock, on a machine that may have much else to do, after which a fork is killed: it hangs."""
 
 # What reading a file and writing another needs, and no more. Paths are looked at below.
 HARMLESS = {
@@ -83,9 +83,21 @@ def _within(path: object, *places: str) -> bool:
     return isinstance(path, str | bytes) and os.fsdecode(path).startswith(places)
 
 
+TIMES: list[float] = []
+"""Seconds of the processor that each call took."""
+
+
+def timed(work: Callable[[], Any]) -> Any:
+    start = time.process_time()
+    try:
+        return work()
+    finally:
+        TIMES.append(time.process_time() - start)
+
+
 def command(*arguments: str) -> dict[str, Any]:
     """Run a verb as the shell would; what is no exit code is an untyped error."""
-    done = CliRunner().invoke(cli, list(arguments))
+    done = timed(lambda: CliRunner().invoke(cli, list(arguments)))
     error = done.exception
     if error is not None and not isinstance(error, SystemExit):
         return {"untyped": "".join(traceback.format_exception(error))[-2000:], "said": done.output}
@@ -93,11 +105,15 @@ def command(*arguments: str) -> dict[str, Any]:
 
 
 def inspect(path: str, folder: str) -> dict[str, Any]:
-    return command("inspect", "--all", path)
+    found = command("inspect", "--all", path)
+    if "untyped" in found:
+        return found
+    listed = command("inspect", "--json", path)
+    return {**listed, "said": found["said"] + listed["said"]}
 
 
 def check(path: str, folder: str) -> dict[str, Any]:
-    found = command("check", "--deep", "--globals", "--json", path)
+    found = command("check", "--deep", "--strict", "--globals", "--json", path)
     if "untyped" not in found:
         error = json.loads(found["said"]).get("error")
         found["error"] = error and error["kind"]
@@ -121,11 +137,10 @@ def migrate(path: str, folder: str) -> dict[str, Any]:
 
 
 def load(path: str, folder: str) -> dict[str, Any]:
-    def work() -> dict[str, str]:
-        return {name: digest_of(tensor) for name, tensor in ckptool.load(path).items()}
-
-    found = caught(work)
-    return {"digests": [found.pop("result")], **found} if "result" in found else found
+    found = caught(lambda: ckptool.load(path))
+    if "result" in found:
+        found["digests"] = [{name: digest_of(tensor) for name, tensor in found.pop("result").items()}]
+    return found
 
 
 def digests(checkpoint: ckptool.Checkpoint) -> dict[str, str]:
@@ -153,7 +168,7 @@ def digest_of(value: Any) -> str:
 def caught(work: Callable[[], Any]) -> dict[str, Any]:
     """Run a library call; an error of ours is a kind and a message."""
     try:
-        return {"result": work()}
+        return {"result": timed(work)}
     except ckptool.CkptoolError as error:
         return {"error": error.kind, "class": type(error).__name__, "said": error_text(error)}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
@@ -181,8 +196,9 @@ def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
     sys.addaudithook(watch)
     outcome: dict[str, Any] = {}
     before = state_of(path)
+    begun = largest_rss()
     for name in verbs:
-        start = time.process_time()
+        TIMES.clear()
         with capped(MEMORY[name]):
             watch.armed = True
             found = VERBS[name](path, folder)
@@ -190,10 +206,16 @@ def work(path: str, folder: str, verbs: list[str]) -> dict[str, Any]:
         found["said"] = found.get("said", "") + logged()
         outcome[name] = {
             **found,
-            "seconds": time.process_time() - start,
+            "seconds": max(TIMES),
+            "grown": largest_rss() - begun,
             "left": [entry.name for entry in Path(folder).iterdir()],
         }
-    return {"verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
+    nbytes = before[1] if before else 0
+    return {"nbytes": nbytes, "verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
+
+
+def largest_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 LOG = io.StringIO()

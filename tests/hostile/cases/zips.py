@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from struct import pack
 from typing import Any
 
-from tests.build import floats, named, ops, pickled, storage, tensor, torch_zip, torchscript
+from tests.build import floats, named, ops, pickled, storage, tensor, torch_zip, torchscript, zip_file
 from tests.hostile.cases import Case, written
 from tests.zip_bytes import FULL16, FULL32, Member, deflated, end, local_header, stored, streamed, whole, zip64_field
 
@@ -161,6 +162,8 @@ def _payloads() -> Iterator[Case]:
     for name, (make, expect) in BOMBS.items():
         yield Case("Z11", name, written(make), expect)
     claims = replace(packed, nbytes=(1 << 32) - 2)
+    for name, program in OBJECTS.items():
+        yield Case("Z11", f"60 MiB of {name}", written(partial(bomb, program)), "pickle-bomb")
     yield Case("Z11", "a storage that claims 4 GiB", whole([TREE, VERSION, claims]), "any", False)
     many = whole([stored(f"archive/x{number}") for number in range(50_000)])
     yield Case("Z11", "50,000 members and no tree", many, "refused")
@@ -183,6 +186,23 @@ def _texts() -> Iterator[Case]:
         yield Case("Z14", f"constants {constants[:12]!r}", torch_zip(net, members=members), "any", False)
     for name in (b"/etc/passwd", b"../up", b"x/..", b"x\\y", b"C:\\x", b"x\0y", b"x\ny", b"x\x1b[31m", b"\xff\xfe"):
         yield Case("Z10", f"a member called {name!r}", whole([*SOUND, Member(name=name, flags=0x800)]), "malformed-zip")
+
+
+INFLATED = 60 << 20
+OBJECTS = {
+    "empty lists": (b"(", b"]", b"t"),
+    "dicts": (b"(", b"}", b"t"),
+    "lists in each other": (b"]" * 500_000, b"]a", b"a" * 499_999),
+    "objects that are dropped": (b"N", b"]0", b""),
+    "lines": (b"N", b"Va\n0", b""),
+    "strings of a byte": (b"(", b"\x8c\x01a", b"t"),
+}
+"""What stands in front, what is repeated, and what stands behind."""
+
+
+def bomb(head: bytes, body: bytes, tail: bytes) -> bytes:
+    program = b"\x80\x04" + head + body * (INFLATED // len(body)) + tail + b"."
+    return zip_file({"a/data.pkl": program, "a/version": b"3"}, deflated=["a/data.pkl"])
 
 
 def _cases() -> Iterator[Case]:
