@@ -18,7 +18,7 @@ from ckptool.limits import refuse_long
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 22
 
-# What a compressed pickle may have in opcodes, whichever is more: a state dict takes about a hundred bytes for a tensor.
+# What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
 _INFLATED_NBYTES: Final = 1 << 23
 _INFLATED_RATIO: Final = 8
 
