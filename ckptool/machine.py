@@ -19,8 +19,8 @@ _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 22
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
-_INFLATED_NBYTES: Final = 1 << 23
-_INFLATED_RATIO: Final = 8
+_INFLATED_NBYTES: Final = 1 << 20
+_INFLATED_RATIO: Final = 4
 
 
 def _most_read(source: Source) -> float:
