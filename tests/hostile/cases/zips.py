@@ -162,8 +162,8 @@ def _payloads() -> Iterator[Case]:
     for name, (make, expect) in BOMBS.items():
         yield Case("Z11", name, written(make), expect)
     claims = replace(packed, nbytes=(1 << 32) - 2)
-    for name, program in OBJECTS.items():
-        yield Case("Z11", f"60 MiB of {name}", written(partial(bomb, *program)), "pickle-bomb")
+    for name, parts in OBJECTS.items():
+        yield Case("Z11", f"60 MiB of {name}", written(partial(bomb, *parts)), "pickle-bomb")
     yield Case("Z11", "a storage that claims 4 GiB", whole([TREE, VERSION, claims]), "any", False)
     many = whole([stored(f"archive/x{number}") for number in range(50_000)])
     yield Case("Z11", "50,000 members and no tree", many, "refused")
