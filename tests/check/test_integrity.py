@@ -14,6 +14,8 @@ import torch
 from ckptool import open_checkpoint
 from ckptool.checking import CheckReport, check
 from ckptool.describe import describe
+from tests.build import floats, pickled, storage, tensor
+from tests.zip_bytes import deflated, stored, whole
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -159,3 +161,14 @@ def test_values_in_large_tensors_are_read_in_pieces() -> None:
     report = check(saved({"w": tensor}), values=True)
 
     assert [finding.message for finding in report.findings] == ["values that are no numbers (NaN): w (1 of 3,000,000)"]
+
+
+def test_a_member_that_would_grow_beyond_what_is_allowed_is_a_finding() -> None:
+    tree = stored("archive/data.pkl", pickled({"w": tensor(storage())}))
+    claims = deflated("archive/other", b"3\n", nbytes=(1 << 32) - 2)
+
+    report = check(whole([tree, stored("archive/data/0", floats()), claims]), deep=True)
+
+    assert report.error is None
+    assert codes(report) == {"CK105": "error"}
+    assert any("4,294,967,294 bytes" in finding.fact for finding in report.findings)
