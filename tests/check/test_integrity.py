@@ -14,8 +14,9 @@ import torch
 from ckptool import open_checkpoint
 from ckptool.checking import CheckReport, check
 from ckptool.describe import describe
+from tests import zip_bytes
 from tests.build import floats, pickled, storage, tensor
-from tests.zip_bytes import deflated, stored, whole
+from tests.zip_bytes import stored, whole
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -165,7 +166,7 @@ def test_values_in_large_tensors_are_read_in_pieces() -> None:
 
 def test_a_member_that_would_grow_beyond_what_is_allowed_is_a_finding() -> None:
     tree = stored("archive/data.pkl", pickled({"w": tensor(storage())}))
-    claims = deflated("archive/other", b"3\n", nbytes=(1 << 32) - 2)
+    claims = zip_bytes.deflated("archive/other", b"3\n", nbytes=(1 << 32) - 2)
 
     report = check(whole([tree, stored("archive/data/0", floats()), claims]), deep=True)
 
