@@ -172,4 +172,4 @@ def test_a_member_that_would_grow_beyond_what_is_allowed_is_a_finding() -> None:
 
     assert report.error is None
     assert codes(report) == {"CK105": "error"}
-    assert any("4,294,967,294 bytes" in finding.fact for finding in report.findings)
+    assert any("4,294,967,294 bytes" in finding.message for finding in report.findings)
