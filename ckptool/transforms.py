@@ -110,6 +110,9 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
     """
     renamed: list[str | None] = list(names)
     for rule in rules:
+        if None not in renamed:
+            renamed = list(rule(renamed)) if renamed else renamed  # type: ignore[arg-type]
+            continue
         left = [(place, name) for place, name in enumerate(renamed) if name is not None]
         for (place, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
             renamed[place] = new
@@ -167,6 +170,9 @@ def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = 
     """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
     stripped: list[str | None] = list(names)
     dotted = tuple(f"{head}." for head in heads)
+    text = "\n".join(["", *names])  # most names have none of them, and one search is faster than thousands
+    if not any(f"\n{head}" in text for head in dotted):
+        return stripped
     while any(name is not None and name.startswith(dotted) for name in stripped):
         left = [name for name in stripped if name is not None and name not in COMPANIONS]
         bare = [name for name in left if not _has_head(name, heads)]

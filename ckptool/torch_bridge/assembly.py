@@ -7,6 +7,7 @@ tensors use is read.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from zlib import crc32
@@ -134,7 +135,7 @@ class Assembly:
 
     def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
         """Return the tensors that are plain views of mapped storages: most are, so this loop has to be fast."""
-        made: dict[str, torch.Tensor] = {}
+        made: OrderedDict[str, torch.Tensor] = OrderedDict()  # what a state dict is
         whole, from_buffer = self._whole, torch.frombuffer
         types: dict[str, tuple[torch.dtype, int]] = {}
         last: Source | None = None

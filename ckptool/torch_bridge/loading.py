@@ -174,7 +174,7 @@ def torch_state_dict(
     """Return weights as ``state_dict()`` would give them: tensors, other entries in their places, ``_metadata``."""
     made = assembly.tensors(weights.tensors, progress)
     others = values_with_tensors(weights.others, checkpoint.rebuilder, assembly) if weights.others else {}
-    entries: OrderedDict[str, Any] = OrderedDict(made)
+    entries: OrderedDict[str, Any] = made if isinstance(made, OrderedDict) else OrderedDict(made)
     if others:  # packed parameters, extra state
         entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
     for name, value in others.items():
