@@ -1,7 +1,7 @@
 """
 How fast and how small ``ckptool migrate`` is, beside what people do today, in one run on one machine.
 
-    python tests/benchmarks/bench_migrate.py [--dir DIR] [--runs 3]
+    python tests/benchmarks/bench_migrate.py [--dir DIR] [--runs 5]
 
 Makes the files of bench_inspect.py (about 7 GB, and room for copies of them) in DIR or a temporary folder. Every figure
 is of whole processes, run in turn; times are the best of the runs. Exits 1 if a bound does not hold.
@@ -24,7 +24,7 @@ MIGRATE = [sys.executable, "-m", "ckptool", "migrate", "--force"]
 
 
 def main() -> int:
-    given = options(__doc__, runs=3)
+    given = options(__doc__)
     with benchmark_files(given.dir) as (out, files):
         tags, small = ["--to", "cpu", "--strip-module"], f"{SMALL_TENSORS:,} small"
         large = {"mapped": 0.7, "plain": 0.4, "copy": 1.25}

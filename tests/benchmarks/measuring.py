@@ -37,10 +37,10 @@ class Figures(NamedTuple):
     peak: float
 
 
-def options(document: str | None, runs: int = 5) -> argparse.Namespace:
+def options(document: str | None) -> argparse.Namespace:
     arguments = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--dir", type=Path, help="where the files are, or are made and kept (7 GB)")
-    arguments.add_argument("--runs", type=int, default=runs)
+    arguments.add_argument("--runs", type=int, default=5)
     return arguments.parse_args()
 
 
