@@ -20,8 +20,6 @@ SECONDS_PER_BYTE = 50e-9
 """of a file of text, JSON or zip members,"""
 SECONDS_PER_OBJECT = 10e-6
 """and of pickles in which every byte is an object (rows P8 and P11)."""
-TOLERANCE = 1 if os.environ.get("CKPTOOL_LONG") else 3
-"""The long run, whose figures are kept, has a machine to itself; an ordinary one may share a slow one."""
 
 
 class Child:
@@ -88,7 +86,7 @@ def problems(case: Case, found: dict[str, Any]) -> list[str]:
 def allowed_seconds(case: Case, nbytes: int) -> float:
     """Return what a call may take. Files that are mostly holes are as large as what of them is looked at: 100 MB."""
     each = SECONDS_PER_OBJECT if case.row in ("P8", "P11") else SECONDS_PER_BYTE
-    return TOLERANCE * (SECONDS + each * min(nbytes, 100_000_000))
+    return SECONDS + each * min(nbytes, 100_000_000)
 
 
 def _against(case: Case, verbs: dict[str, Any]) -> list[str]:
