@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +12,9 @@ import torch
 
 from ckptool import Checkpoint, CkptoolError, NotACheckpoint, TensorInfo, TruncatedFile, open_checkpoint
 from tests.against_torch import oracle
+from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 
-FOLDER = Path(__file__).parents[3] / "shared" / "corpus"
-MANIFEST = FOLDER / "manifest.jsonl"
-ROWS: list[dict[str, Any]] = (
-    [json.loads(line) for line in MANIFEST.read_text().splitlines()] if MANIFEST.exists() else []
-)
-
-pytestmark = [
-    pytest.mark.corpus,
-    pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}"),
-]
+pytestmark = MARKS
 
 # What the manifest calls them → the error that says so.
 NO_CHECKPOINTS: dict[str, tuple[type[CkptoolError], str]] = {
@@ -59,10 +49,6 @@ MANIFEST_IS_WRONG = {
     # It counted no storages in a 0.1.x tar; there are eight, of four parameters and their gradients.
     "files/spro__practical-pytorch/char-rnn-classification__char-rnn-classification.pt": (8, 8, {"cpu": 8}),
 }
-
-
-def name_of(row: dict[str, Any]) -> str:
-    return str(row["file"]).removeprefix("files/")
 
 
 def rows_of(*, readable: bool) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ Files that strangers published: each equals itself, and what it is migrated to. 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,9 @@ import pytest
 from ckptool import CkptoolError, diff, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration import migrate
+from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 
-FOLDER = Path(__file__).parents[3] / "shared" / "corpus"
-MANIFEST = FOLDER / "manifest.jsonl"
-ROWS: list[dict[str, Any]] = (
-    [json.loads(line) for line in MANIFEST.read_text().splitlines()] if MANIFEST.exists() else []
-)
-
-pytestmark = [
-    pytest.mark.corpus,
-    pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}"),
-]
-
-
-def name_of(row: dict[str, Any]) -> str:
-    return str(row["file"]).removeprefix("files/")
+pytestmark = MARKS
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +10,13 @@ import torch
 
 import ckptool
 from tests.against_torch import oracle
+from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 from tests.load.same import assert_same_tensor, sharing, torch_load
 
-FOLDER = Path(__file__).parents[3] / "shared" / "corpus"
-MANIFEST = FOLDER / "manifest.jsonl"
-ROWS: list[dict[str, Any]] = (
-    [json.loads(line) for line in MANIFEST.read_text().splitlines()] if MANIFEST.exists() else []
-)
-
 pytestmark = [
-    pytest.mark.corpus,
-    pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}"),
+    *MARKS,
     pytest.mark.filterwarnings("ignore:.*[Qq]uantiz"),
 ]
-
-
-def name_of(row: dict[str, Any]) -> str:
-    return str(row["file"]).removeprefix("files/")
 
 
 @pytest.mark.parametrize(

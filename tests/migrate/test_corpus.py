@@ -6,7 +6,6 @@ Each succeeds, or is refused by name for a reason that is true of the file: the 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,21 +19,9 @@ from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration import MigrationReport, migrate
 from tests.against_torch import oracle
+from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 
-FOLDER = Path(__file__).parents[3] / "shared" / "corpus"
-MANIFEST = FOLDER / "manifest.jsonl"
-ROWS: list[dict[str, Any]] = (
-    [json.loads(line) for line in MANIFEST.read_text().splitlines()] if MANIFEST.exists() else []
-)
-
-pytestmark = [
-    pytest.mark.corpus,
-    pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}"),
-]
-
-
-def name_of(row: dict[str, Any]) -> str:
-    return str(row["file"]).removeprefix("files/")
+pytestmark = MARKS
 
 
 def opened(row: dict[str, Any]) -> Checkpoint:
