@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ckptool import Checkpoint, CkptoolError, open_checkpoint
 from tests import build
+from tests.fuzz.mutants import damaged
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 SEED = 20_240_229
 MUTANTS = 20_000
 
@@ -169,51 +169,11 @@ def test_any_program_of_torch_s_own_words_is_refused_or_read(pieces: list[bytes]
     survives(build.zip_file({"archive/data.pkl": program, "archive/data/0": build.floats(), "archive/version": b"3"}))
 
 
-def seeds() -> list[bytes]:
-    """Return small sound files: those that are built here, and the project's fixtures where they are small."""
-    small = [
-        path.read_bytes()
-        for path in sorted(FIXTURES.glob("*"))
-        if path.suffix != ".json" and path.stat().st_size < 20_000
-    ]
-    # Of the many alike a few are enough.
-    return [*build.one_of_each().values(), *small[:: max(1, len(small) // 24)]]
-
-
 def mutants(count: int) -> Iterator[bytes]:
     """Yield damaged files, always the same: flipped, overwritten, moved, cut, spliced with other files."""
     chance = random.Random(SEED)
-    files = seeds()
-    numbers = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1]
     for _ in range(count):
-        data = bytearray(chance.choice(files))
-        for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
-            place = chance.randrange(len(data) + 1)
-            match chance.randrange(7):
-                case 0:
-                    data[place : place + 1] = bytes([chance.randrange(256)])
-                case 1:
-                    if place < len(data):
-                        data[place] ^= 1 << chance.randrange(8)
-                case 2:
-                    width = chance.choice((1, 2, 4, 8))
-                    number = chance.choice(numbers) & ((1 << 8 * width) - 1)
-                    data[place : place + width] = number.to_bytes(width, chance.choice(("little", "big")))
-                case 3:
-                    del data[place : place + chance.choice((1, 2, 8, 64))]
-                case 4:
-                    start = chance.randrange(len(data) + 1)
-                    data[place:place] = data[start : start + chance.choice((1, 4, 30, 100))]
-                case 5:
-                    other = chance.choice(files)
-                    start = chance.randrange(len(other))
-                    piece = other[start : start + chance.choice((4, 30, 200))]
-                    data[place : place + len(piece)] = piece
-                case _:
-                    del data[place:]
-            if not data:
-                data = bytearray(b"\x80")
-        yield bytes(data)
+        yield damaged(chance)
 
 
 def test_no_mutant_does_harm() -> None:
