@@ -64,7 +64,8 @@ class Watch:
         self._readable = (source.partition("::")[0] or folder, folder, "/proc/", "/sys/")
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        if self.armed and not self._allows(event, args):
+        # What is asked first is asked for each object: reading calls id(), and time here counts as the reader's.
+        if event not in HARMLESS and self.armed and not self._allows(event, args):
             self.happened.append(f"{event} {args!r}"[:200])
 
     def _allows(self, event: str, args: tuple[Any, ...]) -> bool:
@@ -74,9 +75,7 @@ class Watch:
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
                 return path == "" or isinstance(path, int) or _within(path, *self._readable)
             return _within(path, self._folder)
-        if event in ON_OUTPUT:
-            return any(_within(arg, self._folder) for arg in args)
-        return event in HARMLESS
+        return event in ON_OUTPUT and any(_within(arg, self._folder) for arg in args)
 
 
 def _within(path: object, *places: str) -> bool:
