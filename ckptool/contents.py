@@ -112,7 +112,7 @@ class _Collector:
         self._rebuilder = rebuilder
         self._limits = limits
         self._contents = Contents(bound_method=modules.is_bound_method(root))
-        self._holding, count = _mark_holding(root, rebuilder)
+        self._holding, count = _mark_holding(root, rebuilder, limits.depth)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""
         self._walks: dict[int, modules.StateDictWalk] = {}
@@ -252,30 +252,35 @@ _TENSORS: Final = frozenset((Call, PersistentId))
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 
-def _mark_holding(root: Inert, rebuilder: Rebuilder) -> tuple[set[int], int]:
+def _mark_holding(root: Inert, rebuilder: Rebuilder, deepest: int) -> tuple[set[int], int]:
     """Return the ids of the containers below ``root`` that hold a tensor at any depth, and how much all hold."""
-    count = 0
+    count = depth = 0
     parents: dict[int, int] = {id(root): 0}
     others: list[tuple[int, int]] = []  # further parents, of what is shared
     direct: list[int] = []
-    todo = [] if rebuilder.tensor(root) is not None else [root]
+    level = [] if rebuilder.tensor(root) is not None else [root]
     tensor, containers = rebuilder.tensor, inert.CONTAINERS
-    while todo:
-        node = todo.pop()
-        own = id(node)
-        for child in node if type(node) in _PLAIN else inert.held(node):
-            count += 1
-            kind = type(child)
-            if kind not in containers:
-                continue
-            key = id(child)
-            if kind in _TENSORS and tensor(child) is not None:
-                direct.append(own)
-            elif key in parents:
-                others.append((key, own))
-            else:
-                parents[key] = own
-                todo.append(child)
+    while level:
+        depth += 1
+        if depth > deepest:
+            raise LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
+        below: list[Inert] = []
+        for node in level:
+            own = id(node)
+            for child in node if type(node) in _PLAIN else inert.held(node):
+                count += 1
+                kind = type(child)
+                if kind not in containers:
+                    continue
+                key = id(child)
+                if kind in _TENSORS and tensor(child) is not None:
+                    direct.append(own)
+                elif key in parents:
+                    others.append((key, own))
+                else:
+                    parents[key] = own
+                    below.append(child)
+        level = below
     return _upwards(direct, parents, others), count
 
 

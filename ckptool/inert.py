@@ -186,6 +186,12 @@ def attribute_pairs(node: Inert) -> Pairs:
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     if not all(part is None or isinstance(part, Dict) for part in parts):
         return []
+    return state_pairs(state)
+
+
+def state_pairs(state: Inert) -> Pairs:
+    """Return the pairs of a state: of a dict, or of a dict and slots; others have none."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     return [pair for part in parts if isinstance(part, Dict) for pair in part.pairs]
 
 

@@ -31,6 +31,8 @@ class Limits(NamedTuple):
     """Names of tensors; a tensor with two names counts twice."""
     name_nbytes: int = 65_536
     """Length of one full dotted name."""
+    depth: int = 50_000
+    """Containers, calls and states in each other. Python's own pickler, on a stack of 8 MiB, writes about as many."""
     header_nbytes: int = 100_000_000
     """The safetensors header; the reference library's own limit."""
 

@@ -141,13 +141,16 @@ def migrate(
     if to is not None:
         check_device(to)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
-        return _carry_out(checkpoint, target, changes, force=force, verify=verify, dry_run=dry_run, progress=progress)
+        return _carry_out(
+            checkpoint, target, changes, limits, force=force, verify=verify, dry_run=dry_run, progress=progress
+        )
 
 
 def _carry_out(
     checkpoint: Checkpoint,
     dst: str | None,
     changes: Changes,
+    limits: Limits,
     *,
     force: bool,
     verify: bool,
@@ -163,7 +166,7 @@ def _carry_out(
             return report
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         with Output(job.target, force=force, progress=progress) as output:
-            nbytes = _write(checkpoint, job, changes, output, verify=verify)
+            nbytes = _write(checkpoint, job, changes, output, limits if verify else None)
             casts = job.casting.casts if job.casting else ()
             after = report.after._replace(file_nbytes=nbytes)
             return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts, after=after)
@@ -229,10 +232,11 @@ def _refuse(fact: str, hint: str) -> NoReturn:
     raise MigrationRefused(fact, kind="contradiction", hint=hint)
 
 
-def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> int:
+def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, verify: Limits | None) -> int:
+    """Write the file, read it back within the limits of ``verify``, and return its size in bytes."""
     output.reserve(job.plan.nbytes)
     path = output.reading_path()
-    check: Callable[[], None]
+    check: Callable[[Limits], None]
     copied: tuple[Payload, ...] = ()
     if job.form == "model" and job.weights is not None and changes.model is not None:
         from ckptool import torch_bridge
@@ -240,17 +244,17 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
         torch_bridge.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
         check = partial(verify_torch.verify_model, path, job.weights)
     elif isinstance(job.plan, TorchPlan):
-        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
+        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify is not None))
         copied = job.plan.storages
     else:
-        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
+        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify is not None))
         copied = tuple(payload for _, payload in job.plan.tensors)
-    if verify:
+    if verify is not None:
         check_others(_read_apart(job), copied)
     checkpoint.check_unchanged()
-    if verify:
+    if verify is not None:
         output.sync()
-        _verify(checkpoint, output, check)
+        _verify(checkpoint, output, partial(check, verify))
     nbytes = output.nbytes
     output.publish()
     return nbytes

@@ -51,6 +51,10 @@ class Rebuilder:
         self._decoded: dict[int, bytes | None] = {}
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
+        self._states: dict[int, tuple[int, Parts, bool]] = {}
+        """Of each state of a subclass: what was spent on it, the tensors among them, and if it is a buffer's."""
+        self._unfinished: set[int] = set()
+        self._cycles = 0  # how often a tensor was met inside itself
         self._parts_left = _MAX_PARTS
         self._depth = 0
         self._plain: Global | None = None
@@ -70,13 +74,16 @@ class Rebuilder:
         key = id(node)
         known = self._known
         if key in known:
+            self._cycles += key in self._unfinished
             return known[key]
         if kind is Call and node.func is self._plain and type(node.args) is tuple and len(node.args) == 6:
             storage, offset, size, stride, requires_grad, _ = node.args
             known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
             return plain
         known[key] = None  # a tensor inside itself is none
+        self._unfinished.add(key)
         known[key] = info = self._recognise(node)
+        self._unfinished.remove(key)
         if info is not None and info.parts:
             count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
             self._part_counts[id(info)] = count
@@ -193,7 +200,7 @@ class Rebuilder:
 
     def _parameter_with_state(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)
-        return None if info is None else info._replace(parts=info.parts + self._parts(self._attributes(args[3])))
+        return None if info is None else info._replace(parts=info.parts + self._attributes(args[3])[0])
 
     def _variable(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)
@@ -239,7 +246,8 @@ class Rebuilder:
         return self._composite("nested", parts, parts[0][1], parts[0][1].shape)
 
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
-        pairs = self._attributes(args[0])
+        pairs = inert.state_pairs(args[0])
+        self._spend(len(pairs))
         parts = self._tensors((field, inert.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
         if not parts or parts[0][0] != "values":
             raise malformed_tensor("a jagged tensor without values")
@@ -281,11 +289,10 @@ class Rebuilder:
             return None  # what it wraps is found by walking on
         named = inert.global_of(cls)
         plain = named is not None and (named.module, named.name) in _PLAIN_CLASSES
-        # nn.Buffer makes plain tensors with a mark.
-        attributes = self._attributes(state)
-        kind = "buffer" if inert.lookup(attributes, "_is_buffer") is True else info.kind
+        attributes, is_buffer = self._attributes(state)
+        kind = "buffer" if is_buffer else info.kind
         known = {id(part) for _, part in info.parts}
-        parts = tuple((name, part) for name, part in self._parts(attributes) if id(part) not in known)
+        parts = tuple((name, part) for name, part in attributes if id(part) not in known)
         return info._replace(subclass=None if plain else inert.class_name(cls), kind=kind, parts=info.parts + parts)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
@@ -296,11 +303,17 @@ class Rebuilder:
             return None
         return info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
-    def _attributes(self, state: Inert) -> inert.Pairs:
-        """Return what the state of a subclass holds: a dict, or a dict and slots."""
-        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        found = [pair for part in states if isinstance(part, Dict) for pair in part.pairs]
-        self._spend(len(found))
+    def _attributes(self, state: Inert) -> tuple[Parts, bool]:
+        """Return the tensors among what a state holds, and whether it has the mark of nn.Buffer's plain tensors."""
+        known = self._states.get(id(state))
+        if known is not None:
+            self._spend(known[0])
+            return known[1:]
+        pairs, cycles, left = inert.state_pairs(state), self._cycles, self._parts_left
+        self._spend(len(pairs))
+        found = self._parts(pairs), inert.lookup(pairs, "_is_buffer") is True
+        if cycles == self._cycles:  # else what it holds depends on who asks
+            self._states[id(state)] = left - self._parts_left, *found
         return found
 
     def _parts(self, attributes: inert.Pairs) -> Parts:

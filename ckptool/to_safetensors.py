@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checksums import checksums_of_file
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.limits import Limits
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, payload_of
 from ckptool.tensors import LazyTensor, identity
@@ -62,7 +63,7 @@ class SafetensorsPlan(NamedTuple):
         output.flush()
         return found
 
-    def verify(self, path: str, checksums: list[int]) -> None:
+    def verify(self, path: str, checksums: list[int], limits: Limits) -> None:
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
 
@@ -71,7 +72,7 @@ class SafetensorsPlan(NamedTuple):
         """
         from ckptool.formats import open_checkpoint
 
-        with open_checkpoint(path) as written:
+        with open_checkpoint(path, limits=limits) as written:
             if written.source.read(0, len(self._head())) != self._head():
                 raise OutputFailed("its header is not the one that was written", kind="verification-failed")
             start = len(self._head())

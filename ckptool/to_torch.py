@@ -15,6 +15,7 @@ from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert
+from ckptool.limits import Limits
 from ckptool.modules import StateDictWalk, names_without, unwrapped
 from ckptool.outputs import Output
 from ckptool.payloads import StoragePayload
@@ -68,9 +69,9 @@ class TorchPlan(NamedTuple):
         output.flush()
         return written
 
-    def verify(self, path: str, written: WrittenZip) -> None:
+    def verify(self, path: str, written: WrittenZip, limits: Limits) -> None:
         """Read the file back; see ``verify_torch.verify``."""
-        verify_torch.verify(path, written, self.storages, self.expected)
+        verify_torch.verify(path, written, self.storages, self.expected, limits)
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:

@@ -19,7 +19,7 @@ from ckptool.contents import collect
 from ckptool.errors import OutputFailed
 from ckptool.files import BytesSource, SliceSource
 from ckptool.inert import Inert
-from ckptool.limits import DEFAULT_LIMITS
+from ckptool.limits import Limits
 from ckptool.payloads import StoragePayload
 from ckptool.pickles import read_pickle
 from ckptool.rebuild import Rebuilder
@@ -35,6 +35,7 @@ def verify(
     written: WrittenZip,
     storages: Sequence[StoragePayload],
     expected: Sequence[tuple[str | None, TensorInfo]],
+    limits: Limits,
 ) -> None:
     """
     Read a zip back: every byte, and of every tensor its name, type, shape and place in its storage.
@@ -54,12 +55,12 @@ def verify(
         if frame != written.frame_crc32 or directory[::2] != (written.directory, len(members)):
             raise _failed("its headers are not those that were written")
         tree = read_pickle(SliceSource(source, members[0].offset, members[0].nbytes)).root
-        found = collect(tree, Rebuilder(_WrittenStorages(storages)), DEFAULT_LIMITS).tensors
+        found = collect(tree, Rebuilder(_WrittenStorages(storages)), limits).tensors
         if len(found) != len(expected) or any(map(_differ, found.items(), expected)):
             raise _failed("the tensors in it are not those that were to be written")
 
 
-def verify_model(path: str, weights: Weights) -> None:
+def verify_model(path: str, weights: Weights, limits: Limits) -> None:
     """
     Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
 
@@ -68,7 +69,7 @@ def verify_model(path: str, weights: Weights) -> None:
     """
     from ckptool.formats import open_checkpoint
 
-    with open_checkpoint(path) as found:
+    with open_checkpoint(path, limits=limits) as found:
         for name, tensor in weights.tensors.items():
             if name not in found.tensors or found.tensors[name].read() != tensor.read():
                 raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")

@@ -401,3 +401,29 @@ def test_one_storage_may_not_be_on_two_devices() -> None:
         open_checkpoint(torch_zip({"a": PLAIN, "b": tensor(storage(location="cuda:0"))}, FLOATS))
 
     assert caught.value.kind == "ambiguous-storage"
+
+
+def parts(tree: bytes) -> dict[str, list[str]]:
+    """Return the names of the parts of each tensor in a zip of this tree."""
+    found = open_checkpoint(torch_zip(tree, FLOATS)).tensors
+    return {name: [part for part, _ in tensor.info.parts] for name, tensor in found.items()}
+
+
+def with_state(state: bytes) -> bytes:
+    """Return a subclass around a plain tensor, given a state."""
+    inner = named("torch._utils", "_rebuild_tensor_v2") + named("a", "B")
+    args = ops((storage(), 0, (4,), (1,), False, HOOKS))
+    return named("torch._tensor", "_rebuild_from_type_v2") + b"(" + inner + args + state + b"tR"
+
+
+def test_tensors_that_share_a_state_have_the_same_parts() -> None:
+    state = ops({"note": 1, "scale": PLAIN})
+
+    assert parts(b"](" + with_state(state + b"q\5") + with_state(b"h\5") + b"e") == {"0": ["scale"], "1": ["scale"]}
+
+
+def test_a_tensor_in_the_state_that_it_shares_is_a_part_of_the_others_alone() -> None:
+    first = with_state(b"}q\5") + b"q\6" + b"0h\5" + ops("me") + b"h\6s" + b"0"
+    tree = first + b"](h\6" + with_state(b"h\5") + b"e"
+
+    assert parts(tree) == {"0": [], "1": ["me"]}

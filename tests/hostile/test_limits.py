@@ -52,3 +52,14 @@ def test_check_reports_what_goes_beyond_its_limits(path: Path) -> None:
 @pytest.mark.parametrize("name", [*CALLS, "check", "LiveModel"])
 def test_the_limits_have_defaults(name: str) -> None:
     assert signatures.signature(getattr(ckptool, name)).parameters["limits"].default == DEFAULT_LIMITS
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_what_is_written_is_read_back_within_the_limits_of_the_call(suffix: str, tmp_path: Path) -> None:
+    name = "a" * (DEFAULT_LIMITS.name_nbytes + 1)
+    (tmp_path / "long").write_bytes(build.safetensors({name: build.floats(1)}))
+    written = tmp_path / f"written.{suffix}"
+
+    assert ckptool.migrate(tmp_path / "long", written, limits=Limits(name_nbytes=len(name))).verified
+    with pytest.raises(LimitExceeded):
+        ckptool.open_checkpoint(written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import pack
 from typing import Any
 
@@ -54,6 +54,18 @@ def module(parameters: bytes, children: bytes) -> bytes:
     """Return a module whose dicts are pairs of opcodes."""
     dicts = ops("_parameters") + b"}(" + parameters + b"u" + ops("_buffers") + b"}" + ops("_modules") + b"}(" + children
     return named("m", "M") + b")\x81}(" + dicts + b"uub"
+
+
+NESTS: dict[str, tuple[Callable[[int], bytes], int]] = {
+    # things in each other; how many fit into each other: some come with a tuple each, and nothing is empty
+    "tuples": (lambda count: b")" + b"\x85" * count, 49_999),
+    "lists": (lambda count: b"]" * count + b"a" * (count - 1), 50_000),
+    "dicts": (lambda count: b"}N" * count + b"}" + b"s" * count, 49_999),
+    "sets": (lambda count: b"\x8f(" * count + b"N" + b"\x90" * count, 50_000),
+    "persistent ids": (lambda count: b")" + b"\x85Q" * count, 24_999),
+    "calls": (lambda count: named("a", "B") + b"2" * (count - 1) + b")" + b"\x85R" * count, 24_999),
+    "states": (lambda count: (named("a", "B") + b")R") * count + b"N" + b"b" * count, 50_000),
+}
 
 
 BOMBS: dict[str, tuple[bytes, int, Any]] = {
@@ -115,16 +127,13 @@ BOMBS: dict[str, tuple[bytes, int, Any]] = {
         192,
         None,
     ),
-    "tuples, 1,000,000 deep": (zipped(b")" + b"\x85" * 1_000_000), 512, None),
+    "tuples, 1,000,000 deep": (zipped(b")" + b"\x85" * 1_000_000), 512, "LimitExceeded"),
     "tuples round a tensor, 500,000 deep": (zipped(T + b"\x85" * 500_000), 512, "LimitExceeded"),
-    "lists, 300,000 deep": (zipped(b"]" * 300_000 + b"a" * 299_999), 192, None),
-    "dicts, 300,000 deep": (zipped(b"}N" * 300_000 + b"}" + b"s" * 300_000), 192, None),
-    "sets, 300,000 deep": (zipped(b"\x8f(" * 300_000 + b"N" + b"\x90" * 300_000), 192, None),
-    "persistent ids, 300,000 deep": (zipped(b")" + b"\x85Q" * 300_000), 192, None),
-    "calls, 200,000 deep": (zipped(named("a", "B") + b"2" * 199_999 + b")" + b"\x85R" * 200_000), 256, None),
-    "states, 200,000 deep": (zipped((named("a", "B") + b")R") * 200_000 + b"N" + b"b" * 200_000), 256, None),
+    **{f"{name}, 300,000 deep": (zipped(make(300_000)), 256, "LimitExceeded") for name, (make, _) in NESTS.items()},
+    **{f"{name}, {most:,} deep": (zipped(make(most)), 64, None) for name, (make, most) in NESTS.items()},
+    **{f"{name}, too deep": (zipped(make(most + 1)), 64, "LimitExceeded") for name, (make, most) in NESTS.items()},
     "marks, 3,000,000 deep": (zipped(b"(" * 3_000_000), 512, "MalformedFile"),
-    "closed marks, 500,000 deep": (zipped(b"(" * 500_000 + b"t" * 500_000), 512, None),
+    "closed marks, 500,000 deep": (zipped(b"(" * 500_000 + b"t" * 500_000), 512, "LimitExceeded"),
     "a key 100,000 tuples deep": (zipped(b"})" + b"\x85" * 100_000 + b"Ns"), 64, None),
     "a key 26 tuples deep, shared": (zipped(b"})q\2" + b"0h\2h\2\x86q\2" * 26 + b"Ns"), 16, None),
     "keys with one hash": (
@@ -228,7 +237,8 @@ def _cases() -> Iterator[Case]:
         data = b"\x80\x04" + LENGTHS[name][:1] + b"\xff\xff\xff\xff" + b"." * 60
         yield Case("P7", f"a negative length of {name}", data, "malformed-pickle")
     for name, (data, _, error) in BOMBS.items():
-        yield Case(ROWS.get(name, "P8"), name, data, "limit-exceeded" if error == "LimitExceeded" else "any")
+        row, kind = ROWS.get(name, "P8"), "limit-exceeded" if error == "LimitExceeded" else "any"
+        yield Case(row, name, data, "too-deep" if row == "P11" and error == "LimitExceeded" else kind)
     for opcode in (*EXTENSIONS, b"\x97"):
         for wrap in (zipped, legacy, pickled):
             yield Case("P4", f"opcode 0x{opcode[0]:02x} in {wrap.__name__}", wrap({"a": opcode}), "refused")
