@@ -152,10 +152,11 @@ def _examine(
         found += fit.examine(checkpoint, shapes, name, key)
     whole = None
     if depth != "structure":
-        from ckptool import integrity
+        from ckptool import integrity, sparse_indices
 
         whole = integrity.verify(checkpoint, limits)
         found += whole.findings
+        found += sparse_indices.examine(checkpoint, limits)
         if depth == "values":
             found += integrity.survey(checkpoint, limits)
     return CheckReport(

@@ -134,11 +134,16 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     zero: list[str] = []
     unread: list[str] = []
     seen: set[tuple[object, ...]] = set()
+    left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
         info = tensor.info
         if identity(info) in seen or not info.numel or info.storage is None:
             continue
         seen.add(identity(info))
+        left -= info.nbytes
+        if left < 0:
+            unread.append(tensor.name)
+            continue
         try:
             facts = torch_bridge.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), info.dtype.name)
         except (UnsupportedFeature, LimitExceeded):
@@ -161,7 +166,9 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     if zero:
         yield Finding("CK112", "info", f"{many(len(zero), 'tensor')} all zero: {some(zero)}")
     if unread:
-        yield Finding("CK113", "info", f"values not looked at, for they are no plain numbers: {some(unread)}")
+        yield Finding(
+            "CK113", "info", f"values not looked at, for they are no plain numbers, or too many: {some(unread)}"
+        )
 
 
 def _trained(checkpoint: Checkpoint) -> set[str]:

@@ -40,6 +40,10 @@ class Limits(NamedTuple):
         """Return how many bytes ``stored_nbytes`` compressed bytes may grow to."""
         return max(self.inflated_nbytes, self.inflation_ratio * stored_nbytes)
 
+    def expanded(self, stored_nbytes: int) -> int:
+        """Return how many bytes tensors on ``stored_nbytes`` bytes may be read out to."""
+        return max(self.expanded_nbytes, self.expansion_ratio * stored_nbytes)
+
 
 DEFAULT_LIMITS = Limits()
 

@@ -190,7 +190,7 @@ class LazyTensor:
                 kind="no-plain-bytes",
                 hint="Read its parts instead." if info.parts else None,
             )
-        allowed = max(limits.expanded_nbytes, limits.expansion_ratio * info.storage.nbytes)
+        allowed = limits.expanded(info.storage.nbytes)
         if info.nbytes > allowed:
             raise LimitExceeded(
                 f"tensor {self.name!r} repeats {info.storage.nbytes:,} bytes into {info.nbytes:,}",

@@ -238,7 +238,7 @@ def state_of(path: str) -> list[int]:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job. What seems slow is timed once more without the watch: it is asked for each object, and takes its time."""
+    """Do a job; what seems slow is timed once more without the watch, which is asked for each object."""
     found = forked(job)
     for name, one in found.get("verbs", {}).items():
         if one["seconds"] > job["patience"]:
