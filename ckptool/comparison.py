@@ -63,7 +63,8 @@ def diff(
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
         paths = checkpoints[0].path, checkpoints[1].path
-        comparer = ValueComparer(tolerance, limits, paths) if values else None
+        size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
+        comparer = ValueComparer(size, tolerance, limits, paths) if values else None
         scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
         one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=ignore_wrappers)
         found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)

@@ -16,7 +16,7 @@ from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, MigrationRefused, OutputFailed
+from ckptool.errors import CkptoolError, LimitExceeded, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
@@ -161,6 +161,7 @@ def _carry_out(
         checkpoint.check_index()
         with collector_paused():
             job = _plan(checkpoint, dst, changes)
+        _refuse_repeated(job.plan.nbytes, checkpoint.file_nbytes, limits)
         report = _report(checkpoint, job, changes)
         if dry_run:
             return report
@@ -226,6 +227,18 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("nothing is cast", "Say to which type with --dtype.")
     if changes.model_arguments and changes.model is None:
         _refuse("no model is built", "Name its class with --model package.module:Class.")
+
+
+def _refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
+    """Raise LimitExceeded where a file would grow as none does whose tensors do not repeat each other's bytes."""
+    allowed = limits.expanded(source_nbytes)
+    if nbytes > allowed:
+        raise LimitExceeded(
+            f"what was {source_nbytes:,} bytes would become {nbytes:,}: its tensors are views that repeat them",
+            hint="Leave some out with --exclude.",
+            needed=nbytes,
+            actual=allowed,
+        )
 
 
 def _refuse(fact: str, hint: str) -> NoReturn:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.errors import CkptoolError, SourceChanged
+from ckptool.errors import CkptoolError, LimitExceeded, SourceChanged
 from ckptool.files import file_under
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo, at_hand, identity, row_major
@@ -53,11 +53,21 @@ class ValueDiff(NamedTuple):
 
 
 class ValueComparer:
-    """Compares tensors of equal shapes, pair by pair; a pair that is tied to an earlier one is not read again."""
+    """
+    Compares tensors of equal shapes, pair by pair; a pair that is tied to an earlier one is not read again.
+
+    ``file_nbytes`` is the size of both files together. Tensors may be any number of views of the same bytes: all of
+    them together may be as much larger as one may be than its storage.
+    """
 
     def __init__(
-        self, tolerance: Tolerance | None = None, limits: Limits = DEFAULT_LIMITS, paths: tuple[str, str] = ("", "")
+        self,
+        file_nbytes: int,
+        tolerance: Tolerance | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        paths: tuple[str, str] = ("", ""),
     ) -> None:
+        self._left = self._allowed = limits.expanded(file_nbytes)
         self._tolerance = tolerance
         self._paths = paths
         self._limits = limits
@@ -74,7 +84,7 @@ class ValueComparer:
 
         Raises:
             UnsupportedFeature: There are no plain bytes to compare.
-            LimitExceeded: Strides of 0 make a tensor far larger than its storage.
+            LimitExceeded: A tensor is far larger than its storage, or all so far than the files.
         """
         key = (identity(a), identity(b))
         if key not in self._known:
@@ -103,11 +113,13 @@ class ValueComparer:
             size = a.dtype.itemsize
             places = a.storage_offset * size, b.storage, b.storage_offset * size
             unequal = self._unequal(a.storage, *places, _span_nbytes(a))
+            self._spend(_span_nbytes(a))
             if a.is_contiguous and _as_it_is(a) and _as_it_is(b):
                 yield from ((offset // size, left, right) for offset, left, right in unequal)
                 return
             if next(unequal, None) is None:
                 return
+        self._spend(a.nbytes)
         # Both are cut at the same elements: where depends on shape and size alone.
         numel = max(1, PIECE_NBYTES // max(a.dtype.itemsize, b.dtype.itemsize))
         start = 0
@@ -119,6 +131,16 @@ class ValueComparer:
             if a.dtype != b.dtype or left != right:
                 yield start, left, right
             start += len(left) // a.dtype.itemsize
+
+    def _spend(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            needed = self._allowed - self._left
+            raise LimitExceeded(
+                f"the tensors repeat the files' bytes into at least {needed:,}; {self._allowed:,} are allowed",
+                needed=needed,
+                actual=self._allowed,
+            )
 
     def _chunks(self, name: str, info: TensorInfo, numel: int, path: str) -> Iterator[bytes]:
         with errors_of(path):

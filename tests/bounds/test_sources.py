@@ -205,4 +205,6 @@ def test_at_the_end_there_is_less() -> None:
     assert ahead.read(len(DATA) - 5, 100) == DATA[-5:]
     assert ahead.read(len(DATA), 100) == b""
     assert ahead.read(len(DATA) - 300, 300) == DATA[-300:]
+    assert ahead.read(len(DATA) + 5, 100) == b""
     assert max(source.sizes) == 300
+    assert min(source.sizes) == 0

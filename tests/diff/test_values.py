@@ -306,7 +306,7 @@ def test_equal_numbers_of_two_types_are_the_same_values(pair: tuple[str, str], t
 def test_types_that_are_no_numbers_differ_from_all_others() -> None:
     data = BytesSource(bytes(8))
     info = TensorInfo(BY_NAME["bits8"], (8,), (1,), 0, StorageRef("0", "cpu", 8, data, 0), "cpu")
-    found = ValueComparer().difference("x", info, info._replace(dtype=BY_NAME["uint8"]))
+    found = ValueComparer(1).difference("x", info, info._replace(dtype=BY_NAME["uint8"]))
 
     assert found is not None
     assert (found.differing, found.max_abs) == (8, None)
@@ -318,7 +318,7 @@ def test_packed_bits_are_located_and_no_more() -> None:
             BY_NAME["quint4x2"], (2, 5), (5, 1), 0, StorageRef("0", "cpu", 6, BytesSource(data), 0), "cpu"
         )
 
-    found = ValueComparer().difference("x", packed(bytes(6)), packed(bytes([0, 0, 0, 0, 7, 0])))
+    found = ValueComparer(1).difference("x", packed(bytes(6)), packed(bytes([0, 0, 0, 0, 7, 0])))
 
     assert found is not None
     assert (found.at, found.max_abs, found.differing) == ((1, 2), None, 1)
@@ -346,7 +346,7 @@ def test_any_flipped_bit_of_any_view_is_found_and_located(
         packed = View(view.itemsize, view.shape, right.contiguous().stride(), 0, 0)
         b, right = bytes_of(packed, oracle.tensor_bytes(right) or bytes(16))
     with mock.patch.multiple(values, PIECE_NBYTES=pieces[0], _BLOCK_NUMEL=pieces[1]):
-        found = ValueComparer().difference("x", a, b)
+        found = ValueComparer(1).difference("x", a, b)
 
     assert_is_the_difference(found, left, right)
 
@@ -360,7 +360,7 @@ def test_any_floats_within_any_tolerance(numbers: list[float], data: st.DataObje
     view = View(4, (len(numbers),), (1,), 0, 0)
     infos = (bytes_of(view, oracle.tensor_bytes(tensor))[0] for tensor in (a, b))
     with mock.patch.multiple(values, PIECE_NBYTES=16, _BLOCK_NUMEL=3):
-        found = ValueComparer(tolerance).difference("x", *infos)
+        found = ValueComparer(1, tolerance).difference("x", *infos)
     close = torch.isclose(a.double(), b.double(), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
 
     assert (found.differing if found else 0) == int((~close).sum())
@@ -375,7 +375,7 @@ def test_big_endian_storages_are_compared_as_they_stand_and_as_they_read() -> No
         storage = StorageRef("0", "cpu", len(data), BytesSource(data), 0, big_endian=big_endian)
         return TensorInfo(BY_NAME["float32"], (48,), (1,), 0, storage, "cpu")
 
-    comparer = ValueComparer()
+    comparer = ValueComparer(1)
     changed = big[:5] + bytes([big[5] ^ 64]) + big[6:]
     assert comparer.difference("x", info(big, True), info(little, False)) is None
     assert comparer.difference("x", info(big, True), info(big, True)) is None
@@ -394,4 +394,4 @@ def test_a_stream_is_compared_as_a_file_is() -> None:
     torch.save({"x": torch.arange(400_000)}, stream)
     infos = [ckptool.open_checkpoint(stream).tensors["x"].info for _ in range(2)]
 
-    assert ValueComparer().difference("x", infos[0], infos[1]) is None
+    assert ValueComparer(1).difference("x", infos[0], infos[1]) is None

@@ -63,3 +63,38 @@ def test_what_is_written_is_read_back_within_the_limits_of_the_call(suffix: str,
     assert ckptool.migrate(tmp_path / "long", written, limits=Limits(name_nbytes=len(name))).verified
     with pytest.raises(LimitExceeded):
         ckptool.open_checkpoint(written)
+
+
+def repeated(path: Path, value: int, count: int = 60) -> Path:
+    """Write a file of tensors that each repeat the few bytes of one storage, all but their shapes alike."""
+    base = torch.full((8,), value)
+    torch.save({str(number): base.as_strided((1 << 20, 2 + number % 6), (0, 0)) for number in range(count)}, path)
+    return path
+
+
+def overlapping(path: Path, value: int, count: int = 60) -> Path:
+    """Write a file of tensors that are nearly all of one storage each."""
+    base = torch.full((1 << 20,), value)
+    torch.save({str(number): base[number:] for number in range(count)}, path)
+    return path
+
+
+@pytest.mark.parametrize("make", [repeated, overlapping])
+def test_views_that_repeat_the_bytes_of_a_file_are_not_written_out_without_end(make: Any, tmp_path: Path) -> None:
+    path, target = make(tmp_path / "views.pth", 1), tmp_path / "written.safetensors"
+    with pytest.raises(LimitExceeded) as caught:
+        ckptool.migrate(path, target)
+
+    assert caught.value.needed > caught.value.actual == max(8 * path.stat().st_size, 64 << 20)
+    assert [path] == list(tmp_path.iterdir())
+    ckptool.migrate(path, tmp_path / "same.pth")  # which keeps them views
+
+
+@pytest.mark.parametrize("make", [repeated, overlapping])
+def test_views_that_repeat_the_bytes_of_a_file_are_not_compared_without_end(make: Any, tmp_path: Path) -> None:
+    one, other = make(tmp_path / "one.pth", 1), make(tmp_path / "other.pth", 2)
+
+    with pytest.raises(LimitExceeded):
+        ckptool.diff(one, other)
+    fewer = make(tmp_path / "fewer.pth", 2, 2)
+    assert not ckptool.diff(make(tmp_path / "alike.pth", 1, 2), fewer).same

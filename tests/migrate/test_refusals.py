@@ -10,6 +10,7 @@ import pytest
 
 from ckptool import open_checkpoint
 from ckptool.errors import DamagedFile, MigrationRefused, OutputFailed
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration import migrate
 from ckptool.to_safetensors import _open_with_reference
 from ckptool.verify_torch import verify_model
@@ -95,10 +96,10 @@ def test_a_model_that_was_saved_with_other_weights_is_not_published(folder: Path
 
     with open_checkpoint(file("a", w=build.floats(), v=build.floats())) as wanted:
         weights: Any = SimpleNamespace(tensors=wanted.tensors)
-        verify_model(str(file("same", w=build.floats(), v=build.floats())), weights)
+        verify_model(str(file("same", w=build.floats(), v=build.floats())), weights, DEFAULT_LIMITS)
         for other in (file("values", w=build.floats(), v=bytes(16)), file("names", w=build.floats())):
             with pytest.raises(OutputFailed) as caught:
-                verify_model(str(other), weights)
+                verify_model(str(other), weights, DEFAULT_LIMITS)
             assert "'v'" in str(caught.value)
 
 

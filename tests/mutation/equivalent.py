@@ -15,6 +15,9 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("checksums", "_checksum_ahead", "stop - start <= ReadAhead.BLOCK", "stop - start < ReadAhead.BLOCK"): (
         "one block is also a row of one block"
     ),
+    ("contents", "_open", "len(tensors) < len(below)", "len(tensors) <= len(below)"): (
+        "where all are tensors, the loop adds each of them, too"
+    ),
     ("contents", "_group", "len(keys) == len(below)", "len(keys) >= len(below)"): "the keys are some of those below",
     ("files", "close", "fd >= 0", "fd >= -1"): "closing a descriptor that is none fails, and nobody is told",
     ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
