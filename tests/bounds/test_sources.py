@@ -205,6 +205,13 @@ def test_at_the_end_there_is_less() -> None:
     assert ahead.read(len(DATA) - 5, 100) == DATA[-5:]
     assert ahead.read(len(DATA), 100) == b""
     assert ahead.read(len(DATA) - 300, 300) == DATA[-300:]
-    assert ahead.read(len(DATA) + 5, 100) == b""
     assert max(source.sizes) == 300
-    assert min(source.sizes) == 0
+
+
+def test_behind_the_end_there_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(DATA[:100])
+    source = FileSource(str(path))
+
+    assert ReadAhead(source).read(105, 4) == b""
+    source.close()
