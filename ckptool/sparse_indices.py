@@ -31,7 +31,7 @@ SPARSE: Final = ("sparse_coo", *_ROWWISE, "sparse_csc", "sparse_bsc")
 
 
 def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
-    """CK107: sparse tensors whose indices point beside their values. Imports nothing, and reads the indices alone."""
+    """CK108: sparse tensors whose indices point beside their values. Imports nothing, and reads the indices alone."""
     faults: list[str] = []
     unread: list[str] = []
     seen: set[tuple[object, ...]] = set()
@@ -55,9 +55,9 @@ def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             faults.append(f"{tensor.name}: {fault}")
     if faults:
         what = f"{many(len(faults), 'sparse tensor')} whose indices are wrong: {some(faults)}"
-        yield Finding("CK107", "error", what, "Leave them out when you migrate it: --exclude NAME.")
+        yield Finding("CK108", "error", what, "Leave them out when you migrate it: --exclude NAME.")
     if unread:
-        yield Finding("CK107", "info", f"indices not looked at, for they are far larger than the file: {some(unread)}")
+        yield Finding("CK108", "info", f"indices not looked at, for they are far larger than the file: {some(unread)}")
 
 
 def _fault(info: TensorInfo, limits: Limits) -> str | None:
