@@ -45,10 +45,12 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A regular file, read with ``pread``."""
+    """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = _open_regular(path)
+    def __init__(self, path: str, fd: int | None = None) -> None:
+        self._beside: list[FileSource] = []
+        self._fd = _open_regular(path) if fd is None else fd
+        self.path = path
         status = _status(self._fd)
         self._identity = _identity(status)
         self.nbytes = status.st_size
@@ -102,14 +104,36 @@ class FileSource:
     def file_offset(self, offset: int) -> int | None:
         return offset
 
+    def beside(self, name: str) -> FileSource:
+        """
+        Return a file that this one names: see ``open_beside``. It is part of this one, and ends with it.
+
+        Raises:
+            CkptoolError: It is missing, or not to be opened by what a file says.
+        """
+        from ckptool.beside import open_beside
+
+        fd = open_beside(self.path, self.place, name)
+        found = FileSource(os.path.join(os.path.dirname(self.path), name), fd)  # noqa: PTH118, PTH120 - a name
+        self._beside.append(found)
+        return found
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The device and the inode that it has, which no two files have in common."""
+        return self._identity[0], self._identity[1]
+
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if the file was written to since it was opened."""
+        """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
         if _identity(_status(self._fd)) != self._identity:
-            raise SourceChanged(
-                "the file was changed while it was being read", hint="Read it again once it is complete."
-            )
+            hint = "Read it again once it is complete."
+            raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
+        for one in self._beside:
+            one.check_unchanged()
 
     def close(self) -> None:
+        while self._beside:
+            self._beside.pop().close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):  # nothing was written to it

@@ -32,7 +32,9 @@ class Limits(NamedTuple):
     name_nbytes: int = 65_536
     """Length of one full dotted name."""
     header_nbytes: int = 100_000_000
-    """The safetensors header; the reference library's own limit."""
+    """The safetensors header; the reference library's own limit. Also an index of shards."""
+    shards: int = 1_000
+    """Files that an index of shards may name. All are open at once."""
 
     def inflated(self, stored_nbytes: int) -> int:
         """Return how many bytes ``stored_nbytes`` compressed bytes may grow to."""
