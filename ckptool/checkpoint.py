@@ -20,6 +20,8 @@ from ckptool.tensors import LazyTensor, identity
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
 
+    from ckptool.shards import Shard
+
 Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
 
 
@@ -41,17 +43,6 @@ class Member(NamedTuple):
     tensors: int
     nbytes: int
     """Size of the member, unpacked."""
-
-
-class Shard(NamedTuple):
-    """One of the files that an index names, with some of the tensors."""
-
-    name: str
-    """As the index has it: a path from the index's folder."""
-    tensors: int
-    nbytes: int
-    """Size of the file."""
-    source: Source
 
 
 class Stream(NamedTuple):

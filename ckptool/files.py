@@ -1,5 +1,5 @@
 """
-Positioned reads from one source of bytes; the only module that opens files.
+Positioned reads from one source of bytes; the module that opens files, but for those that files name.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
@@ -63,10 +63,10 @@ class FileSource:
             while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
                 more = os.pread(self._fd, nbytes - len(data), offset + len(data))
                 if not more:
-                    raise _changed(offset, nbytes, len(data))
+                    raise _changed(offset, nbytes, len(data), self.path)
                 data += more
         except OSError as error:
-            raise _unreadable(error, offset) from error
+            raise _unreadable(error, offset, self.path) from error
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -76,9 +76,9 @@ class FileSource:
             try:
                 count = os.preadv(self.fileno(), [buffer[filled:]], offset + filled)
             except OSError as error:
-                raise _unreadable(error, offset + filled) from error
+                raise _unreadable(error, offset + filled, self.path) from error
             if not count:
-                raise _changed(offset, buffer.nbytes, filled)
+                raise _changed(offset, buffer.nbytes, filled, self.path)
             filled += count
 
     def map(self) -> mmap.mmap:
@@ -93,7 +93,7 @@ class FileSource:
             # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
             return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except ValueError as error:
-            raise _changed(0, self.nbytes, _status(self.fileno()).st_size) from error
+            raise _changed(0, self.nbytes, _status(self.fileno()).st_size, self.path) from error
 
     def fileno(self) -> int:
         """Return the open file's descriptor."""
@@ -375,22 +375,23 @@ def _status(fd: int) -> os.stat_result:
         raise _unreadable(error) from error
 
 
-def _unreadable(error: OSError, offset: int | None = None) -> FileUnavailable:
+def _unreadable(error: OSError, offset: int | None = None, path: str | None = None) -> FileUnavailable:
     """Return the error for a bad disk, or a network that is gone."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     where = "" if offset is None else f" at byte {offset:,}"
-    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset)
+    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset, path=path)
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _changed(offset: int, needed: int, actual: int) -> SourceChanged:
+def _changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:
     return SourceChanged(
         f"the file shrank while it was being read: {needed:,} bytes wanted at {offset:,}, {actual:,} left",
         hint="Read it again once it is complete.",
         offset=offset,
         needed=needed,
         actual=actual,
+        path=path,
     )

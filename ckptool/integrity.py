@@ -94,13 +94,15 @@ def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record,
 
 def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str) -> Finding:
     """CK105: a record that is not what was saved."""
+    shard = next((one.name for one in checkpoint.shards if one.source is archive.source), None)
     inside = [
         tensor.name
         for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values())
-        if any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
+        if checkpoint.shard_of.get(tensor.name) == shard
+        and any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
     ]
-    shards = [f"shard {shard.name!r}: " for shard in checkpoint.shards if shard.source is archive.source]
-    return Finding("CK105", "error", f"{''.join(shards)}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
+    where = f"shard {shard!r}: " if shard is not None else ""
+    return Finding("CK105", "error", f"{where}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
 
 
 def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:
