@@ -141,6 +141,7 @@ class FileSource:
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
+            self._beside.clear()  # tensors may still read from them
             self.close()
 
 

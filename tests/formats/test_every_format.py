@@ -6,10 +6,10 @@ import io
 import json
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -33,7 +33,7 @@ class Example(NamedTuple):
     """Whether the first two tensors share memory, as they do where the format can say so."""
     index_only: bool = True
     """Whether tensors lie outside of what must be read to find them."""
-    beside: dict[str, bytes] = {}
+    beside: Mapping[str, bytes] = MappingProxyType({})
     """Files that belong to it, and so stand in its folder: then it is no checkpoint without one."""
 
 
