@@ -111,7 +111,7 @@ def assert_same(found: Mapping[str, torch.Tensor], expected: Tensors) -> None:
 
 def descriptors() -> int:
     """Return how many files are open: those that only the collector would close, too."""
-    return len(os.listdir("/dev/fd"))
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 def small(folder: Path, shard_of: Mapping[str, str] | None = None, **shards: dict[str, bytes]) -> Path:
@@ -155,6 +155,8 @@ def test_migrating_merges_the_shards(kind: str, target: str, tmp_path: Path) -> 
     report = ckptool.migrate(path, tmp_path / target, expand_tied=target.endswith("s"))
 
     read = load_safetensors if target.endswith("s") else load_torch
+    if target.endswith("s"):  # which knows rows alone
+        expected = {name: tensor.contiguous() for name, tensor in expected.items()}
     assert_same(read(tmp_path / target), expected)
     assert report.verified
     assert report.tensors == len(expected)
