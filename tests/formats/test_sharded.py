@@ -6,6 +6,8 @@ import io
 import json
 import os
 import pickle
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -775,6 +777,42 @@ def test_a_folder_that_is_swapped_after_it_was_opened_changes_nothing(
     swapping(monkeypatch, "a", swap)
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.tensors["a"].read() == build.floats()
+
+
+def test_a_shard_that_is_swapped_all_the_time_is_read_or_refused(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    (tmp_path / "secret").write_bytes(build.safetensors({"b": bytes(16)}))
+    shard = (tmp_path / "b").read_bytes()
+    done = threading.Event()
+
+    def swap() -> None:
+        while not done.is_set():
+            (tmp_path / "new").symlink_to("secret")
+            (tmp_path / "new").replace(tmp_path / "b")
+            (tmp_path / "new").write_bytes(shard)
+            (tmp_path / "new").replace(tmp_path / "b")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    read = refused = 0
+    end = time.monotonic() + 20
+    try:
+        while (read + refused < 300 or not (read and refused)) and time.monotonic() < end:
+            try:
+                with open_checkpoint(path) as checkpoint:
+                    assert checkpoint.tensors["b"].read() == build.floats()
+                    read += 1
+            except FileUnavailable as error:
+                assert error.kind == "shard-link"
+                refused += 1
+            except SourceChanged:  # its links were counted
+                refused += 1
+    finally:
+        done.set()
+        thread.join()
+
+    assert read
+    assert refused
 
 
 def test_shards_are_those_of_the_index_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
