@@ -36,6 +36,7 @@ from ckptool import (
 )
 from ckptool.cli import cli
 from ckptool.files import FileSource
+from ckptool.formats import sharded
 from tests import build
 from tests.load.same import assert_same_tensor
 
@@ -390,6 +391,26 @@ def test_missing_shards_are_counted_and_named(tmp_path: Path) -> None:
     assert ckptool.check(path).error is not None
 
 
+def test_of_many_missing_shards_three_are_named(tmp_path: Path) -> None:
+    for count, ending in ((3, "'s0', 's1', 's2'"), (4, "'s0', 's1', 's2' and 1 more")):
+        path = write_index(tmp_path, {f"t{number}": f"s{number}" for number in range(count)})
+
+        with pytest.raises(FileUnavailable) as caught:
+            open_checkpoint(path)
+        assert caught.value.message.endswith(f"not there: {ending}")
+
+
+def test_of_a_long_file_of_json_only_the_head_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small(tmp_path)
+    head = path.read_bytes().index(b'"weight_map"') + len(b'"weight_map": {')
+    monkeypatch.setattr(sharded, "_HEAD_NBYTES", head)
+    open_checkpoint(path).close()
+
+    monkeypatch.setattr(sharded, "_HEAD_NBYTES", head - 1)
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(path)
+
+
 def _cut(folder: Path) -> Path:
     path = small(folder)
     (folder / "b").write_bytes((folder / "b").read_bytes()[:-1])
@@ -483,6 +504,11 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], type[CkptoolError], str]] = {
     "a shard that is cut": (_cut, TruncatedFile, "truncated-safetensors"),
     "a whole model": (_model, UnsupportedFeature, "shard-form"),
     "a training checkpoint": (_saved({"x": torch.ones(1), "epoch": 3}), UnsupportedFeature, "shard-form"),
+    "weights beside others": (
+        _saved({"x": torch.ones(1), "ema": {"x": torch.ones(1)}}),
+        UnsupportedFeature,
+        "shard-form",
+    ),
     "weights under a key": (_saved({"model": {"x": torch.ones(1)}}), UnsupportedFeature, "shard-form"),
     "a bare tensor": (_saved(torch.ones(1)), UnsupportedFeature, "shard-form"),
     "shards of two formats": (_two_formats, UnsupportedFeature, "shard-format"),
