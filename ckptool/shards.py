@@ -59,10 +59,10 @@ def read_shards(index: FileSource, probe: Probe) -> Checkpoint:
         FileUnavailable: Shards are missing (``missing-shards``), or not to be opened.
         AmbiguousFile: A tensor stands in two shards, or two shards are one file.
         UnsupportedFeature: A shard is something else than a state dict.
-        CkptoolError: A shard cannot be read; the error has its path.
+        CkptoolError: A shard cannot be read; the message has its name.
     """
     shard_of, announced_nbytes = _parse(index, probe.limits)
-    opened = {name: _read_shard(probe, source) for name, source in _open(index, shard_of).items()}
+    opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
     formats = list(dict.fromkeys(shard.format for shard in opened.values()))
     if len(formats) > 1:
         raise UnsupportedFeature(f"shards of several formats: {', '.join(formats)}", kind="shard-format")
@@ -164,19 +164,19 @@ def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSourc
     return opened
 
 
-def _read_shard(probe: Probe, source: FileSource) -> Checkpoint:
-    """Return the state dict that a shard is; errors have its path."""
+def _read_shard(probe: Probe, name: str, source: FileSource) -> Checkpoint:
+    """Return the state dict that a shard is; errors have its name."""
     try:
         shard = probe.read_inner(source)
         if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
-            raise UnsupportedFeature(f"a shard of format {shard.format}, packed or of its own", kind="shard-format")
+            raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
         others = [path for path, _ in shard.extras if path != _METADATA]
         found = shard.state_dicts[0] if len(shard.state_dicts) == 1 else None
         flat = found is not None and not found.key and found.class_name is None and found.role == "model"
         if shard.attributes or others or not (flat or (not shard.tensors and not shard.state_dicts)):
-            raise UnsupportedFeature("a shard that is no state dict and nothing else", kind="shard-form")
+            raise UnsupportedFeature("no state dict and nothing else", kind="shard-form")
     except CkptoolError as error:
-        error.path = error.path or source.path
+        error.message = f"shard {name!r}: {error.message}"
         raise
     if shard.extras:
         shard.notes += ("the versions of modules that it holds are left out",)

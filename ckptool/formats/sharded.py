@@ -35,7 +35,7 @@ def read(probe: Probe) -> Checkpoint:
     """Read an index, and the index of each shard; no tensor is read."""
     assert isinstance(probe.source, FileSource)  # noqa: S101 - sniff saw it
     if probe.depth:  # inside another source there are no files: it is beside one
-        raise MalformedFile("a shard that is an index of shards itself", kind="nested-index")
+        raise MalformedFile("an index of shards itself", kind="nested-index")
     from ckptool.shards import read_shards  # for the few files that have any
 
     return read_shards(probe.source, probe)

@@ -11,6 +11,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import ckptool
 from ckptool import (
     AmbiguousFile,
     CkptoolError,
+    DamagedFile,
     FileUnavailable,
     LimitExceeded,
     Limits,
@@ -294,7 +296,9 @@ def test_a_changed_byte_is_found_in_its_shard(tmp_path: Path) -> None:
 
     assert found.message.startswith(f"shard '{SECOND}': record ")
     assert found.message.endswith("it holds b.weight")
-    with pytest.raises(CkptoolError):
+    with pytest.raises(DamagedFile):
+        ckptool.load(path, verify=True)
+    with pytest.raises(DamagedFile):
         ckptool.migrate(path, tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
 
@@ -541,12 +545,38 @@ def test_what_does_not_fit_together_is_refused_and_everything_closed(name: str, 
 
 
 @pytest.mark.parametrize("name", ["a shard that is cut", "a whole model", "another index", "a shard in a zip"])
-def test_what_is_wrong_with_a_shard_has_its_path(name: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_shard_names_it(name: str, tmp_path: Path) -> None:
     path = BROKEN[name][0](tmp_path)
 
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(path)
-    assert caught.value.path in (str(tmp_path / "a"), str(tmp_path / "b"))
+    assert caught.value.message.startswith(("shard 'a': ", "shard 'b': "))
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch_zip"])
+def test_any_damage_to_any_file_gives_a_result_or_an_error_of_ours(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, kind)
+    files = {file: file.read_bytes() for file in (path, tmp_path / FIRST, tmp_path / SECOND)}
+    random = Random(kind)
+
+    refused: set[type[CkptoolError]] = set()
+    for number in range(120):
+        file = (path, path, tmp_path / FIRST, tmp_path / SECOND)[number % 4]
+        data = bytearray(files[file])
+        for _ in range(random.randint(1, 3)):
+            data[random.randrange(min(len(data), 2000))] = random.choice(b'\0"{}[]:,./\\a0\xff')
+        file.write_bytes(data)
+        try:
+            with open_checkpoint(path) as checkpoint:
+                read = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
+                assert read.keys() == checkpoint.shard_of.keys()
+        except CkptoolError as error:
+            refused.add(type(error))
+        file.write_bytes(files[file])
+    open_checkpoint(path).close()
+
+    assert len(refused) > 2
 
 
 def test_closing_closes_every_shard(tmp_path: Path) -> None:
