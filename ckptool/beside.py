@@ -125,7 +125,8 @@ def _unavailable(error: OSError) -> FileUnavailable:
     if error.errno in _LINKS:
         return _refused_link()
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
+    hint = "Allow more open files: ulimit -n 4096" if error.errno == errno.EMFILE else None
+    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable", hint=hint)
 
 
 def _refused_link() -> FileUnavailable:

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import pickle
+import resource
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -280,6 +282,28 @@ def test_check_reads_every_shard(kind: str, tmp_path: Path) -> None:
     assert deep.matching == deep.records
     assert (deep.records or 0) == (0 if kind != "torch_zip" else deep.records)
     assert kind == "safetensors" or [one.message for one in quick.findings if one.code == "CK202"]
+
+
+def test_deep_reads_all_of_shards_that_have_no_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small(tmp_path, **{name: {name: bytes(1 << 18)} for name in ("a", "b")})
+    read: Counter[str] = Counter()
+    into, whole = FileSource.read_into, FileSource.read
+
+    def reading_into(source: FileSource, offset: int, buffer: memoryview) -> None:
+        read[source.path] += buffer.nbytes
+        into(source, offset, buffer)
+
+    def reading(source: FileSource, offset: int, nbytes: int) -> bytes:
+        read[source.path] += nbytes
+        return whole(source, offset, nbytes)
+
+    monkeypatch.setattr(FileSource, "read_into", reading_into)
+    monkeypatch.setattr(FileSource, "read", reading)
+    ckptool.check(path)
+    assert all(nbytes < 1 << 16 for nbytes in read.values())
+
+    ckptool.check(path, deep=True)
+    assert all(read[str(file)] >= file.stat().st_size for file in tmp_path.iterdir())
 
 
 def test_a_changed_byte_is_found_in_its_shard(tmp_path: Path) -> None:
@@ -577,6 +601,22 @@ def test_any_damage_to_any_file_gives_a_result_or_an_error_of_ours(kind: str, tm
     open_checkpoint(path).close()
 
     assert len(refused) > 2
+
+
+def test_more_shards_than_may_be_open_are_told_of(tmp_path: Path) -> None:
+    names = [f"s{number}" for number in range(60)]
+    path = small(tmp_path, {name: name for name in names}, **{name: {name: build.floats()} for name in names})
+    before = descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 30, limits[1]))
+    try:
+        with pytest.raises(FileUnavailable) as caught:
+            open_checkpoint(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert "ulimit" in (caught.value.hint or "")
+    assert descriptors() == before
 
 
 def test_closing_closes_every_shard(tmp_path: Path) -> None:
