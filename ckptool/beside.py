@@ -75,7 +75,7 @@ def open_beside(path: str, identity: tuple[int, int], name: str) -> int:
         parent, own = os.path.split(path)
         try:
             folder = opened(parent or ".", _FOLDER, None)
-            if _place(os.stat(own, dir_fd=folder)) != identity:
+            if _place_under(own, folder, follow=True) != identity:
                 raise SourceChanged("another file has its name by now", hint="Read it again once it is complete.")
             for component in folders:
                 if _link(component, folder) is not None:
@@ -87,7 +87,7 @@ def open_beside(path: str, identity: tuple[int, int], name: str) -> int:
                 below = folder
                 for _ in range(blob[1].count("/") if blob else 0):
                     below, folder = folder, opened("..", _FOLDER, folder)
-                if blob is None or not _is_under("snapshots", folder, below):
+                if blob is None or _place_under("snapshots", folder, follow=False) != _place(os.fstat(below)):
                     raise _refused_link()
                 folder, file = opened("blobs", _FOLDER | _NO_LINK, folder), blob[2]
             fd = os.open(file, _FILE | _NO_LINK, dir_fd=folder)
@@ -111,12 +111,12 @@ def _link(name: str, folder: int) -> str | None:
         return None
 
 
-def _is_under(name: str, folder: int, other: int) -> bool:
-    """Say whether the folder ``other`` is the one that stands under a name in ``folder``."""
+def _place_under(name: str, folder: int, *, follow: bool) -> tuple[int, int] | None:
+    """Return which file has a name in a folder; None if there is none."""
     try:
-        return _place(os.stat(name, dir_fd=folder, follow_symlinks=False)) == _place(os.fstat(other))
+        return _place(os.stat(name, dir_fd=folder, follow_symlinks=follow))
     except OSError:
-        return False
+        return None
 
 
 def _unavailable(error: OSError) -> FileUnavailable:

@@ -660,6 +660,19 @@ def test_an_error_while_reading_names_the_shard(tmp_path: Path) -> None:
         assert caught.value.path == str(tmp_path / "b")
 
 
+def test_an_index_that_is_gone_in_time_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small(tmp_path)
+    real = FileSource.beside
+
+    def removed(source: FileSource, name: str) -> FileSource:
+        path.unlink(missing_ok=True)
+        return real(source, name)
+
+    monkeypatch.setattr(FileSource, "beside", removed)
+    with pytest.raises(SourceChanged):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("limits", [Limits(shards=1), Limits(tensors=1), Limits(header_nbytes=50)])
 def test_an_index_keeps_to_the_limits(limits: Limits, tmp_path: Path) -> None:
     path = small(tmp_path)
