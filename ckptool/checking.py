@@ -35,6 +35,8 @@ class CheckReport(NamedTuple):
     """None where the file cannot be opened."""
     form: str | None = None
     file_nbytes: int | None = None
+    shards: int = 0
+    """Files that it consists of beside the one that was opened, where that is an index of them."""
     records: int | None = None
     """Members of its archives that were read, all of them; None if bytes were not looked at."""
     matching: int | None = None
@@ -166,6 +168,7 @@ def _examine(
         format=checkpoint.format,
         form=checkpoint.form,
         file_nbytes=checkpoint.file_nbytes,
+        shards=len(checkpoint.shards),
         records=whole and whole.records,
         matching=whole and whole.matching,
         globals=stock.asked,

@@ -20,6 +20,8 @@ from ckptool.tensors import LazyTensor, identity
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
 
+    from ckptool.shards import Shard
+
 Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
 
 
@@ -97,7 +99,8 @@ class StateDict(Mapping[str, LazyTensor]):
 
 class Checkpoint:
     """
-    What is in one file. Tensors are lazy: their bytes are read when ``LazyTensor.read`` is called.
+    What is in one file, or in an index and its shards. Tensors are lazy: their bytes are read when ``LazyTensor.read``
+    is called.
 
     Nothing changes after opening, so threads may share one. It keeps its file open until ``close()``, or until the
     end of a ``with`` block.
@@ -119,13 +122,17 @@ class Checkpoint:
         members: tuple[Member, ...] = (),
         streams: tuple[Stream, ...] = (),
         archives: tuple[Archive, ...] = (),
+        shards: tuple[Shard, ...] = (),
+        shard_of: Mapping[str, str] | None = None,
+        announced_nbytes: int | None = None,
     ) -> None:
         self.path = ""
         self.member: str | None = None
         """Name of the archive member that was opened, where the file is an archive of others."""
         self.format = format
         self.source = source
-        self.file_nbytes = source.nbytes
+        self.file_nbytes = source.nbytes + sum(shard.nbytes for shard in shards)
+        """Size in bytes; with shards, of the index and all of them."""
         self.root = root
         """The whole pickled tree, inert; None where the format has none."""
         self.rebuilder = rebuilder
@@ -133,7 +140,13 @@ class Checkpoint:
         self.streams = streams
         """The pickles that were read."""
         self.archives = archives
-        """The archives that it lies in, outermost first."""
+        """The archives that it lies in, outermost first; with shards, the one that each is, in their order."""
+        self.shards = shards
+        """The files that hold the tensors, where the one that was opened is an index of them. They are all open."""
+        self.shard_of: Mapping[str, str] = shard_of or {}
+        """For each tensor, the name of the shard that it stands in."""
+        self.announced_nbytes = announced_nbytes
+        """What an index of shards says that all tensors have (``total_size``)."""
         self.metadata: Mapping[str, str] = metadata or {}
         """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
         self.class_sources = class_sources
@@ -188,7 +201,7 @@ class Checkpoint:
             self.attributes[full] = LazyTensor(full, info)
 
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if the file was written to since it was opened."""
+        """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""
         if isinstance(self.source, FileSource):
             self.source.check_unchanged()
 

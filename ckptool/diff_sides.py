@@ -236,6 +236,8 @@ def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
             lacks.add("order")
     if checkpoint.format not in _TREES and MODULES_KEY not in checkpoint.metadata:
         lacks.add("module versions")
+    if checkpoint.shards:  # an index is sorted
+        lacks |= {"order", "module versions"}
     if checkpoint.root is None:
         lacks.add("values that are no tensors")
     return frozenset(lacks)

@@ -1,5 +1,5 @@
 """
-Positioned reads from one source of bytes; the only module that opens files.
+Positioned reads from one source of bytes; the module that opens files, but for those that files name.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
@@ -45,10 +45,12 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A regular file, read with ``pread``."""
+    """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = _open_regular(path)
+    def __init__(self, path: str, fd: int | None = None) -> None:
+        self._beside: list[FileSource] = []
+        self._fd = _open_regular(path) if fd is None else fd
+        self.path = path
         status = _status(self._fd)
         self._identity = _identity(status)
         self.nbytes = status.st_size
@@ -61,10 +63,10 @@ class FileSource:
             while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
                 more = os.pread(self._fd, nbytes - len(data), offset + len(data))
                 if not more:
-                    raise _changed(offset, nbytes, len(data))
+                    raise _changed(offset, nbytes, len(data), self.path)
                 data += more
         except OSError as error:
-            raise _unreadable(error, offset) from error
+            raise _unreadable(error, offset, self.path) from error
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -74,9 +76,9 @@ class FileSource:
             try:
                 count = os.preadv(self.fileno(), [buffer[filled:]], offset + filled)
             except OSError as error:
-                raise _unreadable(error, offset + filled) from error
+                raise _unreadable(error, offset + filled, self.path) from error
             if not count:
-                raise _changed(offset, buffer.nbytes, filled)
+                raise _changed(offset, buffer.nbytes, filled, self.path)
             filled += count
 
     def map(self) -> mmap.mmap:
@@ -91,7 +93,7 @@ class FileSource:
             # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
             return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except ValueError as error:
-            raise _changed(0, self.nbytes, _status(self.fileno()).st_size) from error
+            raise _changed(0, self.nbytes, _status(self.fileno()).st_size, self.path) from error
 
     def fileno(self) -> int:
         """Return the open file's descriptor."""
@@ -102,14 +104,36 @@ class FileSource:
     def file_offset(self, offset: int) -> int | None:
         return offset
 
+    def beside(self, name: str) -> FileSource:
+        """
+        Return a file that this one names: see ``open_beside``. It is part of this one, and ends with it.
+
+        Raises:
+            CkptoolError: It is missing, or not to be opened by what a file says.
+        """
+        from ckptool.beside import open_beside
+
+        fd = open_beside(self.path, self.place, name)
+        found = FileSource(os.path.join(os.path.dirname(self.path), name), fd)  # noqa: PTH118, PTH120 - a name
+        self._beside.append(found)
+        return found
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The device and the inode that it has, which no two files have in common."""
+        return self._identity[0], self._identity[1]
+
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if the file was written to since it was opened."""
+        """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
         if _identity(_status(self._fd)) != self._identity:
-            raise SourceChanged(
-                "the file was changed while it was being read", hint="Read it again once it is complete."
-            )
+            hint = "Read it again once it is complete."
+            raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
+        for one in self._beside:
+            one.check_unchanged()
 
     def close(self) -> None:
+        while self._beside:
+            self._beside.pop().close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):  # nothing was written to it
@@ -117,6 +141,7 @@ class FileSource:
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
+            self._beside.clear()  # tensors may still read from them
             self.close()
 
 
@@ -351,22 +376,23 @@ def _status(fd: int) -> os.stat_result:
         raise _unreadable(error) from error
 
 
-def _unreadable(error: OSError, offset: int | None = None) -> FileUnavailable:
+def _unreadable(error: OSError, offset: int | None = None, path: str | None = None) -> FileUnavailable:
     """Return the error for a bad disk, or a network that is gone."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     where = "" if offset is None else f" at byte {offset:,}"
-    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset)
+    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset, path=path)
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _changed(offset: int, needed: int, actual: int) -> SourceChanged:
+def _changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:
     return SourceChanged(
         f"the file shrank while it was being read: {needed:,} bytes wanted at {offset:,}, {actual:,} left",
         hint="Read it again once it is complete.",
         offset=offset,
         needed=needed,
         actual=actual,
+        path=path,
     )

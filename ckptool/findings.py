@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoint import Checkpoint
 from ckptool.summary import WRAPPER_COMPONENTS, Summary, summarise
+from ckptool.tensors import identity
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
@@ -88,6 +89,24 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     elif others:
         yield Finding(
             "CK102", "info", f"the archive also holds {some(others)}", run(checkpoint, "inspect", member=others[0])
+        )
+
+
+def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """CK107: an index of shards announces another size than its tensors have."""
+    said = checkpoint.announced_nbytes
+    if said is None:
+        return
+    # Writers count what is tied under each name, or once; or the memory that is saved with it.
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    named = sum(info.total_nbytes for info in infos)
+    distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
+    if said not in (named, distinct, summary.nbytes):
+        yield Finding(
+            "CK107",
+            "warning",
+            f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
+            "Hold the index and the shards against those that were published: one of them may be another's.",
         )
 
 
@@ -266,6 +285,7 @@ CHECKS: tuple[Check, ...] = (
     damaged_index,
     container_notes,
     other_members,
+    announced_size,
     bound_method,
     wrapper_prefixes,
     several_weights,

@@ -28,7 +28,7 @@ class Integrity(NamedTuple):
 
     findings: tuple[Finding, ...]
     nbytes: int
-    """That were read: the whole file."""
+    """That were read: the whole file, or all of them."""
     records: int
     """Members of its archives; 0 where it is none."""
     matching: int
@@ -44,9 +44,9 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     """
     findings: list[Finding] = []
     records = matching = 0
-    if not any(archive.source is checkpoint.source for archive in checkpoint.archives):
-        whole = (0, checkpoint.source.nbytes)
-        checksums_of_file(checkpoint.source, [whole])  # for the reading: a disk that cannot says so
+    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
+        if not any(archive.source is source for archive in checkpoint.archives):
+            checksums_of_file(source, [(0, source.nbytes)])  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
         damaged, without = _check_records(archive, limits)
@@ -62,7 +62,7 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
         nbytes = sum(record.nbytes for record in bare)
         what = f"no checksum for {many(len(bare), 'record')} of {nbytes:,} bytes: a changed byte there would not show"
         findings.append(Finding("CK104", "info", what))
-    return Integrity(tuple(findings), checkpoint.source.nbytes, records, matching)
+    return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching)
 
 
 def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record, str]], list[Record]]:
@@ -94,12 +94,15 @@ def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record,
 
 def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str) -> Finding:
     """CK105: a record that is not what was saved."""
+    shard = next((one.name for one in checkpoint.shards if one.source is archive.source), None)
     inside = [
         tensor.name
         for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values())
-        if any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
+        if checkpoint.shard_of.get(tensor.name) == shard
+        and any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
     ]
-    return Finding("CK105", "error", f"{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
+    where = f"shard {shard!r}: " if shard is not None else ""
+    return Finding("CK105", "error", f"{where}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
 
 
 def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:

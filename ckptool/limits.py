@@ -34,7 +34,9 @@ class Limits(NamedTuple):
     depth: int = 50_000
     """Containers, calls and states in each other. Python's own pickler, on a stack of 8 MiB, writes about as many."""
     header_nbytes: int = 100_000_000
-    """The safetensors header; the reference library's own limit."""
+    """The safetensors header; the reference library's own limit. Also an index of shards."""
+    shards: int = 1_000
+    """Files that an index of shards may name. All are open at once."""
 
     def inflated(self, stored_nbytes: int) -> int:
         """Return how many bytes ``stored_nbytes`` compressed bytes may grow to."""

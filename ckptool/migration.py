@@ -186,6 +186,8 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
     form = changes.form or form_of(dst, checkpoint, builds=changes.model is not None, picks=picks)
     if form == "same" and checkpoint.format == "safetensors":
         form = "safetensors"
+    elif form == "same" and checkpoint.shards:  # each is a tree of its own
+        form = "state_dict"
     _refuse_contradictions(form, changes, picks=picks)
     marks = [mark for mark in (changes.dtype, changes.to if form != "safetensors" else None) if mark]
     target = place_of(dst, checkpoint, form, marks)

@@ -32,7 +32,8 @@ class Probe:
         self.source = source
         self.limits = limits
         self._read_inner = read_inner
-        self._depth = depth
+        self.depth = depth
+        """How often something was opened inside, or beside, what was opened first."""
 
     @cached_property
     def head(self) -> bytes:
@@ -51,9 +52,9 @@ class Probe:
 
     def inner(self, source: Source) -> Probe:
         """Return the probe for something packed inside this source."""
-        if self._depth >= _MAX_DEPTH:
+        if self.depth >= _MAX_DEPTH:
             raise UnsupportedFeature(f"archives packed more than {_MAX_DEPTH} deep", kind="nested-archives")
-        return Probe(source, self.limits, self._read_inner, depth=self._depth + 1)
+        return Probe(source, self.limits, self._read_inner, depth=self.depth + 1)
 
     def read_inner(self, source: Source) -> Checkpoint:
         """Open a checkpoint that is packed inside this source."""

@@ -27,6 +27,7 @@ FORMS = {
 """What people are told of each form."""
 
 _EXTRAS_SHOWN = 8
+_SHARDS_SHOWN = 8
 _SHARED_LISTED = 32
 _SHARED_LENGTH = 1 << 12
 _LABEL = 13
@@ -38,7 +39,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     """Yield the lines that say what a file is, one fact a line."""
     member = f"::{checkpoint.member}" if checkpoint.member else ""
     yield show(f"{checkpoint.path}{member}")
-    yield labelled("format", f"{checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}")
+    yield labelled("format", f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}")
     yield labelled("form", _form(checkpoint))
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     yield labelled(
@@ -53,6 +54,11 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if len(checkpoint.state_dicts) > 1 or checkpoint.form == "checkpoint":
         for index, state_dict in enumerate(checkpoint.state_dicts):
             yield labelled("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
+    for index, shard in enumerate(checkpoint.shards[:_SHARDS_SHOWN]):
+        facts = f"{many(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
+        yield labelled("shards" if index == 0 else "", f"{show(shard.name)}: {facts}")
+    if len(checkpoint.shards) > _SHARDS_SHOWN:
+        yield labelled("", f"and {len(checkpoint.shards) - _SHARDS_SHOWN:,} more")
     for index, member_found in enumerate(checkpoint.members):
         facts = f"{member_found.format}, {member_found.form}, {many(member_found.tensors, 'tensor')}"
         yield labelled("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
@@ -149,9 +155,10 @@ def as_json(
             }
             for found in checkpoint.state_dicts
         ],
-        "tensors": [_tensor_json(tensor, shared) for tensor in tensors],
+        "tensors": [_tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name)) for tensor in tensors],
         "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
         "members": [member._asdict() for member in checkpoint.members],
+        "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
         "metadata": {cut(key): cut(value) for key, value in checkpoint.metadata.items()},
         "extras": [
             {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}
@@ -184,7 +191,9 @@ def error_as_json(path: str, error: CkptoolError) -> dict[str, object]:
     }
 
 
-def _tensor_json(tensor: LazyTensor, shared: Mapping[str, Sequence[str]]) -> dict[str, object]:
+def _tensor_json(
+    tensor: LazyTensor, shared: Mapping[str, Sequence[str]], shard: str | None = None
+) -> dict[str, object]:
     info = tensor.info
     others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
     lengths = accumulate(map(len, others))  # each of a thousand tensors would list the same long names
@@ -205,6 +214,8 @@ def _tensor_json(tensor: LazyTensor, shared: Mapping[str, Sequence[str]]) -> dic
         "shared_with": others[:_SHARED_LISTED],
         "layout": info.layout,
     }
+    if shard is not None:
+        found["shard"] = shard
     if info.subclass:
         found["subclass"] = info.subclass
     if info.details:
@@ -217,6 +228,10 @@ def _tensor_json(tensor: LazyTensor, shared: Mapping[str, Sequence[str]]) -> dic
 def labelled(label: str, text: str) -> str:
     """Return one line of a head: a fact, and what it is about."""
     return f"  {label:<{_LABEL}}{text}"
+
+
+def _shards(checkpoint: Checkpoint) -> str:
+    return f" in {many(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
 
 
 def _form(checkpoint: Checkpoint) -> str:

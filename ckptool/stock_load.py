@@ -97,6 +97,8 @@ def _ask(found: Global, record: str, nested_at: int | None = None) -> Asked:
 
 def _container(checkpoint: Checkpoint) -> list[Refusal]:
     """Return what is wrong with the file as such, for torch.load."""
+    if checkpoint.shards:
+        return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.format in _LOADERS:
         return [Refusal("loader", f"{checkpoint.format} is opened by {_LOADERS[checkpoint.format]}")]
     if checkpoint.member is not None or checkpoint.form == "archive":

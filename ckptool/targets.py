@@ -45,6 +45,8 @@ def place_of(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: S
     if dst is not None and not is_folder(dst):
         return dst
     stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
+    if checkpoint.shards:  # model.safetensors.index.json
+        stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
     if checkpoint.member:
         inner, suffix = os.path.splitext(checkpoint.member)  # noqa: PTH122
         stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119

@@ -204,6 +204,11 @@ def safetensors(tensors: Mapping[str, bytes]) -> bytes:
     return pack("<Q", len(text)) + text + b"".join(tensors.values())
 
 
+def index_of_shards(shard_of: Mapping[str, str], **metadata: object) -> bytes:
+    """Return the JSON that says which file holds which tensor."""
+    return json.dumps({"metadata": metadata, "weight_map": shard_of}, indent=2).encode() + b"\n"
+
+
 def one_of_each() -> dict[str, bytes]:
     """Return a sound small file of each format, by the format's name."""
     zipped, streamed = (

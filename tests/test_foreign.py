@@ -267,7 +267,7 @@ def test_messages_follow_the_house_style(data: bytes) -> None:
     ("name", "hint"),
     [
         ("lfs", "Run 'git lfs pull'."),
-        ("index", "Open the files that it names, such as 'model-00001-of-00002.safetensors'."),
+        ("index", "Open it by its path, beside the files that it names, such as 'model-00001-of-00002.safetensors'."),
         ("zeros", "Download the file again."),
         ("deepspeed latest", "Open the files in that folder."),
     ],

@@ -11,6 +11,7 @@ import click
 
 from ckptool.checking import CheckReport
 from ckptool.checking import check as check_file
+from ckptool.findings import many
 from ckptool.render import error_text, finding_lines
 from ckptool.stock_load import Asked, place_of
 from ckptool.tables import show, show_nbytes
@@ -88,7 +89,8 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
     yield show(report.path)
     if report.format is not None and report.file_nbytes is not None:
-        yield _line("format", f"{report.format}, {show_nbytes(report.file_nbytes)}")
+        shards = f" in {many(report.shards, 'shard')}" if report.shards else ""
+        yield _line("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
     for finding in report.findings:
         yield from finding_lines(finding)
     if show_globals:
@@ -121,6 +123,7 @@ def _object(report: CheckReport) -> dict[str, object]:
         "format": report.format,
         "form": report.form,
         "file_nbytes": report.file_nbytes,
+        "shards": report.shards,
         "records": report.records,
         "matching": report.matching,
         "globals": [_global(one) for one in report.globals],

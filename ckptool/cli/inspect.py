@@ -109,8 +109,8 @@ def inspect(
     """
     Say what is in checkpoints, without running them.
 
-    FILE is a checkpoint of any kind; FILE::MEMBER picks one out of an archive. Only the index is read, so this takes
-    milliseconds whatever the size. Exit code 2 means that a file could not be read.
+    FILE is a checkpoint of any kind, or an index of shards; FILE::MEMBER picks one out of an archive. Only the index is
+    read, so this takes milliseconds whatever the size. Exit code 2 means that a file could not be read.
     """
     selection = Selection(_pattern(grep), include, exclude, sort)
     chosen = _columns(columns)

@@ -85,4 +85,6 @@ def _name_index(head: Head) -> NotACheckpoint | None:
     least = "" if end == b"}" else "at least "
     what = f"an index of {least}{count(tensors, 'tensor')} in {least}{count(len(shards), 'file')}"
     first = quoted(next(iter(shards)).decode("utf-8", "replace"))
-    return not_a_checkpoint(what, "index-json", f"Open the files that it names, such as {first}.")
+    return not_a_checkpoint(
+        what, "index-json", f"Open it by its path, beside the files that it names, such as {first}."
+    )

@@ -21,6 +21,7 @@ from ckptool.formats import (
     plain_pickle,
     pt2,
     safetensors,
+    sharded,
     torch_legacy,
     torch_tar,
     torch_zip,
@@ -38,6 +39,7 @@ FORMATS: tuple[ModuleType, ...] = (
     torch_tar,
     packed,  # after every format that is itself a zip or a tar
     plain_pickle,
+    sharded,  # text, which none of the others is
 )
 """One module each: ``NAME``, ``sniff(probe) -> bool``, ``read(probe) -> Checkpoint``. In the order they are asked."""
 
@@ -51,7 +53,8 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     Open a checkpoint of any known format, going by content and never by suffix.
 
     ``origin`` is a path, bytes, or a binary file object; a path may end in ``::MEMBER`` to pick one file of an
-    archive. Only the index is read: no tensor data. No code in the file runs, and torch is not imported.
+    archive, or be that of an index of shards, which have to stand beside it. Only the index is read: no tensor data.
+    No code in the file runs, and torch is not imported.
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file.
@@ -73,7 +76,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
             raise
     checkpoint.path = shown
     checkpoint.source = source
-    checkpoint.file_nbytes = source.nbytes
+    checkpoint.file_nbytes = source.nbytes + sum(shard.nbytes for shard in checkpoint.shards)
     return checkpoint
 
 

@@ -266,7 +266,7 @@ class LiveModel:
         Without a path, it is the one that was loaded last. Looks every so many seconds, in a thread of its own. A file
         that is still being written is left until it rests for one look; one that cannot be loaded is reported, through
         ``logging``, ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to
-        call this after the fork.
+        call this after the fork. Of an index of shards, the index alone is looked at: put it there last.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.

@@ -6,15 +6,16 @@ import io
 import json
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from tempfile import TemporaryDirectory
+from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import pytest
 
 from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_checkpoint
-from ckptool.files import BytesSource
+from ckptool.files import BytesSource, FileSource
 from ckptool.formats import FORMATS
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.probe import Probe
@@ -32,6 +33,8 @@ class Example(NamedTuple):
     """Whether the first two tensors share memory, as they do where the format can say so."""
     index_only: bool = True
     """Whether tensors lie outside of what must be read to find them."""
+    beside: Mapping[str, bytes] = MappingProxyType({})
+    """Files that belong to it, and so stand in its folder: then it is no checkpoint without one."""
 
 
 def tree(storage: Callable[..., bytes]) -> dict[str, object]:
@@ -138,6 +141,12 @@ def pickle() -> bytes:
     )
 
 
+def sharded() -> tuple[bytes, dict[str, bytes]]:
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    index = build.index_of_shards({"whole": second, "small": first}, total_size=len(LARGE) + 16)
+    return index, {first: build.safetensors({"small": build.floats()}), second: build.safetensors({"whole": LARGE})}
+
+
 EXAMPLES: dict[str, Example] = {
     "safetensors": Example(safetensors(), ["whole", "small"], tied=False),
     "torchscript": Example(torchscript(), NAMES),
@@ -147,7 +156,9 @@ EXAMPLES: dict[str, Example] = {
     "torch_tar": Example(torch_tar(), NAMES),
     "packed": Example(build.zip_file({"notes.txt": b"hello", "policy.pth": torch_zip()}), NAMES),
     "pickle": Example(pickle(), ["whole", "small"], tied=False, index_only=False),
+    "sharded": Example(sharded()[0], ["whole", "small"], tied=False, beside=sharded()[1]),
 }
+ALONE = [name for name, example in EXAMPLES.items() if not example.beside]
 
 every_format = pytest.mark.parametrize("name", EXAMPLES)
 
@@ -170,8 +181,32 @@ def probe(data: bytes) -> Probe:
     return Probe(BytesSource(data, is_file=True), DEFAULT_LIMITS, formats._read)
 
 
+FOLDER = TemporaryDirectory(prefix="ckptool-")
+
+
+def put(name: str, folder: Path, data: bytes | None = None, file: str = "x") -> Path:
+    """Write an example, or other bytes in its place, and what belongs beside it; return its path."""
+    for other, shard in EXAMPLES[name].beside.items():
+        (folder / other).write_bytes(shard)
+    (folder / file).write_bytes(EXAMPLES[name].data if data is None else data)
+    return folder / file
+
+
+def at(name: str) -> Path:
+    """Return where an example stands, which no test changes."""
+    folder = Path(FOLDER.name, name)
+    if folder.exists():
+        return folder / "x"
+    folder.mkdir()
+    return put(name, folder)
+
+
+def look(name: str) -> Probe:
+    return Probe(FileSource(str(at(name))), DEFAULT_LIMITS, formats._read)
+
+
 def opened(name: str) -> Checkpoint:
-    return open_checkpoint(EXAMPLES[name].data)
+    return open_checkpoint(at(name) if EXAMPLES[name].beside else EXAMPLES[name].data)
 
 
 def test_every_format_has_an_example() -> None:
@@ -188,7 +223,7 @@ def test_every_format_is_a_name_a_sniff_and_a_read(module: ModuleType) -> None:
 
 @every_format
 def test_the_first_to_recognise_a_file_is_its_own_format(name: str) -> None:
-    recognised = [module.NAME for module in FORMATS if module.sniff(probe(EXAMPLES[name].data))]
+    recognised = [module.NAME for module in FORMATS if module.sniff(look(name))]
 
     assert recognised[0] == name
 
@@ -202,9 +237,9 @@ def test_a_format_recognises_no_file_of_an_unrelated_one(name: str) -> None:
     }
     (module,) = (module for module in FORMATS if name == module.NAME)
 
-    for other, example in EXAMPLES.items():
+    for other in EXAMPLES:
         if other != name and other not in related.get(name, set()):
-            assert not module.sniff(probe(example.data)), other
+            assert not module.sniff(look(other)), other
 
 
 @every_format
@@ -222,7 +257,7 @@ def test_a_format_recognises_no_noise(name: str, noise: bytes) -> None:
         assert not recognised
 
 
-@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if example.index_only])
+@pytest.mark.parametrize("name", [name for name in ALONE if EXAMPLES[name].index_only])
 def test_reading_the_index_reads_no_tensor(name: str) -> None:
     source = Counting(EXAMPLES[name].data)
     formats._read(Probe(source, DEFAULT_LIMITS, formats._read))
@@ -242,7 +277,7 @@ def test_names_keep_the_order_of_the_file(name: str) -> None:
 def test_the_format_is_named(name: str) -> None:
     checkpoint = opened(name)
 
-    assert checkpoint.format == ("torch_zip" if name == "packed" else name)
+    assert checkpoint.format == {"packed": "torch_zip", "sharded": "safetensors"}.get(name, name)
     assert checkpoint.member == ("policy.pth" if name == "packed" else None)
 
 
@@ -272,16 +307,18 @@ def test_memory_that_is_shared_stays_shared(name: str) -> None:
 
 @every_format
 def test_bytes_stand_in_the_file_where_it_is_said(name: str) -> None:
-    for tensor in opened(name).tensors.values():
+    checkpoint = opened(name)
+    for tensor in checkpoint.tensors.values():
         storage = tensor.info.storage
         assert storage is not None
         assert (storage.file_offset is not None) == EXAMPLES[name].index_only
         if storage.file_offset is not None:
-            held = EXAMPLES[name].data[storage.file_offset :][: storage.nbytes]
-            assert held == storage.source.read(storage.offset, storage.nbytes)
+            example = EXAMPLES[name]
+            data = example.beside[checkpoint.shard_of[tensor.name]] if example.beside else example.data
+            assert data[storage.file_offset :][: storage.nbytes] == storage.source.read(storage.offset, storage.nbytes)
 
 
-@every_format
+@pytest.mark.parametrize("name", ALONE)
 def test_paths_bytes_and_streams_give_the_same(name: str, tmp_path: Path) -> None:
     data = EXAMPLES[name].data
     path = tmp_path / "any.thing"
@@ -297,10 +334,9 @@ def test_paths_bytes_and_streams_give_the_same(name: str, tmp_path: Path) -> Non
 
 @every_format
 def test_the_file_is_left_as_it_is(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(EXAMPLES[name].data)
+    path = put(name, tmp_path)
     path.chmod(0o400)
-    before = path.stat()
+    before, entries = path.stat(), sorted(tmp_path.iterdir())
 
     with open_checkpoint(path) as checkpoint:
         for tensor in checkpoint.tensors.values():
@@ -312,7 +348,8 @@ def test_the_file_is_left_as_it_is(name: str, tmp_path: Path) -> None:
         before.st_ctime_ns,
         before.st_mode,
     )
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == entries
+    assert all((tmp_path / file).read_bytes() == data for file, data in EXAMPLES[name].beside.items())
 
 
 @every_format
@@ -326,8 +363,7 @@ def test_reading_twice_gives_the_same(name: str) -> None:
 @every_format
 def test_half_a_file_is_truncated_and_the_error_has_its_path(name: str, tmp_path: Path) -> None:
     data = EXAMPLES[name].data
-    path = tmp_path / "half.pth"
-    path.write_bytes(data[: len(data) // 2])
+    path = put(name, tmp_path, data[: len(data) // 2], "half.pth")
 
     with pytest.raises(TruncatedFile) as caught:
         open_checkpoint(path)
@@ -336,7 +372,7 @@ def test_half_a_file_is_truncated_and_the_error_has_its_path(name: str, tmp_path
 
 
 @every_format
-def test_cut_anywhere_a_file_is_an_error_or_gives_the_right_bytes(name: str) -> None:
+def test_cut_anywhere_a_file_is_an_error_or_gives_the_right_bytes(name: str, tmp_path: Path) -> None:
     data = EXAMPLES[name].data
     source = random.Random(name)
     cuts = (
@@ -347,15 +383,16 @@ def test_cut_anywhere_a_file_is_an_error_or_gives_the_right_bytes(name: str) -> 
     right = {key: tensor.read() for key, tensor in opened(name).tensors.items()}
 
     for length in sorted(cuts):
+        cut = put(name, tmp_path, data[:length]) if EXAMPLES[name].beside else data[:length]
         try:
-            with open_checkpoint(data[:length]) as checkpoint:
+            with open_checkpoint(cut) as checkpoint:
                 found = {key: tensor.read() for key, tensor in checkpoint.tensors.items()}
         except CkptoolError:
             continue
         assert found.items() <= right.items(), length
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "packed"])
+@pytest.mark.parametrize("name", [name for name in ALONE if name != "packed"])
 def test_nothing_in_it_is_lost_by_opening_it_as_a_member(name: str) -> None:
     outer = build.zip_file({"a/readme": b"x", "a/model.bin": EXAMPLES[name].data})
 

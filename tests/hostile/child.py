@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,10 +57,14 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 class Watch:
     """An audit hook that notes what should not happen. It cannot be taken off again, only told to look away."""
 
-    def __init__(self, source: str, folder: str) -> None:
+    def __init__(self, source: str, folder: str, beside: Sequence[str] = ()) -> None:
         self.happened: list[str] = []
         self.armed = False
         self._folder = folder
+        # A component without a slash is opened in a folder that was opened: relative to where we are, it would be, too,
+        # but only ``beside`` opens without following links, and what it is asked for is what the case says.
+        self._beside = frozenset(beside)
+        self._source_folder = str(Path(source).parent) if beside else None
         self._readable = (source.partition("::")[0] or folder, folder, "/proc/", "/sys/")
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
@@ -72,6 +76,10 @@ class Watch:
         if event == "open":
             path, _, flags = args
             if not flags & WRITING:
+                if path in self._beside and (flags & os.O_NOFOLLOW or path == ".."):
+                    return True
+                if path == self._source_folder:
+                    return bool(flags & os.O_DIRECTORY)
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
                 return path == "" or isinstance(path, int) or _within(path, *self._readable)
             return _within(path, self._folder)
@@ -189,9 +197,9 @@ def capped(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
-def work(path: str, folder: str, verbs: list[str], *, watched: bool = True) -> dict[str, Any]:
+def work(path: str, folder: str, verbs: list[str], beside: list[str], *, watched: bool = True) -> dict[str, Any]:
     """Give one file to each verb, and tell how it went."""
-    watch = Watch(path, folder)
+    watch = Watch(path, folder, beside)
     if watched:
         sys.addaudithook(watch)
     outcome: dict[str, Any] = {}
@@ -254,7 +262,7 @@ def forked(job: dict[str, Any], *, watched: bool = True) -> dict[str, Any]:
         os.close(reading)
         signal.alarm(PATIENCE)
         try:
-            said = json.dumps(work(job["path"], job["folder"], job["verbs"], watched=watched))
+            said = json.dumps(work(job["path"], job["folder"], job["verbs"], job["beside"], watched=watched))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
             said = json.dumps({"broken": "".join(traceback.format_exception(error))[-2000:]})
         with os.fdopen(writing, "w") as stream:
@@ -275,6 +283,10 @@ def warm_up() -> None:
             path.write_bytes(data)
             for verb in VERBS.values():
                 verb(str(path), folder)
+        Path(folder, "a").write_bytes(build.safetensors({"a": build.floats()}))
+        path.write_bytes(build.index_of_shards({"a": "a"}))
+        for verb in VERBS.values():
+            verb(str(path), folder)
 
 
 def main() -> None:

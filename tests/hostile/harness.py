@@ -34,10 +34,12 @@ class Child:
             env=environment,
         )
 
-    def ask(self, path: str, folder: Path, verbs: tuple[str, ...] = VERBS) -> dict[str, Any]:
+    def ask(
+        self, path: str, folder: Path, verbs: tuple[str, ...] = VERBS, beside: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"path": path, "folder": str(folder), "verbs": verbs, "patience": SECONDS}
+        job = {"path": path, "folder": str(folder), "verbs": verbs, "beside": beside, "patience": SECONDS}
         print(json.dumps(job), file=self._process.stdin, flush=True)
         found: dict[str, Any] = json.loads(self._process.stdout.readline())
         return found
@@ -56,7 +58,7 @@ def run(child: Child, case: Case, tmp_path: Path) -> dict[str, Any]:
     else:
         path = str(inside / "file")
         Path(path).write_bytes(case.make)
-    return child.ask(path, outside)
+    return child.ask(path, outside, beside=case.beside)
 
 
 def problems(case: Case, found: dict[str, Any]) -> list[str]:

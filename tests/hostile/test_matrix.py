@@ -49,6 +49,7 @@ EVERY = {
     "F1": 4,
     "F3": 3,
     "F5": 3,
+    "F7": 3,
     "F8": 8,
     "I1": 6,
     "I4": 4,
@@ -155,3 +156,29 @@ def test_the_watch_knows_what_is_needed(event: str, args: tuple[Any, ...], allow
     watch(event, args)
 
     assert (watch.happened == []) == allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "flags", "allowed"),
+    [
+        ("a", os.O_RDONLY | os.O_NOFOLLOW, True),
+        ("a", os.O_RDONLY, False),
+        ("a", os.O_WRONLY | os.O_NOFOLLOW, False),
+        ("b", os.O_RDONLY | os.O_NOFOLLOW, False),
+        ("/in/a", os.O_RDONLY | os.O_NOFOLLOW, False),
+        ("..", os.O_RDONLY | os.O_NOFOLLOW, False),
+        ("/in", os.O_RDONLY | os.O_DIRECTORY, True),
+        ("/in", os.O_RDONLY, False),
+        ("/", os.O_RDONLY | os.O_DIRECTORY, False),
+    ],
+)
+def test_the_watch_knows_what_may_be_opened_beside_a_file(path: str, flags: int, allowed: bool) -> None:
+    watch = Watch("/in/file", "/out", ("a",))
+    watch.armed = True
+    watch("open", (path, None, flags))
+    assert (watch.happened == []) == allowed
+
+    alone = Watch("/in/file", "/out")
+    alone.armed = True
+    alone("open", (path, None, flags))
+    assert alone.happened

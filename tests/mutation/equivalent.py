@@ -21,7 +21,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("contents", "_group", "len(keys) == len(below)", "len(keys) >= len(below)"): "the keys are some of those below",
     ("files", "close", "fd >= 0", "fd >= -1"): "closing a descriptor that is none fails, and nobody is told",
     ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
-    ("formats/safetensors", "_unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
+    ("strict_json", "unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
     ("formats/torch_legacy", "read", "min(48, behind)", "min(49, behind)"): "no more than 48 of them are looked at",
     ("formats/torch_legacy", "_walk_storages", "len(names) != len(announced)", "len(names) > len(announced)"): (
         "fewer names cannot be the same set"

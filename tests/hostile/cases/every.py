@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.hostile.cases import Case, canaries, files, headers, keys, pickles, tensors, texts, zips
+from tests.hostile.cases import Case, canaries, files, headers, keys, pickles, shards, tensors, texts, zips
 
 _ALL: tuple[Case, ...] = (
     *canaries.CASES,
@@ -14,6 +14,7 @@ _ALL: tuple[Case, ...] = (
     *zips.CASES,
     *tensors.CASES,
     *headers.CASES,
+    *shards.CASES,
     *files.CASES,
     *texts.CASES,
 )

@@ -104,8 +104,6 @@ ODD_FILES: dict[str, Make | bytes] = {
     "a script": b"#!/bin/sh\ntouch /tmp/x\n",
     "gzip of nothing": b"\x1f\x8b\x08\0\0\0\0\0\0\3\3\0\0\0\0\0\0\0\0\0",
     "gzip that lies": b"\x1f\x8b\x08\0\0\0\0\0\0\3" + b"\xff" * 99,
-    "an index of shards": b'{"metadata":{"total_size":8},"weight_map":{"x":"../../etc/passwd"}}',
-    "an index of shards with an escape": b'{"weight_map":{"x":"\\u001b[31m.safetensors"}}',
     "a tar of links": build.tar_file({"storages": b"", "tensors": b"", "pickle": b"", "sys_info": b""}),
 }
 

@@ -1,0 +1,137 @@
+"""
+Opening files that another file names: beside it or below its folder, and by no link that leads out of there.
+
+Each component of a name is opened in the folder that was opened before it, and no link is followed, so nothing that
+changes meanwhile leads elsewhere. One shape of link is, step by step: what the cache of Hugging Face's hub makes of
+each file of a snapshot, which can lead to a blob of the same repository and nowhere else.
+
+    models--…/snapshots/<commit>/model.safetensors  ->  ../../blobs/<40 or 64 hexadecimal digits>
+
+https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from contextlib import ExitStack
+
+from ckptool.errors import FileUnavailable, MalformedFile, SourceChanged
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
+_LINKS = (errno.ELOOP, errno.EMLINK)
+"""What systems say of a link that is not to be followed."""
+
+
+def components(name: str) -> list[str]:
+    """
+    Return the folders of a name, and the file at its end.
+
+    Raises:
+        MalformedFile: The name leads, or could lead, out of the folder that it is about.
+    """
+    parts = name.split("/")
+    if not name:
+        why = "it is empty"
+    elif name.startswith("/"):
+        why = "it is no relative path"
+    elif "\\" in name or "\0" in name:
+        why = "it has a backslash or a NUL in it"
+    elif not {"", ".", ".."}.isdisjoint(parts):
+        why = "a part of it is empty, or dots alone"
+    else:
+        return parts
+    raise MalformedFile(
+        f"{name!r} names no file beside the index: {why}",
+        kind="shard-name",
+        hint="Get the index again, from where it was published.",
+    )
+
+
+def open_beside(path: str, identity: tuple[int, int], name: str) -> int:
+    """
+    Return the descriptor of a regular file under ``name`` in the folder of ``path``. A pipe never blocks.
+
+    ``identity`` is the device and the inode of the file that was opened under ``path``.
+
+    Raises:
+        MalformedFile: The name is none for a file beside it.
+        FileUnavailable: It is missing (``missing``), a link (``shard-link``), not permitted, or no regular file.
+        SourceChanged: Another file stands under ``path`` by now.
+    """
+    *folders, file = components(name)
+    with ExitStack() as stack:
+
+        def opened(component: str, flags: int, folder: int | None) -> int:
+            fd = os.open(component, flags, dir_fd=folder)
+            stack.callback(os.close, fd)
+            return fd
+
+        parent, own = os.path.split(path)
+        try:
+            folder = opened(parent or ".", _FOLDER, None)
+            if _place_under(own, folder, follow=True) != identity:
+                raise SourceChanged("another file has its name by now", hint="Read it again once it is complete.")
+            for component in folders:
+                if _link(component, folder) is not None:
+                    raise _refused_link()
+                folder = opened(component, _FOLDER | _NO_LINK, folder)
+            link = _link(file, folder)
+            if link is not None:
+                blob = _BLOB.fullmatch(link)
+                below = folder
+                for _ in range(blob[1].count("/") if blob else 0):
+                    below, folder = folder, opened("..", _FOLDER, folder)
+                if blob is None or _place_under("snapshots", folder, follow=False) != _place(os.fstat(below)):
+                    raise _refused_link()
+                folder, file = opened("blobs", _FOLDER | _NO_LINK, folder), blob[2]
+            fd = os.open(file, _FILE | _NO_LINK, dir_fd=folder)
+        except OSError as error:
+            raise _unavailable(error) from error
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise FileUnavailable("not a regular file", kind="not-a-file")
+
+
+def _place(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _link(name: str, folder: int) -> str | None:
+    """Return where a link leads; None if it is none, or not there."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None
+
+
+def _place_under(name: str, folder: int, *, follow: bool) -> tuple[int, int] | None:
+    """Return which file has a name in a folder; None if there is none."""
+    try:
+        return _place(os.stat(name, dir_fd=folder, follow_symlinks=follow))
+    except OSError:
+        return None
+
+
+def _unavailable(error: OSError) -> FileUnavailable:
+    if error.errno == errno.ENOENT:
+        return FileUnavailable("no such file", kind="missing")
+    if error.errno in _LINKS:
+        return _refused_link()
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    hint = "Allow more open files: ulimit -n 4096" if error.errno == errno.EMFILE else None
+    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable", hint=hint)
+
+
+def _refused_link() -> FileUnavailable:
+    return FileUnavailable(
+        "a link, or behind one, which may lead anywhere",
+        kind="shard-link",
+        hint="Copy the folder with what its links lead to, if you trust them: cp -rL FOLDER COPY",
+    )
