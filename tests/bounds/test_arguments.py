@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from ckptool import LimitExceeded, MalformedFile, rebuild
+from ckptool.dtypes import BY_NAME
 from ckptool.files import BytesSource
-from ckptool.inert import Call, Dict, Global
+from ckptool.inert import Call, Dict, Global, PersistentId
 from ckptool.numpy_arrays import encoded_bytes, numpy_array, numpy_scalar
 from ckptool.rebuild import Rebuilder
 from ckptool.storage_ids import TypedStorage, storage_id
-from ckptool.tensor_args import as_device, as_sequence, as_sizes
+from ckptool.tensor_args import as_device, as_layout, as_sequence, as_sizes
 from ckptool.tensors import StorageRef
 
 MOST = (1 << 63) - 1
@@ -62,7 +63,43 @@ def test_a_view_is_three_things(view: tuple[Any, ...]) -> None:
         storage_id(("storage", FLOATS, "0", "cpu", 4, view))
 
 
+def test_a_key_and_a_device_tag_have_at_most_4096_characters() -> None:
+    for key, tag in (("k" * 4096, "cpu"), ("0", "c" * 4096), ("k" * 253, "cpu"), ("k" * 254, "cpu")):
+        found = storage_id(("storage", FLOATS, key, tag, 4))
+        assert found is not None
+        assert (found.key, found.location) == (key, tag)
+    for key, tag in (("k" * 4097, "cpu"), ("0", "c" * 4097)):
+        with pytest.raises(LimitExceeded):
+            storage_id(("storage", FLOATS, key, tag, 4))
+
+
+class OneStorage:
+    """A container whose every persistent id means the same storage."""
+
+    def resolve(self, pid: Any) -> TypedStorage:
+        return TypedStorage(StorageRef("0", "cpu", 16, BytesSource(bytes(16)), 0), BY_NAME["float32"])
+
+    def nested(self, stream: bytes) -> None:
+        return
+
+
+@pytest.mark.parametrize("count", [5, 6, 7])
+def test_a_plain_tensor_may_have_its_hooks_and_metadata_or_not(count: int) -> None:
+    func = Global("torch._utils", "_rebuild_tensor_v2")
+    args = (PersistentId("0"), 0, (4,), (1,), True, None, None)
+    rebuilder = Rebuilder(OneStorage())
+    for taken in (6, count):  # the first one makes the function known
+        found = rebuilder.tensor(Call(func, args[:taken]))
+        assert found is not None
+        assert (found.shape, found.requires_grad) == ((4,), True)
+
+
 # Arguments
+
+
+def test_a_layout_has_at_most_64_characters() -> None:
+    assert as_layout("l" * 64) == "l" * 64
+    assert as_layout("l" * 65) == "unknown"
 
 
 def test_a_shape_is_a_sequence_or_made_of_just_one() -> None:

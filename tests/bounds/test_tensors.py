@@ -35,6 +35,9 @@ def test_sizes_strides_and_offsets_fit_into_63_bits() -> None:
         for shape, stride, offset in (((wrong,), (1,), 0), ((1,), (wrong,), 0), ((1,), (1,), wrong)):
             with pytest.raises(MalformedFile):
                 tensors.check_extent(bare(shape, stride, offset))
+    for shape, stride in (((0,), (MOST + 1,)), ((MOST + 1,), (0,))):
+        with pytest.raises(MalformedFile):
+            tensors.check_extent(bare(shape, stride))
 
 
 @pytest.mark.parametrize(("sizes", "steps"), [(1, 2), (2, 1), (0, 1), (65, 65)])

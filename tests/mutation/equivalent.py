@@ -49,7 +49,18 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
     ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
     ("opcodes", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
-    ("pickles", "_loop", "pos >= limit", "pos > limit"): "an opcode and its argument still fit at the limit",
+    ("pickles", "_is_at_window_end", "self.pos + _LONGEST_FIXED > window", "self.pos + _LONGEST_FIXED >= window"): (
+        "the window is moved one opcode sooner"
+    ),
+    ("pickles", "_loop", "op >= 104", "op >= 103"): "103 is none of the opcodes on either side",
+    ("storage_ids", "storage_id", "len(pid) == 5", "len(pid) <= 5"): "it has five, or more: a slice of five is itself",
+    ("storage_ids", "storage_id", "len(pid) == 5", "len(pid) == 4"): "it has five, or more: a slice of five is itself",
+    (
+        "storage_ids",
+        "storage_id",
+        "len(key) + len(location) > _SHORT",
+        "len(key) + len(location) >= _SHORT",
+    ): ONLY_FASTER,
     ("rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
     ("tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
