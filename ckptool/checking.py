@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 from ckptool import findings as known
 from ckptool import needs, stock_load
 from ckptool.checkpoint import Checkpoint
-from ckptool.errors import CkptoolError, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.findings import Finding, many, some, state_dict_command
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -99,6 +99,7 @@ def check(
     A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
 
     Raises:
+        Cancelled: ``limits`` have a cancellation, and it was.
         WeightsNotFound: ``like`` has no weights that stand out.
         MigrationRefused: ``model`` cannot be built.
         CkptoolError: ``like`` cannot be read.
@@ -110,6 +111,8 @@ def check(
         with open_checkpoint(origin, limits=limits) as checkpoint:
             report = _examine(checkpoint, depth, devices, expected, key, limits)
             return report._replace(findings=tuple(map(_strictly, report.findings))) if strict else report
+    except Cancelled:
+        raise
     except CkptoolError as error:
         return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
 

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from ckptool.cancellation import Cancellation, steps
 from ckptool.files import FileSource, ReadAhead, Source, file_under
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ def checksum_of(payload: Payload) -> int:
     found = 0
     for chunk in payload.chunks():
         found = crc32(chunk, found)
+    return found
+
+
+def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = None) -> int:
+    """Return the CRC-32 of bytes that have been read."""
+    found = 0
+    for piece in steps(buffer, cancellation):
+        found = crc32(piece, found)
     return found
 
 

@@ -16,9 +16,11 @@ import os
 import stat
 import threading
 from contextlib import suppress
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeAlias
 
 from ckptool.errors import FileUnavailable, SourceChanged
+
+Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 _CLOSED = "the checkpoint is closed"
 
@@ -241,9 +243,7 @@ class ReadAhead:
         return self._block, begin
 
 
-def open_source(
-    origin: str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO,
-) -> tuple[Source, str]:
+def open_source(origin: Origin) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from ckptool.cancellation import Cancellation
 
 _LONGEST: Final = 4096
 """Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""
@@ -33,6 +36,8 @@ class Limits(NamedTuple):
     """Length of one full dotted name."""
     header_nbytes: int = 100_000_000
     """The safetensors header; the reference library's own limit."""
+    cancellation: Cancellation | None = None
+    """What can stop the call, and every later read of what it opened; None lets it run to its end."""
 
     def inflated(self, stored_nbytes: int) -> int:
         """Return how many bytes ``stored_nbytes`` compressed bytes may grow to."""

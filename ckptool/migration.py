@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
+from ckptool.cancellable_sources import cancellation_of
+from ckptool.cancellation import Cancellation
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, MigrationRefused, OutputFailed
+from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.outputs import Output
@@ -58,6 +60,9 @@ class Changes(NamedTuple):
     model: str | None = None
     """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
     model_arguments: Mapping[str, object] = {}
+
+
+_Told: TypeAlias = Callable[[int, int], None] | None
 
 
 class _Job(NamedTuple):
@@ -116,6 +121,7 @@ def migrate(
         MigrationRefused: It would lose or confuse something; the hint names the option that allows it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
+        Cancelled: ``limits`` have a cancellation, and it was. What stood under ``dst`` still stands there.
         CkptoolError: ``src`` cannot be read, or is damaged.
     """
     changes = Changes(
@@ -162,7 +168,8 @@ def _carry_out(
         if dry_run:
             return report
         checkpoint.release_tree()  # it is in the plan by now, as bytes
-        with Output(job.target, force=force, progress=progress) as output:
+        told = _checking(progress, cancellation_of(checkpoint.source))
+        with Output(job.target, force=force, progress=told) as output:
             nbytes = _write(checkpoint, job, changes, output, verify=verify)
             casts = job.casting.casts if job.casting else ()
             after = report.after._replace(file_nbytes=nbytes)
@@ -170,6 +177,18 @@ def _carry_out(
     except CkptoolError as error:
         error.path = error.path or checkpoint.path
         raise
+
+
+def _checking(progress: _Told, cancellation: Cancellation | None) -> _Told:
+    """Return what is called with every piece that was written, for what is written from memory, too."""
+
+    def told(written: int, expected: int) -> None:
+        if cancellation is not None:
+            cancellation.check()
+        if progress is not None:
+            progress(written, expected)
+
+    return progress if cancellation is None else told
 
 
 def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
@@ -232,18 +251,19 @@ def _refuse(fact: str, hint: str) -> NoReturn:
 def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, *, verify: bool) -> int:
     output.reserve(job.plan.nbytes)
     path = output.reading_path()
+    cancellation = cancellation_of(checkpoint.source)
     check: Callable[[], None]
     copied: tuple[Payload, ...] = ()
     if job.form == "model" and job.weights is not None and changes.model is not None:
         from ckptool import torch_bridge
 
         torch_bridge.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
-        check = partial(verify_torch.verify_model, path, job.weights)
+        check = partial(verify_torch.verify_model, path, job.weights, cancellation)
     elif isinstance(job.plan, TorchPlan):
-        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
+        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify), cancellation)
         copied = job.plan.storages
     else:
-        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify))
+        check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify), cancellation)
         copied = tuple(payload for _, payload in job.plan.tensors)
     if verify:
         check_others(_read_apart(job), copied)
@@ -267,6 +287,8 @@ def _read_apart(job: _Job) -> list[LazyTensor]:
 def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
     try:
         check()
+    except Cancelled:
+        raise
     except CkptoolError as error:
         checkpoint.check_unchanged()  # a model is held against the source itself
         what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
+from ckptool.cancellation import Cancellation
 from ckptool.checksums import checksums_of_file
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, payload_of
 from ckptool.tensors import LazyTensor, identity
@@ -62,7 +64,7 @@ class SafetensorsPlan(NamedTuple):
         output.flush()
         return found
 
-    def verify(self, path: str, checksums: list[int]) -> None:
+    def verify(self, path: str, checksums: list[int], cancellation: Cancellation | None = None) -> None:
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
 
@@ -71,7 +73,7 @@ class SafetensorsPlan(NamedTuple):
         """
         from ckptool.formats import open_checkpoint
 
-        with open_checkpoint(path) as written:
+        with open_checkpoint(path, limits=DEFAULT_LIMITS._replace(cancellation=cancellation)) as written:
             if written.source.read(0, len(self._head())) != self._head():
                 raise OutputFailed("its header is not the one that was written", kind="verification-failed")
             start = len(self._head())

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ckptool import files
+from ckptool.cancellable_sources import open_source
+from ckptool.cancellation import Cancellation
 from ckptool.checksums import checksums_of_file
 from ckptool.collector import collector_paused
 from ckptool.contents import collect
@@ -35,6 +36,7 @@ def verify(
     written: WrittenZip,
     storages: Sequence[StoragePayload],
     expected: Sequence[tuple[str | None, TensorInfo]],
+    cancellation: Cancellation | None = None,
 ) -> None:
     """
     Read a zip back: every byte, and of every tensor its name, type, shape and place in its storage.
@@ -42,7 +44,7 @@ def verify(
     Raises:
         OutputFailed: What stands in the file is not what was to be written.
     """
-    source, _ = files.open_source(path)
+    source, _ = open_source(path, cancellation)
     with closing(source), collector_paused():
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]
@@ -54,12 +56,13 @@ def verify(
         if frame != written.frame_crc32 or directory[::2] != (written.directory, len(members)):
             raise _failed("its headers are not those that were written")
         tree = read_pickle(SliceSource(source, members[0].offset, members[0].nbytes)).root
-        found = collect(tree, Rebuilder(_WrittenStorages(storages)), DEFAULT_LIMITS).tensors
+        limits = DEFAULT_LIMITS._replace(cancellation=cancellation)
+        found = collect(tree, Rebuilder(_WrittenStorages(storages)), limits).tensors
         if len(found) != len(expected) or any(map(_differ, found.items(), expected)):
             raise _failed("the tensors in it are not those that were to be written")
 
 
-def verify_model(path: str, weights: Weights) -> None:
+def verify_model(path: str, weights: Weights, cancellation: Cancellation | None = None) -> None:
     """
     Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
 
@@ -68,7 +71,7 @@ def verify_model(path: str, weights: Weights) -> None:
     """
     from ckptool.formats import open_checkpoint
 
-    with open_checkpoint(path) as found:
+    with open_checkpoint(path, limits=DEFAULT_LIMITS._replace(cancellation=cancellation)) as found:
         for name, tensor in weights.tensors.items():
             if name not in found.tensors or found.tensors[name].read() != tensor.read():
                 raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from math import isinf, prod
 
 from ckptool import dtypes
+from ckptool.cancellation import Cancellation, checked, each
 from ckptool.checkpoint import Checkpoint
 from ckptool.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
@@ -51,7 +52,7 @@ def read(probe: Probe) -> Checkpoint:
         )
     if 8 + length > source.nbytes:
         raise _truncated("its header ends", 8 + length, source.nbytes)
-    header = _parse(source.read(8, length))
+    header = _parse(source.read(8, length), limits.cancellation)
     metadata = _metadata(header.pop("__metadata__", None))
     contents = Contents()
     group = Group("", "mapping")
@@ -62,7 +63,7 @@ def read(probe: Probe) -> Checkpoint:
     ordered = sorted(header.items(), key=lambda item: _begin(*item))
     if len(ordered) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(ordered), actual=limits.tensors)
-    for name, entry in ordered:
+    for name, entry in each(ordered, limits.cancellation):
         if len(name) > limits.name_nbytes:
             raise LimitExceeded(
                 f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed",
@@ -109,7 +110,7 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
     return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()}
 
 
-def _parse(data: bytes) -> dict[str, object]:
+def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, object]:
     """Return the header. Python's parser takes more than JSON allows, and than the reference library does."""
     import json
 
@@ -117,7 +118,7 @@ def _parse(data: bytes) -> dict[str, object]:
     try:
         header = json.loads(
             str(data, "utf-8"),
-            object_pairs_hook=_unique,
+            object_pairs_hook=checked(_unique, cancellation),  # for each tensor
             parse_int=parse_int,
             parse_float=_number,
             parse_constant=_no_constant,
