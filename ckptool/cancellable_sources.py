@@ -72,6 +72,13 @@ def cancellation_of(source: Source) -> Cancellation | None:
     return source.cancellation
 
 
+def check_cancelled(source: Source) -> None:
+    """Go on with what a source is read for, if that is still wanted; raise Cancelled if not."""
+    cancellation = cancellation_of(source)
+    if cancellation is not None:
+        cancellation.check()
+
+
 def _read(read: Callable[[int, int], bytes], offset: int, nbytes: int, cancellation: Cancellation) -> bytes:
     cancellation.check()
     if nbytes <= STEP_NBYTES:

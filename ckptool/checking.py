@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool import findings as known
 from ckptool import needs, stock_load
+from ckptool.cancellable_sources import check_cancelled
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.findings import Finding, many, some, state_dict_command
@@ -146,8 +147,10 @@ def _examine(
     limits: Limits,
 ) -> CheckReport:
     summary = summarise(checkpoint)
+    check_cancelled(checkpoint.source)
     stock = stock_load.judge(checkpoint)
     found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    check_cancelled(checkpoint.source)
     found += needs.examine(checkpoint, summary, devices)
     for name, shapes in expected:
         from ckptool import fit

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
-from ckptool.cancellable_sources import cancellation_of
+from ckptool.cancellable_sources import cancellation_of, check_cancelled
 from ckptool.cancellation import Cancellation
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
@@ -164,7 +164,9 @@ def _carry_out(
         checkpoint.check_index()
         with collector_paused():
             job = _plan(checkpoint, dst, changes)
+        check_cancelled(checkpoint.source)
         report = _report(checkpoint, job, changes)
+        check_cancelled(checkpoint.source)
         if dry_run:
             return report
         checkpoint.release_tree()  # it is in the plan by now, as bytes
@@ -225,7 +227,8 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         weights = casting.apply(weights)
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-        return _Job(form, target, to_safetensors.plan(weights, **options), weights, casting)
+        planned = to_safetensors.plan(weights, **options, cancellation=cancellation_of(checkpoint.source))
+        return _Job(form, target, planned, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
     return _Job(form, target, to_torch.plan_weights(checkpoint, weights, location, root), weights, casting)
 
