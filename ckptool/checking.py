@@ -112,10 +112,11 @@ def check(
         with open_checkpoint(origin, limits=limits) as checkpoint:
             report = _examine(checkpoint, depth, devices, expected, key, limits)
             return report._replace(findings=tuple(map(_strictly, report.findings))) if strict else report
-    except Cancelled:
+    except Cancelled as error:
+        error.path = error.path or shown
         raise
     except CkptoolError as error:
-        return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
+        return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
 
 
 def _strictly(finding: Finding) -> Finding:
@@ -200,9 +201,13 @@ def _nested(stock: StockLoad) -> list[Finding]:
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
 
 
-def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
+def _what_is_left(origin: Origin, shown: str, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
     if not isinstance(error, TruncatedFile):
         return ()
     from ckptool import salvage
 
-    return salvage.examine(origin, limits)
+    try:
+        return salvage.examine(origin, limits)
+    except Cancelled as cancelled:
+        cancelled.path = shown
+        raise
