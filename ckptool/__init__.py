@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ckptool.cancellation import Cancellation
 from ckptool.checkpoint import Checkpoint, ClassSource, Member, StateDict
 from ckptool.errors import (
     AmbiguousFile,
     AmbiguousWeights,
+    Cancelled,
     CkptoolError,
     DamagedFile,
     DeviceUnavailable,
@@ -50,6 +52,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AmbiguousFile",
     "AmbiguousWeights",
+    "Cancellation",
+    "Cancelled",
     "CheckReport",
     "Checkpoint",
     "CkptoolError",

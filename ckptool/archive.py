@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
+from ckptool.cancellable_sources import cancellable
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.files import BytesSource, SliceSource, Source
 from ckptool.limits import Limits
@@ -12,6 +13,8 @@ from ckptool.limits import Limits
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 
 _CHUNK = 1 << 20
+_GZIP_CHUNK = 1 << 16
+"""What may be inflated to a thousand times as much before the next is read."""
 
 
 class Record(NamedTuple):
@@ -77,7 +80,8 @@ class Archive(Mapping[str, Record]):
         if record.nbytes > self._inflatable:
             raise _too_large(name, record.nbytes, self._inflatable)
         self._inflatable -= record.nbytes
-        return BytesSource(inflate(self.source, record, self.limits), packed_nbytes=self.source.nbytes)
+        content = BytesSource(inflate(self.source, record, self.limits), packed_nbytes=self.source.nbytes)
+        return cancellable(content, self.limits.cancellation)
 
     def damage(self, names: Iterable[str]) -> str | None:
         """Return what is wrong with the first of these small members that does not match its checksum, or None."""
@@ -106,11 +110,11 @@ class InflatedSource:
     def __init__(self, source: Source, record: Record, limits: Limits) -> None:
         self._source = source
         self._record = record
-        self._limits = limits
+        self.limits = limits
         self.nbytes = record.nbytes
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        return inflate(self._source, self._record, self._limits)[offset : offset + nbytes]
+        return inflate(self._source, self._record, self.limits)[offset : offset + nbytes]
 
     def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - compressed bytes stand nowhere as they are
         return None
@@ -130,9 +134,11 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
     import zlib
 
     output = bytearray()
+    found = 0
     for chunk in _inflated(source, record, limits):
+        found = zlib.crc32(chunk, found)
         output += chunk
-    if record.crc32 and zlib.crc32(output) != record.crc32:
+    if record.crc32 and found != record.crc32:
         raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
     return bytes(output)
 
@@ -163,6 +169,8 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
     pending = b""
     try:
         while not unpacker.eof and done <= record.nbytes:
+            if limits.cancellation is not None:  # a little input may be much output
+                limits.cancellation.check()
             if not pending and position < record.stored_nbytes:
                 pending = source.read(record.offset + position, min(_CHUNK, record.stored_nbytes - position))
                 position += len(pending)
@@ -198,7 +206,7 @@ def gunzip(source: Source, limits: Limits) -> bytes:
     try:
         while pending or position < source.nbytes:
             if not pending:
-                pending = source.read(position, min(_CHUNK, source.nbytes - position))
+                pending = source.read(position, min(_GZIP_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
                 if not pending.startswith(b"\x1f"):

@@ -12,8 +12,9 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool import findings as known
 from ckptool import needs, stock_load
+from ckptool.cancellable_sources import check_cancelled
 from ckptool.checkpoint import Checkpoint
-from ckptool.errors import CkptoolError, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.findings import Finding, many, some, state_dict_command
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -101,6 +102,7 @@ def check(
     A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
 
     Raises:
+        Cancelled: ``limits`` have a cancellation, and it was.
         WeightsNotFound: ``like`` has no weights that stand out.
         MigrationRefused: ``model`` cannot be built.
         CkptoolError: ``like`` cannot be read.
@@ -112,8 +114,11 @@ def check(
         with open_checkpoint(origin, limits=limits) as checkpoint:
             report = _examine(checkpoint, depth, devices, expected, key, limits)
             return report._replace(findings=tuple(map(_strictly, report.findings))) if strict else report
+    except Cancelled as error:
+        error.path = error.path or shown
+        raise
     except CkptoolError as error:
-        return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
+        return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
 
 
 def _strictly(finding: Finding) -> Finding:
@@ -145,8 +150,10 @@ def _examine(
     limits: Limits,
 ) -> CheckReport:
     summary = summarise(checkpoint)
+    check_cancelled(checkpoint.source)
     stock = stock_load.judge(checkpoint)
     found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    check_cancelled(checkpoint.source)
     found += needs.examine(checkpoint, summary, devices)
     for name, shapes in expected:
         from ckptool import fit
@@ -198,9 +205,13 @@ def _nested(stock: StockLoad) -> list[Finding]:
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
 
 
-def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
+def _what_is_left(origin: Origin, shown: str, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
     if not isinstance(error, TruncatedFile):
         return ()
     from ckptool import salvage
 
-    return salvage.examine(origin, limits)
+    try:
+        return salvage.examine(origin, limits)
+    except Cancelled as cancelled:
+        cancelled.path = shown
+        raise

@@ -16,7 +16,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from ckptool.files import FileSource, ReadAhead, Source, file_under
+from ckptool.cancellation import Cancellation, steps
+from ckptool.files import FileSource, Source, file_under
+from ckptool.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +79,14 @@ def checksum_of(payload: Payload) -> int:
     found = 0
     for chunk in payload.chunks():
         found = crc32(chunk, found)
+    return found
+
+
+def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = None) -> int:
+    """Return the CRC-32 of bytes that have been read."""
+    found = 0
+    for piece in steps(buffer, cancellation):
+        found = crc32(piece, found)
     return found
 
 

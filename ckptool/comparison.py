@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Final
 
+from ckptool.cancellable_sources import cancellation_of
+from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoint import Checkpoint
 from ckptool.diff_report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diff_sides import Aspect, Scope, Side, scope_of, side_of
@@ -57,6 +59,7 @@ def diff(
     Memory stays bounded whatever the size, and torch is not imported unless values differ.
 
     Raises:
+        Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
     """
     with ExitStack() as stack:
@@ -68,13 +71,11 @@ def diff(
         scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
         one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=ignore_wrappers)
         found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
-        found.compare(one.tensors, other.tensors)
+        found.compare(one.tensors, other.tensors, limits.cancellation)
         order = None if ignore_order or "order" in found.lacks else _order(one, other)
-        found.compare(one.attributes, other.attributes)
+        found.compare(one.attributes, other.attributes, limits.cancellation)
         others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
-        for checkpoint in checkpoints:
-            with errors_of(checkpoint.path):
-                checkpoint.check_unchanged()
+        _check_unchanged(checkpoints)
         files = [
             DiffedFile(
                 f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
@@ -107,6 +108,12 @@ def diff(
             wrapped=bool(found.only_a and found.only_b)
             and _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other),
         )
+
+
+def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        with errors_of(checkpoint.path):
+            checkpoint.check_unchanged()
 
 
 def _sides(
@@ -144,17 +151,19 @@ class _Differences:
         self.unknown: list[str] = []
         """Tensors without bytes or parts that are known."""
 
-    def compare(self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]) -> None:
+    def compare(
+        self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor], cancellation: Cancellation | None
+    ) -> None:
         """Compare the tensors of two mappings, name by name."""
         self.only_a += [name for name in a if name not in b]
         self.only_b += [name for name in b if name not in a]
         common = [name for name in a if name in b]
         self.tensors += len(common)
         if "ties" not in self.lacks:
-            ties_a, ties_b = (dict.fromkeys(_ties(common, tensors)) for tensors in (a, b))
+            ties_a, ties_b = (dict.fromkeys(_ties(each(common, cancellation), tensors)) for tensors in (a, b))
             self.ties_a += tuple(names for names in ties_a if names not in ties_b)
             self.ties_b += tuple(names for names in ties_b if names not in ties_a)
-        for name in common:
+        for name in each(common, cancellation):
             self._compare_infos(name, a[name].info, b[name].info)
 
     def _compare_infos(self, name: str, a: TensorInfo, b: TensorInfo) -> None:
@@ -207,7 +216,7 @@ def _layout(info: TensorInfo) -> str:
     return ", ".join(words)
 
 
-def _ties(names: Sequence[str], tensors: Mapping[str, LazyTensor]) -> list[tuple[str, ...]]:
+def _ties(names: Iterable[str], tensors: Mapping[str, LazyTensor]) -> list[tuple[str, ...]]:
     """Return the groups of names that are one tensor."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names:
@@ -274,7 +283,7 @@ def _others(
         return ()
     names = dict.fromkeys((*a.others, *b.others))
     trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
-    return tuple(islice(tree_changes(trees, same), _MOST_CHANGES))
+    return tuple(islice(tree_changes(trees, same, cancellation_of(checkpoints[0].source)), _MOST_CHANGES))
 
 
 def _is_tensor(checkpoint: Checkpoint, node: Inert) -> bool:

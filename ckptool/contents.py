@@ -9,10 +9,11 @@ costs what it stores, unless it holds tensors, and then the limit on names stops
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, Protocol, TypeAlias
 
 from ckptool import inert, modules
+from ckptool.cancellation import checked, each
 from ckptool.errors import AmbiguousFile, LimitExceeded
 from ckptool.inert import Call, Inert, PersistentId
 from ckptool.limits import Limits
@@ -109,10 +110,10 @@ class _Collector:
     def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph) -> None:
         self._root = root
         self._graph = graph
-        self._rebuilder = rebuilder
+        self._tensor = checked(rebuilder.tensor, limits.cancellation)
         self._limits = limits
         self._contents = Contents(bound_method=modules.is_bound_method(root))
-        self._holding, count = _mark_holding(root, rebuilder, limits.depth)
+        self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""
         self._walks: dict[int, modules.StateDictWalk] = {}
@@ -126,7 +127,7 @@ class _Collector:
             if node is _LEAVE:
                 inside.discard(int(path))
                 continue
-            info = self._rebuilder.tensor(node)
+            info = self._tensor(node)
             if info is not None:
                 self._add_tensor(path, info, group)
                 continue
@@ -143,7 +144,7 @@ class _Collector:
     def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
         """Return a container's children, with the group that they belong to."""
         below = list(inert.children(node))
-        infos = [self._rebuilder.tensor(child) for _, child in below]
+        infos = [self._tensor(child) for _, child in below]
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below, infos)
         tensors = [info for info in infos if info is not None]
@@ -195,7 +196,7 @@ class _Collector:
         group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node), node=node))
         for entry in walk.entries:
             name = self._join(path, entry.name)
-            info = self._rebuilder.tensor(entry.node)
+            info = self._tensor(entry.node)
             if info is None:
                 self._contents.unreadable.append((name, inert.class_name(entry.node)))
                 continue
@@ -213,7 +214,7 @@ class _Collector:
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            info = self._rebuilder.tensor(node)
+            info = self._tensor(node)
             if info is not None:
                 if id(node) not in self._told:
                     self._told.add(id(node))
@@ -252,20 +253,20 @@ _TENSORS: Final = frozenset((Call, PersistentId))
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 
-def _mark_holding(root: Inert, rebuilder: Rebuilder, deepest: int) -> tuple[set[int], int]:
+def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], limits: Limits) -> tuple[set[int], int]:
     """Return the ids of the containers below ``root`` that hold a tensor at any depth, and how much all hold."""
     count = depth = 0
     parents: dict[int, int] = {id(root): 0}
     others: list[tuple[int, int]] = []  # further parents, of what is shared
     direct: list[int] = []
-    level = [] if rebuilder.tensor(root) is not None else [root]
-    tensor, containers = rebuilder.tensor, inert.CONTAINERS
+    level = [] if tensor(root) is not None else [root]
+    containers, deepest = inert.CONTAINERS, limits.depth
     while level:
         depth += 1
         if depth > deepest:
             raise LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
         below: list[Inert] = []
-        for node in level:
+        for node in each(level, limits.cancellation):
             own = id(node)
             for child in node if type(node) in _PLAIN else inert.held(node):
                 count += 1

@@ -24,6 +24,7 @@ Every exception that ckptool raises.
     - ShapeMismatch         by their shapes
   + DeviceUnavailable       no such device, or not here
   + OutOfMemory             the weights need more memory than there is
+  + Cancelled               the caller did not want it any more, or not any longer
 
 A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
 sentence, the hint, behind it; both are attributes of their own. Inner code does not know the path:
@@ -224,3 +225,13 @@ class OutOfMemory(CkptoolError):
     """The weights need ``needed`` bytes where ``actual`` are free. Nothing was loaded."""
 
     default_kind = "out-of-memory"
+
+
+class Cancelled(CkptoolError):
+    """
+    It was cancelled, or took longer than its deadline (``deadline-exceeded``); the message says after how many seconds.
+
+    Nothing is wrong with the file, as far as was seen.
+    """
+
+    default_kind = "cancelled"

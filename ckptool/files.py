@@ -16,9 +16,11 @@ import os
 import stat
 import threading
 from contextlib import suppress
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeAlias
 
 from ckptool.errors import FileUnavailable, SourceChanged
+
+Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 _CLOSED = "the checkpoint is closed"
 
@@ -114,9 +116,12 @@ class FileSource:
         from ckptool.beside import open_beside
 
         fd = open_beside(self.path, self.place, name)
-        found = FileSource(os.path.join(os.path.dirname(self.path), name), fd)  # noqa: PTH118, PTH120 - a name
+        found = self._of_its_kind(os.path.join(os.path.dirname(self.path), name), fd)  # noqa: PTH118, PTH120 - a name
         self._beside.append(found)
         return found
+
+    def _of_its_kind(self, path: str, fd: int) -> FileSource:
+        return FileSource(path, fd)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -232,43 +237,7 @@ def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
     return (source, position) if isinstance(source, FileSource) and position is not None else None
 
 
-class ReadAhead:
-    """
-    Many small reads in rising order, with few calls and few bytes.
-
-    Reads that lie close together share blocks, larger the more of them there are; a read far from the last one
-    fetches little more than it needs, so that walking the headers of a large file does not read the data between them.
-    """
-
-    BLOCK = 65_536
-    SINGLE = 256
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._start = 0
-        self._block = b""
-        self._span = self.SINGLE
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return up to ``nbytes`` bytes from ``offset``: fewer only at the end of the source."""
-        block, begin = self.window(offset, nbytes)
-        return block[begin : begin + nbytes]
-
-    def window(self, offset: int, nbytes: int) -> tuple[bytes, int]:
-        """Return the block that holds what ``read`` would return, and where in the block that begins."""
-        begin = offset - self._start
-        if begin < 0 or begin + nbytes > len(self._block):
-            near = 0 <= begin <= len(self._block) + self.SINGLE
-            self._span = min(self.BLOCK, 8 * self._span) if near else self.SINGLE
-            span = max(nbytes, self._span)
-            self._block = self._source.read(offset, max(0, min(span, self._source.nbytes - offset)))
-            self._start, begin = offset, 0
-        return self._block, begin
-
-
-def open_source(
-    origin: str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO,
-) -> tuple[Source, str]:
+def open_source(origin: Origin) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 

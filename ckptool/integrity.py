@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ckptool.archive import Archive, Record, inflated_crc32
 from ckptool.checkpoint import Checkpoint
 from ckptool.checksums import checksums_of_file
-from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.findings import Finding, many, some
 from ckptool.limits import Limits
 from ckptool.tensors import TensorInfo, identity
@@ -79,6 +79,8 @@ def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record,
             actual = computed.get(record.name)
             if actual is None:
                 actual = inflated_crc32(archive.source, record, limits)
+        except Cancelled:
+            raise
         except CkptoolError as error:  # damaged, or it would grow beyond what is allowed
             damaged.append((record, error.message))
             continue

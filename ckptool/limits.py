@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from ckptool.cancellation import Cancellation
 
 _LONGEST: Final = 4096
 """Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""
@@ -37,6 +40,8 @@ class Limits(NamedTuple):
     """The safetensors header; the reference library's own limit. Also an index of shards."""
     shards: int = 1_000
     """Files that an index of shards may name. All are open at once."""
+    cancellation: Cancellation | None = None
+    """What can stop the call, and every later read of what it opened; None lets it run to its end."""
 
     def inflated(self, stored_nbytes: int) -> int:
         """Return how many bytes ``stored_nbytes`` compressed bytes may grow to."""
@@ -64,4 +69,21 @@ def refuse_long(what: str, *texts: str) -> None:
             kind="name-too-long",
             needed=length,
             actual=_LONGEST,
+        )
+
+
+def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
+    """
+    Hold what is to be written against what it is made of: views may repeat the same bytes any number of times.
+
+    Raises:
+        LimitExceeded: It is larger than ``limits`` allow.
+    """
+    allowed = limits.expanded(source_nbytes)
+    if nbytes > allowed:
+        raise LimitExceeded(
+            f"what was {source_nbytes:,} bytes would become {nbytes:,}: its tensors are views that repeat them",
+            hint="Leave some out with --exclude.",
+            needed=nbytes,
+            actual=allowed,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from ckptool.cancellable_sources import cancellation_of
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.files import BytesSource, SliceSource, Source
 from ckptool.inert import Global, Inert, PersistentId
@@ -58,6 +59,8 @@ class Machine:
         self.protocol = 0
         self.left = _most_read(source)
         """Bytes of opcodes that may still be read, long arguments apart."""
+        # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
+        self._widest = _WIDEST if self.left == inf and cancellation_of(source) is None else _WINDOW
 
     def put(self, index: int, value: Inert) -> None:
         """Remember a value under an index, in whatever order they come."""
@@ -112,7 +115,6 @@ class Machine:
                 offset=begin,
             )
         # Doubling keeps the number of moves, and so of bytes kept over, logarithmic for one long string.
-        most = _WIDEST if self.left == inf else _WINDOW
-        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), most)))
+        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), self._widest)))
         self.data = self.source.read(begin, span)
         self.base, self.pos = begin, 0

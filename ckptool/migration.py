@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
+from ckptool.cancellable_sources import cancellation_of, check_cancelled
+from ckptool.cancellation import Cancellation
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.collector import collector_paused
-from ckptool.errors import CkptoolError, LimitExceeded, MigrationRefused, OutputFailed
+from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.outputs import Output
 from ckptool.payloads import Payload
 from ckptool.report import MigrationReport, Side, planned_safetensors, planned_torch, side_of
@@ -58,6 +60,9 @@ class Changes(NamedTuple):
     model: str | None = None
     """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
     model_arguments: Mapping[str, object] = {}
+
+
+_Told: TypeAlias = Callable[[int, int], None] | None
 
 
 class _Job(NamedTuple):
@@ -116,6 +121,7 @@ def migrate(
         MigrationRefused: It would lose or confuse something; the hint names the option that allows it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
+        Cancelled: ``limits`` have a cancellation, and it was. What stood under ``dst`` still stands there.
         CkptoolError: ``src`` cannot be read, or is damaged.
     """
     changes = Changes(
@@ -161,12 +167,15 @@ def _carry_out(
         checkpoint.check_index()
         with collector_paused():
             job = _plan(checkpoint, dst, changes)
-        _refuse_repeated(job.plan.nbytes, checkpoint.file_nbytes, limits)
+        refuse_repeated(job.plan.nbytes, checkpoint.file_nbytes, limits)
+        check_cancelled(checkpoint.source)
         report = _report(checkpoint, job, changes)
+        check_cancelled(checkpoint.source)
         if dry_run:
             return report
         checkpoint.release_tree()  # it is in the plan by now, as bytes
-        with Output(job.target, force=force, progress=progress) as output:
+        told = _checking(progress, limits.cancellation)
+        with Output(job.target, force=force, progress=told) as output:
             nbytes = _write(checkpoint, job, changes, output, limits if verify else None)
             casts = job.casting.casts if job.casting else ()
             after = report.after._replace(file_nbytes=nbytes)
@@ -174,6 +183,18 @@ def _carry_out(
     except CkptoolError as error:
         error.path = error.path or checkpoint.path
         raise
+
+
+def _checking(progress: _Told, cancellation: Cancellation | None) -> _Told:
+    """Return what is called with every piece that was written, for what is written from memory, too."""
+
+    def told(written: int, expected: int) -> None:
+        if cancellation is not None:
+            cancellation.check()
+        if progress is not None:
+            progress(written, expected)
+
+    return progress if cancellation is None else told
 
 
 def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
@@ -212,7 +233,8 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         weights = casting.apply(weights)
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-        return _Job(form, target, to_safetensors.plan(weights, **options), weights, casting)
+        planned = to_safetensors.plan(weights, **options, cancellation=cancellation_of(checkpoint.source))
+        return _Job(form, target, planned, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
     return _Job(form, target, to_torch.plan_weights(checkpoint, weights, location, root), weights, casting)
 
@@ -229,18 +251,6 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("nothing is cast", "Say to which type with --dtype.")
     if changes.model_arguments and changes.model is None:
         _refuse("no model is built", "Name its class with --model package.module:Class.")
-
-
-def _refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
-    """Raise LimitExceeded where a file would grow as none does whose tensors do not repeat each other's bytes."""
-    allowed = limits.expanded(source_nbytes)
-    if nbytes > allowed:
-        raise LimitExceeded(
-            f"what was {source_nbytes:,} bytes would become {nbytes:,}: its tensors are views that repeat them",
-            hint="Leave some out with --exclude.",
-            needed=nbytes,
-            actual=allowed,
-        )
 
 
 def _refuse(fact: str, hint: str) -> NoReturn:
@@ -286,6 +296,8 @@ def _read_apart(job: _Job) -> list[LazyTensor]:
 def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
     try:
         check()
+    except Cancelled:
+        raise
     except CkptoolError as error:
         checkpoint.check_unchanged()  # a model is held against the source itself
         what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"

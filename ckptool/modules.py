@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ckptool import inert
+from ckptool.cancellation import worklist
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.inert import Call, Dict, Global, Inert, Pairs
 from ckptool.limits import Limits
@@ -131,7 +132,7 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     seen_classes: set[str] = set()
     inside: set[int] = set()
     # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
-    todo: list[tuple[Inert, str, bool]] = [(_behind_method(node), "", False)]
+    todo: list[tuple[Inert, str, bool]] = worklist([(_behind_method(node), "", False)], limits.cancellation)
     visits = names_nbytes = 0
     bodies: dict[int, _Body | None] = {}  # a state that modules share is searched once
     while todo:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ckptool.errors import CkptoolError
+from ckptool.errors import Cancelled, CkptoolError
 from ckptool.files import BytesSource, SliceSource, Source
 from ckptool.pickles import Pickle, read_pickle
 
@@ -159,6 +159,8 @@ def _nested(source: Source, offset: int, nbytes: int, op: int, depth: int) -> li
         while end < inner.nbytes and len(found) < _MOST_BEHIND:
             found.append(Nested(offset, read_pickle(inner, end)))
             end = found[-1].pickle.end
+    except Cancelled:
+        raise
     except CkptoolError:
         pass  # bytes that only begin like one, or what stands behind it
     if found and depth < _DEEPEST:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from struct import Struct, pack
 from typing import Final, NamedTuple
 
+from ckptool.cancellation import Cancellation, worklist
 from ckptool.errors import MigrationRefused
 from ckptool.inert import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
@@ -46,12 +47,14 @@ class PlainTensor(NamedTuple):
     requires_grad: bool
 
 
-def write_pickle(root: Inert, substitute: Substitute = lambda node: node) -> bytes:
+def write_pickle(
+    root: Inert, substitute: Substitute = lambda node: node, cancellation: Cancellation | None = None
+) -> bytes:
     """Return a pickle that unpickles to what ``root`` stands for, with ``substitute`` applied."""
     try:
-        return _Writer(substitute, 2).write(root)
+        return _Writer(substitute, 2, cancellation).write(root)
     except _NeedsProtocol4:
-        return _Writer(substitute, 4).write(root)
+        return _Writer(substitute, 4, cancellation).write(root)
 
 
 class _NeedsProtocol4(Exception):
@@ -69,7 +72,7 @@ class _Step:
 
 
 class _Writer:
-    def __init__(self, substitute: Substitute, protocol: int) -> None:
+    def __init__(self, substitute: Substitute, protocol: int, cancellation: Cancellation | None) -> None:
         self._substitute = substitute
         self._protocol = protocol
         self._out = bytearray()
@@ -77,7 +80,7 @@ class _Writer:
         self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
         self._words: dict[tuple[str, ...], list[bytes]] = {}
         # What is left to do, last first: nodes to write, and steps between them.
-        self._todo: list[Inert] = []
+        self._todo: list[Inert] = worklist([], cancellation)
 
     def write(self, root: Inert) -> bytes:
         self._out += bytes([0x80, self._protocol])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from ckptool.cancellable_sources import cancellation_of
 from ckptool.casting import Cast
 from ckptool.checkpoint import Checkpoint
 from ckptool.summary import count, prefixes_of
@@ -62,7 +63,8 @@ class MigrationReport(NamedTuple):
 
 def side_of(checkpoint: Checkpoint) -> Side:
     """Return the side of a file that is there."""
-    counts = count([tensor.info for tensor in checkpoint.tensors.values()])
+    cancellation = cancellation_of(checkpoint.source)
+    counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
     prefixes = prefixes_of(checkpoint.weights or ())
     return Side(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ckptool import files
+from ckptool.cancellable_sources import open_source
 from ckptool.contents import collect
-from ckptool.errors import CkptoolError
-from ckptool.files import ReadAhead, Source
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.files import Origin, Source
 from ckptool.findings import Finding, some
-from ckptool.formats import Origin, torch_legacy
+from ckptool.formats import torch_legacy
 from ckptool.inert import Inert
 from ckptool.limits import Limits
 from ckptool.pickles import Pickle, read_pickle
+from ckptool.read_ahead import ReadAhead
 from ckptool.rebuild import Rebuilder
 from ckptool.storage_ids import StorageId, TypedStorage, storage_id
 from ckptool.tensors import StorageRef, TensorInfo
@@ -45,11 +46,13 @@ class Salvage(NamedTuple):
 def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
     """CK106: which tensors of a file that was cut short are whole. Says nothing of files that it cannot follow."""
     try:
-        source, _ = files.open_source(origin)
+        source, _ = open_source(origin, limits.cancellation)
         try:
             found = _salvage(source, limits)
         finally:
             source.close()
+    except Cancelled:
+        raise
     except CkptoolError:
         return ()
     if found is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from math import isinf
 
+from ckptool.cancellation import Cancellation, checked
 from ckptool.errors import AmbiguousFile, MalformedFile
 
 _ONLY_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 
 
-def parse_object(data: bytes, what: str, kind: str) -> dict[str, object]:
+def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation | None = None) -> dict[str, object]:
     """
     Return a JSON object. ``what`` is its name in messages, ``kind`` ends the kinds of its errors.
 
@@ -32,7 +33,7 @@ def parse_object(data: bytes, what: str, kind: str) -> dict[str, object]:
     try:
         found = json.loads(
             str(data, "utf-8"),
-            object_pairs_hook=unique,
+            object_pairs_hook=checked(unique, cancellation),
             parse_int=parse_int,
             parse_float=_number,
             parse_constant=_no_constant,

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from ckptool.cancellable_sources import cancellation_of
+from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoint import Checkpoint
 from ckptool.tensors import LazyTensor, StorageRef, TensorInfo, identity
 
@@ -51,22 +53,23 @@ class Counts(NamedTuple):
 
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
-    counts = count([tensor.info for tensor in checkpoint.tensors.values()])
-    nbytes = storage_nbytes(checkpoint.tensors.values())
+    cancellation = cancellation_of(checkpoint.source)
+    counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
+    nbytes = storage_nbytes(each(checkpoint.tensors.values(), cancellation))
     tensors, tied, numel, devices, dtypes = counts
     return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()))
 
 
-def count(infos: Sequence[TensorInfo], location: str | None = None) -> Counts:
+def count(infos: Sequence[TensorInfo], location: str | None = None, cancellation: Cancellation | None = None) -> Counts:
     """Return the counts of tensors; with ``location``, as if all that have memory had been saved there."""
     tags = [info.location for info in infos]
     if location is not None:  # a meta tensor has no storage to be tagged
         tags = [location if info.storage or info.parts else info.location for info in infos]
-    distinct = {identity(info): info for info in infos}
+    distinct = {identity(info): info for info in each(infos, cancellation)}
     return Counts(
         tensors=len(infos),
         tied=len(infos) - len(distinct),
-        numel=sum(info.numel for info in distinct.values()),
+        numel=sum(info.numel for info in each(distinct.values(), cancellation)),
         devices=dict(Counter(tags)),
         dtypes=dict(Counter(info.dtype.name for info in infos)),
     )

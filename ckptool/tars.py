@@ -14,8 +14,9 @@ from typing import Final
 
 from ckptool.archive import Archive, Record
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.files import ReadAhead, Source
+from ckptool.files import Source
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.read_ahead import ReadAhead
 
 _BLOCK: Final = 512
 _LONGEST_NAME: Final = 1 << 16

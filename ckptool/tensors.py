@@ -13,6 +13,7 @@ from math import prod
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.archive import InflatedSource
+from ckptool.cancellable_sources import cancellable
 from ckptool.dtypes import DType
 from ckptool.errors import LimitExceeded, MalformedFile, UnsupportedFeature
 from ckptool.files import BytesSource, Source
@@ -207,7 +208,8 @@ def at_hand(storage: StorageRef) -> StorageRef:
     """Return a storage for being read more than once: in memory, if each read would inflate it anew."""
     if not isinstance(storage.source, InflatedSource):
         return storage
-    return storage._replace(source=BytesSource(storage.source.read(storage.offset, storage.nbytes)), offset=0)
+    content = BytesSource(storage.source.read(storage.offset, storage.nbytes))
+    return storage._replace(source=cancellable(content, storage.source.limits.cancellation), offset=0)
 
 
 def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:

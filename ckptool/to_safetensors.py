@@ -11,8 +11,10 @@ https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/t
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from ckptool.cancellation import Cancellation, each
 from ckptool.checksums import checksums_of_file
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.limits import Limits
@@ -90,14 +92,20 @@ class SafetensorsPlan(NamedTuple):
         return len(self.header).to_bytes(8, "little") + self.header
 
 
-def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool = False) -> SafetensorsPlan:
+def plan(
+    weights: Weights,
+    *,
+    expand_tied: bool = False,
+    drop_unsupported: bool = False,
+    cancellation: Cancellation | None = None,
+) -> SafetensorsPlan:
     """
     Return how the weights become a safetensors file.
 
     Raises:
         MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
     """
-    unsupported = [name for name, tensor in weights.tensors.items() if not _is_plain(tensor)]
+    unsupported = [name for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)]
     refuse_others([*unsupported, *weights.others], drop=drop_unsupported)
     if "__metadata__" in weights.tensors:
         raise MigrationRefused(
@@ -106,7 +114,7 @@ def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool 
             hint="Rename it with --rename.",
         )
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
-    tied = {} if expand_tied else _tied(tensors)
+    tied = {} if expand_tied else _tied(each(tensors.items(), cancellation))
     kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
     # A text that would read as a tie is not taken over.
     texts = {key: text for key, text in weights.texts if text not in kept}
@@ -118,20 +126,15 @@ def plan(weights: Weights, *, expand_tied: bool = False, drop_unsupported: bool 
             path: entry["version"] if entry.keys() == {"version"} else entry for path, entry in weights.modules.items()
         }
         metadata[MODULES_KEY] = json.dumps(facts, separators=(",", ":"))
-    payloads = tuple((name, payload_of(tensors[name])) for name in kept)
-    header = _header(metadata, kept, tensors, payloads)
+    payloads = tuple((name, payload_of(tensors[name])) for name in each(kept, cancellation))
+    header = _header(metadata, each(payloads, cancellation), tensors)
     return SafetensorsPlan(header, payloads, tied, weights.renamed, (*weights.dropped, *unsupported, *weights.others))
 
 
-def _header(
-    metadata: dict[str, str],
-    kept: list[str],
-    tensors: dict[str, LazyTensor],
-    payloads: tuple[tuple[str, Payload], ...],
-) -> bytes:
+def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], tensors: dict[str, LazyTensor]) -> bytes:
     entries: dict[str, object] = {"__metadata__": metadata}
     position = 0
-    for name, (_, payload) in zip(kept, payloads, strict=True):
+    for name, payload in payloads:
         info = tensors[name].info
         code = info.dtype.safetensors
         # The header counts values, and torch packs two of these into one.
@@ -155,10 +158,10 @@ def _rank(tensor: LazyTensor) -> int:
     return _DTYPE_ORDER.index(str(tensor.info.dtype.safetensors))
 
 
-def _tied(tensors: dict[str, LazyTensor]) -> dict[str, str]:
+def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
     """Return the names whose tensor another name has too, and which name is kept: the first in the alphabet."""
     same: dict[tuple[object, ...], list[str]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         same.setdefault(identity(tensor.info), []).append(name)
     groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
     return {name: names[0] for names in groups for name in names[1:]}

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ckptool import inert, transforms, verify_torch
+from ckptool.cancellable_sources import cancellation_of
+from ckptool.cancellation import each
 from ckptool.casting import Casting
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import MigrationRefused
@@ -83,8 +85,9 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     """
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
     detached = weights.state_dict.class_name is not None
+    cancellation = cancellation_of(checkpoint.source)
     made: dict[int, Inert] = {}
-    for tensor in weights.tensors.values():
+    for tensor in each(weights.tensors.values(), cancellation):
         if id(tensor.info) not in made:
             made[id(tensor.info)] = rewriter.tensor(tensor.info, detached=detached)
     tree = Call(_ORDERED_DICT, ())
@@ -94,7 +97,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     ]
     if weights.modules:
         tree.state = Dict([("_metadata", _metadata_node(weights.modules))])
-    pickled = write_pickle(tree, rewriter)
+    pickled = write_pickle(tree, rewriter, cancellation)
     return TorchPlan(
         root,
         pickled,
@@ -146,7 +149,7 @@ def plan_same(
     kept = {name: t for name, t in tensors.items() if name not in left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
-    pickled = write_pickle(tree, rewriter)
+    pickled = write_pickle(tree, rewriter, cancellation_of(checkpoint.source))
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)
     expected = tuple(

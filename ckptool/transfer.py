@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from ckptool.checksums import WORTH_A_THREAD, checksum_of, joined_crc32, pieces, runs, threads
-from ckptool.files import FileSource, ReadAhead
+from ckptool.files import FileSource
 from ckptool.outputs import Output
 from ckptool.payloads import Payload, StoragePayload
+from ckptool.read_ahead import ReadAhead
 from ckptool.tensors import LazyTensor, StorageRef
 
 if TYPE_CHECKING:

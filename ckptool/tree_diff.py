@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool import inert
+from ckptool.cancellation import Cancellation, worklist
 from ckptool.describe import describe
 from ckptool.inert import Call, Global, Inert, Pairs, PersistentId, Set
 from ckptool.numpy_arrays import encoded_bytes, numpy_array, numpy_scalar
@@ -54,10 +55,12 @@ class _Pair(NamedTuple):
     b: Inert
 
 
-def tree_changes(trees: Iterable[tuple[str, Inert, Inert]], same: Same) -> Iterator[Change]:
+def tree_changes(
+    trees: Iterable[tuple[str, Inert, Inert]], same: Same, cancellation: Cancellation | None = None
+) -> Iterator[Change]:
     """Yield the places where pairs of trees differ, below the path of each; a shared part differs in one place."""
     joined = _Joined()
-    todo = [_Pair((path,), a, b) for path, a, b in trees]
+    todo = worklist([_Pair((path,), a, b) for path, a, b in trees], cancellation)
     todo.reverse()
     while todo:
         pair = todo.pop()

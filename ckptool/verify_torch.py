@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ckptool import files
+from ckptool.cancellable_sources import open_source
 from ckptool.checksums import checksums_of_file
 from ckptool.collector import collector_paused
 from ckptool.contents import collect
@@ -43,7 +43,7 @@ def verify(
     Raises:
         OutputFailed: What stands in the file is not what was to be written.
     """
-    source, _ = files.open_source(path)
+    source, _ = open_source(path, limits.cancellation)
     with closing(source), collector_paused():
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool import inert, transforms
+from ckptool.cancellable_sources import check_cancelled
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.inert import Inert
@@ -132,6 +133,7 @@ def prepare(
     Raises:
         MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
     """
+    check_cancelled(checkpoint.source)
     pairs = _entries(state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
@@ -149,6 +151,7 @@ def prepare(
     kept = entries
     if drop or changes.include or changes.exclude:
         kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
+    check_cancelled(checkpoint.source)
     renamed = dict(zip(kept, transforms.rename(kept, changes.rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = transforms.rename_metadata(list(modules), changes.rules, kept)

@@ -17,6 +17,8 @@ from struct import Struct
 from typing import NamedTuple
 
 from ckptool.archive import Compression
+from ckptool.cancellable_sources import cancellation_of
+from ckptool.cancellation import each
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.files import Source
 
@@ -144,7 +146,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
     data = source.read(directory.offset, directory.nbytes)
     entries = []
     position = 0
-    for _ in range(directory.members):
+    for _ in each(range(directory.members), cancellation_of(source)):
         at = directory.offset + position
         if position + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, position):
             raise ambiguous("the central directory does not stand where the end record says", at)

@@ -22,8 +22,9 @@ from struct import Struct
 
 from ckptool.archive import Archive, Record
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
-from ckptool.files import ReadAhead, Source
+from ckptool.files import Source
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.read_ahead import ReadAhead
 from ckptool.zip_directory import (
     END_MAGIC,
     END_SEARCH,

@@ -21,7 +21,6 @@ from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoin
 from ckptool.files import (
     BytesSource,
     FileSource,
-    ReadAhead,
     SliceSource,
     Source,
     StreamSource,
@@ -29,6 +28,7 @@ from ckptool.files import (
     exists,
     open_source,
 )
+from ckptool.read_ahead import ReadAhead
 from tests import build
 
 DATA = bytes(range(256)) * 4

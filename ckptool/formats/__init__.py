@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import BinaryIO
 
 from ckptool import files
+from ckptool.cancellable_sources import open_source
 from ckptool.checkpoint import Checkpoint
 from ckptool.collector import collector_paused
 from ckptool.errors import CkptoolError, LimitExceeded, UnknownFormat
+from ckptool.files import Origin
 from ckptool.formats import (
     packed,
     plain_pickle,
@@ -45,8 +46,6 @@ FORMATS: tuple[ModuleType, ...] = (
 
 _MEMBER_MARK = "::"
 
-Origin = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
-
 
 def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Checkpoint:
     """
@@ -60,11 +59,12 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         FileUnavailable: The path is missing, not permitted, or not a regular file.
         NotACheckpoint: The file is something else, which the message names.
         UnknownFormat: No format recognises it.
+        Cancelled: ``limits`` have a cancellation, and it was. No file is open.
         CkptoolError: The format does, and then cannot read the rest.
     """
     path, member = _split_member(origin)
     with collector_paused(), _naming(path if isinstance(path, str) else None):
-        source, shown = files.open_source(path)
+        source, shown = open_source(path, limits.cancellation)
         try:
             with _naming(shown):
                 probe = Probe(source, limits, _read)

@@ -8,10 +8,11 @@ member that holds a model's weights is opened; where several do, they are listed
 from __future__ import annotations
 
 from ckptool.archive import Archive, gunzip
+from ckptool.cancellable_sources import cancellable
 from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
-from ckptool.errors import CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
-from ckptool.files import BytesSource
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
+from ckptool.files import BytesSource, Source
 from ckptool.probe import Probe
 
 NAME = "packed"
@@ -79,8 +80,9 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
     return checkpoint
 
 
-def _unpacked(probe: Probe) -> BytesSource:
-    return BytesSource(gunzip(probe.source, probe.limits), packed_nbytes=probe.source.nbytes)
+def _unpacked(probe: Probe) -> Source:
+    content = BytesSource(gunzip(probe.source, probe.limits), packed_nbytes=probe.source.nbytes)
+    return cancellable(content, probe.limits.cancellation)
 
 
 def _choose(probe: Probe, archive: Archive) -> Checkpoint:
@@ -119,6 +121,8 @@ def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint]
     for name in sorted(archive, key=lambda name: not name.endswith(_SUFFIXES)):
         try:
             opened[name] = probe.read_inner(archive.open(name))
+        except Cancelled:
+            raise
         except CkptoolError as error:
             failures[name] = error
     return {name: opened[name] for name in archive if name in opened}, failures

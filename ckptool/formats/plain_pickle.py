@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ckptool.checkpoint import Checkpoint, Stream
 from ckptool.contents import collect
-from ckptool.errors import CkptoolError
+from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
 from ckptool.inert import Inert, is_container
 from ckptool.limits import Limits
@@ -33,6 +33,8 @@ def sniff(probe: Probe) -> bool:
         return False
     try:
         pickled = read_pickle(probe.source)
+    except Cancelled:
+        raise
     except CkptoolError:
         return False
     return pickled.end == probe.source.nbytes and is_container(pickled.root)

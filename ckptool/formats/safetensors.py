@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from math import prod
 
 from ckptool import dtypes
+from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoint import Checkpoint
 from ckptool.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
@@ -49,7 +50,7 @@ def read(probe: Probe) -> Checkpoint:
         )
     if 8 + length > source.nbytes:
         raise _truncated("its header ends", 8 + length, source.nbytes)
-    header = _parse(source.read(8, length))
+    header = _parse(source.read(8, length), limits.cancellation)
     metadata = _metadata(header.pop("__metadata__", None))
     contents = Contents()
     group = Group("", "mapping")
@@ -60,7 +61,7 @@ def read(probe: Probe) -> Checkpoint:
     ordered = sorted(header.items(), key=lambda item: _begin(*item))
     if len(ordered) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(ordered), actual=limits.tensors)
-    for name, entry in ordered:
+    for name, entry in each(ordered, limits.cancellation):
         if len(name) > limits.name_nbytes:
             raise LimitExceeded(
                 f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed",
@@ -107,10 +108,10 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
     return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()}
 
 
-def _parse(data: bytes) -> dict[str, object]:
+def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, object]:
     from ckptool.strict_json import parse_object  # JSON is not what most files need
 
-    return parse_object(data, "the safetensors header", "safetensors")
+    return parse_object(data, "the safetensors header", "safetensors", cancellation)
 
 
 def _metadata(found: object) -> dict[str, str]:

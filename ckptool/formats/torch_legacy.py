@@ -19,11 +19,12 @@ from ckptool import inert
 from ckptool.checkpoint import Checkpoint, ClassSource, Stream
 from ckptool.contents import collect
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.files import BytesSource, ReadAhead, Source
+from ckptool.files import BytesSource, Source
 from ckptool.inert import Inert
 from ckptool.limits import Limits
 from ckptool.pickles import Pickle, read_pickle
 from ckptool.probe import Probe
+from ckptool.read_ahead import ReadAhead
 from ckptool.rebuild import Rebuilder
 from ckptool.storage_ids import StorageId, TypedStorage, storage_id, unify
 from ckptool.tensors import StorageRef

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
-from zlib import crc32
 
 import torch
 
+from ckptool.cancellation import Cancellation, each
+from ckptool.checksums import checksum_in_memory
 from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
 from ckptool.files import Source
 from ckptool.free_memory import free_memory
@@ -95,9 +96,16 @@ class Assembly:
     """
 
     def __init__(
-        self, place: Placement, *, mmap: Mmap = "auto", dtype: torch.dtype | None = None, verify: bool = False
+        self,
+        place: Placement,
+        *,
+        mmap: Mmap = "auto",
+        dtype: torch.dtype | None = None,
+        verify: bool = False,
+        cancellation: Cancellation | None = None,
     ) -> None:
         self._verify = verify
+        self._cancellation = cancellation
         self._place = place
         self._dtype = dtype
         self._host = HostMemory(mmap)
@@ -120,11 +128,11 @@ class Assembly:
         if len(made) == len(wanted):
             return made
         rest = {name: tensor for name, tensor in wanted.items() if name not in made}
-        for name, tensor in rest.items():
+        for name, tensor in each(rest.items(), self._cancellation):
             self._note(name, tensor.info)
         self._check_room()
         self._load(progress)
-        built = {name: self._build(name, tensor.info) for name, tensor in rest.items()}
+        built = {name: self._build(name, tensor.info) for name, tensor in each(rest.items(), self._cancellation)}
         return {name: made[name] if name in made else built[name] for name in wanted}
 
     def cost(self, wanted: Mapping[str, LazyTensor]) -> Cost:
@@ -139,7 +147,7 @@ class Assembly:
         whole, from_buffer = self._whole, torch.frombuffer
         types: dict[str, tuple[torch.dtype, int]] = {}
         last: Source | None = None
-        for name, tensor in wanted.items():
+        for name, tensor in each(wanted.items(), self._cancellation):
             # Taken apart in one step: a third of the time at 20,000 tensors.
             dtype, shape, stride, first, storage, _, _, _, layout, parts, _, _, conj, neg = tensor.info
             if storage is None or parts or conj or neg or layout != "strided" or dtype.packed > 1:
@@ -252,13 +260,15 @@ class Assembly:
 
         reached = 0
         for batch in self._batches(blocks):
-            for block in batch:
+            for block in each(batch, self._cancellation):
                 block.memory = self._memory(block).take(
                     block.root.source, block.root.offset + block.first, block.nbytes, block.itemsize
                 )
             for memory in self._memories.values():
                 memory.fill(count)
             for block in batch:
+                if self._cancellation is not None:  # a cast takes long, and nobody can stop one
+                    self._cancellation.check()
                 self._finish(block)
             reached += sum(block.nbytes for block in batch)
             if done < reached:  # what was mapped, or came from memory
@@ -293,7 +303,8 @@ class Assembly:
         memory = block.memory
         if memory is None or not memory.numel():
             return
-        if self._verify and block.root.crc32 and crc32(buffer_of(memory)) != block.root.crc32:
+        saved = block.root.crc32 if self._verify else 0
+        if saved and checksum_in_memory(buffer_of(memory), self._cancellation) != saved:
             raise DamagedFile(
                 f"storage {block.root.key!r} of {block.nbytes:,} bytes does not match its checksum",
                 hint="Download the file again.",

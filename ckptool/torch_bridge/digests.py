@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from ckptool.cancellation import Cancellation, steps
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.host_memory import buffer_of
 
 
-def digest_of(state: Mapping[str, Any]) -> str:
+def digest_of(state: Mapping[str, Any], cancellation: Cancellation | None = None) -> str:
     """
     Return the SHA-256 of names, types, shapes and bytes, in order of names; equal weights have equal digests.
 
@@ -27,7 +28,8 @@ def digest_of(state: Mapping[str, Any]) -> str:
                 continue
             found.update(f"{name}\0{value.dtype}\0{value.layout}\0{list(value.shape)}\0".encode())
             for part in _parts(value):
-                found.update(buffer_of(part))
+                for piece in steps(buffer_of(part), cancellation):
+                    found.update(piece)
 
     in_own_thread(add_all)
     return found.hexdigest()

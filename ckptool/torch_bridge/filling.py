@@ -18,8 +18,7 @@ import torch
 
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
-from ckptool.files import file_under
-from ckptool.formats import Origin
+from ckptool.files import Origin, file_under
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.state_dicts import Role
 from ckptool.tables import show
@@ -68,7 +67,8 @@ def load_into(
     loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
-    file itself breaks while it is read; ``verify`` first holds it against its own checksums, in a pass of its own.
+    file itself breaks, or the call is cancelled, while the model's memory is read into: then some of it may be new.
+    ``verify`` first holds the file against its own checksums, in a pass of its own.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -76,6 +76,7 @@ def load_into(
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
         UnsupportedFeature: The model loads through code of its own that cannot be tried beforehand.
+        Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
         ValueError: ``dtype`` is no floating type.
     """
@@ -86,7 +87,7 @@ def load_into(
         if verify:
             checkpoint.check_index()
         state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
-        assembly = Assembly(place, mmap=mmap, dtype=dtype)
+        assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
         if own_loader(model) is None:
             found, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
             if verify:

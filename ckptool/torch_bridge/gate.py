@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ckptool.cancellation import LOOK_SECONDS, Cancellation
+
 
 class Gate:
     """Many threads at once, or one alone. Whoever wants to be alone goes first, so that calls cannot starve it."""
@@ -37,14 +39,23 @@ class Gate:
                     self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, cancellation: Cancellation | None = None) -> Iterator[None]:
+        """
+        Give a block in which nobody else is inside.
+
+        Raises:
+            Cancelled: While others were still inside.
+            RuntimeError: This thread is.
+        """
         if getattr(self._mine, "depth", 0):
             raise RuntimeError("reload() inside use() would wait for itself")
         with self._changed:
             self._waiting += 1
             try:
                 while self._inside or self._is_alone:
-                    self._changed.wait()
+                    if cancellation is not None:
+                        cancellation.check()
+                    self._changed.wait(None if cancellation is None else LOOK_SECONDS)
                 self._is_alone = True
             finally:  # whoever waits may be interrupted
                 self._waiting -= 1

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from ckptool.cancellation import LOOK_SECONDS, Cancellation
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, UnsupportedFeature
-from ckptool.files import file_identity
-from ckptool.formats import Origin
+from ckptool.files import Origin, file_identity
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import check_cast, is_castable
@@ -181,7 +181,7 @@ class LiveModel:
         finally:
             self._gate.leave()
 
-    def reload(self, source: Origin) -> Reload:
+    def reload(self, source: Origin, *, limits: Limits | None = None) -> Reload:
         """
         Replace the weights by those of a checkpoint of any form.
 
@@ -190,7 +190,11 @@ class LiveModel:
         loads through code of its own (hooks, overrides, packed parameters) can be swapped alone: a copy of it loads,
         and needs memory for the weights once more.
 
+        ``limits`` stand in for the model's own: with a ``Cancellation`` in them, the reload can be stopped until the
+        new weights are committed, and the old ones go on serving.
+
         Raises:
+            Cancelled: ``limits`` have a cancellation, and it was.
             UnsupportedFeature: To swap, and the model cannot be copied; in place, and it loads through code of its own.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
@@ -198,13 +202,15 @@ class LiveModel:
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
         seen = (os.fspath(source), file_identity(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
-        with self._reloading, opened(source, self._limits) as checkpoint:
+        limits = limits if limits is not None else self._limits
+        cancellation = limits.cancellation
+        with self._turn(cancellation), opened(source, limits) as checkpoint:
             checkpoint.check_index()
             loader = own_loader(self.model)
             if loader is None:
-                done = self._replace(checkpoint, started)
+                done = self._replace(checkpoint, started, cancellation)
             elif self._commit == "swap":
-                done = self._replace_through(checkpoint, started)
+                done = self._replace_through(checkpoint, started, cancellation)
             else:  # nobody knows what it would have done until then, should it fail halfway
                 raise UnsupportedFeature(
                     f"the model loads through code of its own: {loader}",
@@ -215,31 +221,43 @@ class LiveModel:
         logger.info("%s; sha256 %s", done.report.line, done.digest)
         return done
 
-    def _replace(self, checkpoint: Checkpoint, started: float) -> Reload:
+    @contextmanager
+    def _turn(self, cancellation: Cancellation | None) -> Iterator[None]:
+        """Give a block that one reload is in at a time."""
+        while not self._reloading.acquire(timeout=-1 if cancellation is None else LOOK_SECONDS):
+            if cancellation is not None:
+                cancellation.check()
+        try:
+            yield
+        finally:
+            self._reloading.release()
+
+    def _replace(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
         model, (key, weights) = self.model, self._which
         found, filling = choose_targets(model, checkpoint, key, weights)
-        assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True)
+        assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         staged = assembly.tensors({one.name: one.source for one in filling.targets})
         checkpoint.check_unchanged()
-        digest = digest_of(by_first_name(model, filling.targets, staged))
+        digest = digest_of(by_first_name(model, filling.targets, staged), cancellation)
         for one in filling.targets:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
         if self._commit == "swap":
             self._serving = Serving(with_weights(model, filling.targets, staged), digest)
         else:
-            with self._gate.alone():
+            with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
                 overwrite(model, filling.targets, staged)
                 self._serving = Serving(model, digest)
         return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
 
-    def _replace_through(self, checkpoint: Checkpoint, started: float) -> Reload:
+    def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
         """Let a copy of the model load in its own way, and serve that."""
         chosen = chosen_weights(checkpoint, *self._which, "wrappers")
-        state = torch_state_dict(checkpoint, chosen, Assembly(placement(CPU), mmap=self._mmap, verify=True))
+        assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
+        state = torch_state_dict(checkpoint, chosen, assembly)
         checkpoint.check_unchanged()
-        digest = digest_of(state)
+        digest = digest_of(state, cancellation)
         fresh = copied(self.model)
         if any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers())):
             for name, value in state.items():

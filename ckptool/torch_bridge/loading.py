@@ -23,7 +23,8 @@ from ckptool.errors import (
     UnsupportedFeature,
     WeightsNotFound,
 )
-from ckptool.formats import Origin, open_checkpoint
+from ckptool.files import Origin
+from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import check_cast
@@ -75,6 +76,7 @@ def load(
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make.
         WeightsNotFound: No state dict is the weights that were asked for.
+        Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
         ValueError: ``dtype`` is no floating type.
     """
@@ -88,7 +90,8 @@ def load(
             chosen = chosen_weights(checkpoint, key, weights, strip)
             if verify:
                 check_others(chosen.tensors.values(), ())
-            state = torch_state_dict(checkpoint, chosen, Assembly(place, mmap=mmap, dtype=dtype), progress)
+            assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
+            state = torch_state_dict(checkpoint, chosen, assembly, progress)
             checkpoint.check_unchanged()
             return state
 

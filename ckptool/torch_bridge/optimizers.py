@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ckptool import inert
+from ckptool.cancellable_sources import cancellation_of
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.inert import Inert
@@ -75,7 +76,7 @@ def _states(node: Inert, path: str, depth: int) -> Iterator[tuple[str, Inert]]:
 
 
 def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
-    assembly = Assembly(placement(CPU), mmap=mmap)
+    assembly = Assembly(placement(CPU), mmap=mmap, cancellation=cancellation_of(checkpoint.source))
     state = values_with_tensors({"optimizer": node}, checkpoint.rebuilder, assembly)["optimizer"]
     if isinstance(state, UnsupportedFeature):
         raise state

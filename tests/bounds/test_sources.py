@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ckptool import FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.files import FileSource, ReadAhead, StreamSource, open_source, system_text
+from ckptool.files import FileSource, StreamSource, open_source, system_text
+from ckptool.read_ahead import ReadAhead
 from tests import build
 from tests.bounds.sources import Asked
 

@@ -13,9 +13,10 @@ import pytest
 from ckptool import zip_writer
 from ckptool.checksums import WORTH_A_THREAD, checksums_of_file, threads
 from ckptool.errors import OutputFailed
-from ckptool.files import FileSource, ReadAhead
+from ckptool.files import FileSource
 from ckptool.outputs import _WAITING_NBYTES, Output
 from ckptool.payloads import StoragePayload
+from ckptool.read_ahead import ReadAhead
 from ckptool.tensors import StorageRef
 from ckptool.transfer import Transfer
 from ckptool.zip_directory import FULL32

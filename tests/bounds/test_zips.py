@@ -365,7 +365,7 @@ def test_a_gzip_may_grow_to_what_is_allowed_and_no_further(monkeypatch: pytest.M
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     data = packer.compress(bytes(1000) + bytes(range(256))) + packer.flush()
     for chunk in (1, 7, 1 << 20):
-        monkeypatch.setattr("ckptool.archive._CHUNK", chunk)
+        monkeypatch.setattr("ckptool.archive._GZIP_CHUNK", chunk)
         source = Asked(data)
         assert len(gunzip(source, Limits(inflated_nbytes=1256, inflation_ratio=0))) == 1256
         assert max(source.sizes) <= chunk

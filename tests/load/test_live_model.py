@@ -191,8 +191,8 @@ def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
     alone, seen = live._gate.alone, list[str | None]()
 
     @contextmanager
-    def watched() -> Iterator[None]:
-        with alone():
+    def watched(cancellation: Any) -> Iterator[None]:
+        with alone(cancellation):
             yield
             seen.append(live.digest)
 

@@ -34,9 +34,10 @@ from tests.mutation.mutants import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "archive", "beside", "checksums", "contents", "files", "machine", "numpy_arrays", "opcodes", "outputs", "pickles",
-    "rebuild", "shards", "storage_ids", "strict_json", "tars", "tensor_args", "tensors", "transfer", "zip_directory",
-    "zip_writer", "zips", "formats/packed", "formats/plain_pickle", "formats/pt2", "formats/safetensors",
-    "formats/sharded", "formats/torch_legacy", "formats/torch_tar", "formats/torch_zip", "formats/torchscript",
+    "read_ahead", "rebuild", "shards", "storage_ids", "strict_json", "tars", "tensor_args", "tensors", "transfer",
+    "zip_directory", "zip_writer", "zips", "formats/packed", "formats/plain_pickle", "formats/pt2",
+    "formats/safetensors", "formats/sharded", "formats/torch_legacy", "formats/torch_tar", "formats/torch_zip",
+    "formats/torchscript",
 )  # fmt: skip
 TESTS = (
     "tests/bounds", "tests/formats/test_packed.py", "tests/formats/test_pt2.py", "tests/formats/test_sharded.py",

@@ -1,0 +1,127 @@
+"""
+Stopping a call from another thread, or after so many seconds.
+
+Whoever works for long asks ``check`` at steps that are far shorter than a tenth of a second. What stands in a loop
+anyway asks for it: ``each``, ``worklist``, ``checked`` and ``steps`` are what they are given where there is no
+cancellation, so that work that nobody may cancel costs what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+from time import monotonic
+from typing import Final, SupportsIndex, TypeVar
+
+from ckptool.errors import Cancelled
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STEP_NBYTES: Final = 4 << 20
+"""What is read or computed at most between two checks."""
+LOOK_SECONDS: Final = 0.02
+"""How long one waits for others before checking again."""
+_ITEMS: Final = 64
+
+
+class Cancellation:
+    """
+    Stops calls that were given it in ``Limits``: when ``cancel`` is called, or ``seconds`` after it was made.
+
+    Calls may share one, in any threads, and one that has stopped a call stops every other. What is opened with it
+    stays bound to it. A call answers with ``Cancelled`` after the piece that it is at, of at most 4 MiB, with every file
+    closed and every thread ended; what waits for something else meanwhile (a disk that is synced, a model's own code, one large cast)
+    is waited for.
+
+    Raises:
+        ValueError: ``seconds`` is negative, or no number.
+    """
+
+    __slots__ = ("_is_cancelled", "_seconds", "_started", "_until")
+
+    def __init__(self, seconds: float | None = None) -> None:
+        if seconds is not None and not seconds >= 0:
+            raise ValueError(f"seconds={seconds!r} is no time to wait for")
+        self._started = monotonic()
+        self._seconds = seconds
+        self._until = inf if seconds is None else self._started + seconds
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Stop every call that has this cancellation, from any thread; more than once does no harm."""
+        self._is_cancelled = True
+
+    def check(self) -> None:
+        """
+        Go on, if that is still wanted. For progress callbacks and work of your own in between, too.
+
+        Raises:
+            Cancelled: It was cancelled, or the seconds are over.
+        """
+        if self._is_cancelled or monotonic() >= self._until:
+            raise self._error()
+
+    def _error(self) -> Cancelled:
+        passed = monotonic() - self._started
+        if self._is_cancelled:
+            return Cancelled(f"cancelled after {passed:,.3f} seconds")
+        return Cancelled(
+            f"not done after {passed:,.3f} seconds, {self._seconds:,.3f} were given",
+            kind="deadline-exceeded",
+            hint="Give it more seconds.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<Cancellation {'cancelled' if self._is_cancelled else 'open'} seconds={self._seconds}>"
+
+
+def each(items: Iterable[T], cancellation: Cancellation | None) -> Iterable[T]:
+    """Return the items for a loop over many of them, which then ends where it is cancelled."""
+    return items if cancellation is None else _each(items, cancellation)
+
+
+def _each(items: Iterable[T], cancellation: Cancellation) -> Iterator[T]:
+    for count, item in enumerate(items):
+        if not count % _ITEMS:
+            cancellation.check()
+        yield item
+
+
+def worklist(items: list[T], cancellation: Cancellation | None) -> list[T]:
+    """Return a list of what is left to do, for a loop that takes from its end, and then ends where it is cancelled."""
+    return items if cancellation is None else _Worklist(items, cancellation)
+
+
+class _Worklist(list[T]):
+    __slots__ = ("_cancellation",)
+
+    def __init__(self, items: list[T], cancellation: Cancellation) -> None:
+        super().__init__(items)
+        self._cancellation = cancellation
+
+    def pop(self, index: SupportsIndex = -1) -> T:
+        self._cancellation.check()
+        return super().pop(index)
+
+
+def checked(function: Callable[[T], R], cancellation: Cancellation | None) -> Callable[[T], R]:
+    """Return a function for being called many times, each of which may be cancelled."""
+    if cancellation is None:
+        return function
+
+    def check_and_call(argument: T) -> R:
+        cancellation.check()
+        return function(argument)
+
+    return check_and_call
+
+
+def steps(buffer: memoryview, cancellation: Cancellation | None) -> Iterator[memoryview]:
+    """Yield bytes in memory in pieces that are computed on in a moment."""
+    if cancellation is None:
+        yield buffer
+        return
+    for start in range(0, len(buffer), STEP_NBYTES):
+        cancellation.check()
+        yield buffer[start : start + STEP_NBYTES]

@@ -1,0 +1,553 @@
+"""Every call can be stopped, at any time: it ends in ``Cancelled`` or as it would have, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+import torch
+
+import ckptool
+from ckptool import Cancellation, Cancelled, LimitExceeded, Limits, LiveModel
+from ckptool.cancellable_sources import open_source
+from ckptool.cancellation import STEP_NBYTES
+from ckptool.files import FileSource
+from tests import build
+from tests.load.same import descriptors, saved
+
+LONG = os.environ.get("CKPTOOL_LONG") == "1"
+TIMES = 500 if LONG else 50
+SECONDS = 1.0
+"""In which a call must answer. Measured on a machine that is quiet: far less than a tenth."""
+OLD = b"what stood there before"
+
+
+class At(Cancellation):
+    """Cancelled by its ``at``-th check, and knows who asks."""
+
+    def __init__(self, at: int = sys.maxsize) -> None:
+        super().__init__()
+        self.at, self.count, self.since = at, 0, 0.0
+        self.askers = Counter[str]()
+
+    def check(self) -> None:
+        self.count += 1
+        frame = sys._getframe(1)
+        while frame.f_back is not None and _is_between(frame.f_code):
+            frame = frame.f_back
+        self.askers[frame.f_code.co_name] += 1
+        if self.count == self.at:
+            self.since = time.perf_counter()
+            self.cancel()
+        super().check()
+
+
+def _is_between(code: CodeType) -> bool:
+    """Say whether code only hands on what another asks for."""
+    return (
+        Path(code.co_filename).name in ("cancellation.py", "cancellable_sources.py", "files.py")
+        or code.co_name[0] == "<"
+    )
+
+
+class Big(torch.nn.Module):
+    """What is in the big files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.ones(9 << 20))
+        self.b = torch.nn.Parameter(torch.ones(5, 3))
+
+
+def migrated(name: str) -> Callable[[Path, Limits], Any]:
+    def call(path: Path, limits: Limits) -> Any:
+        target = path.parent / "out" / name
+        ckptool.migrate(path, target, force=True, limits=limits)
+        return target.read_bytes()
+
+    return call
+
+
+def filled(path: Path, limits: Limits) -> Any:
+    model = Big()
+    ckptool.load_into(model, path, limits=limits)
+    return weights_of(model.state_dict())
+
+
+def reloaded(path: Path, limits: Limits) -> Any:
+    return LiveModel(Big(), path, limits=limits).digest
+
+
+def weights_of(state: Any) -> Any:
+    return {name: bytes(memoryview(tensor.numpy().reshape(-1)).cast("B")) for name, tensor in state.items()}
+
+
+def opened(path: Path, limits: Limits) -> Any:
+    with ckptool.open_checkpoint(path, limits=limits) as found:
+        return list(found.tensors)
+
+
+CALLS: dict[str, Callable[[Path, Limits], Any]] = {
+    "open": opened,
+    "read": lambda path, limits: weights_of(ckptool.load(path, mmap=False, limits=limits)),
+    "verified": lambda path, limits: weights_of(ckptool.load(path, mmap=False, verify=True, limits=limits)),
+    "mapped": lambda path, limits: list(ckptool.load(path, limits=limits)),
+    "predicted": lambda path, limits: ckptool.predict_memory(path, limits=limits),
+    "filled": filled,
+    "reloaded": reloaded,
+    "to safetensors": migrated("x.safetensors"),
+    "to torch": migrated("x.pth"),
+    "checked": lambda path, limits: ckptool.check(path, deep=True, limits=limits),
+    "looked at": lambda path, limits: ckptool.check(path, values=True, limits=limits),
+    "compared": lambda path, limits: ckptool.diff(path, path.with_name("other"), limits=limits),
+}
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 36 MiB, large enough for threads, and beside it another one with the same weights."""
+    folder = tmp_path_factory.mktemp("big")
+    (folder / "out").mkdir()
+    state = {name: tensor.detach() for name, tensor in Big().state_dict().items()}
+    saved(state, folder / "file.pth")
+    saved(state, folder / "other", legacy=True)
+    for name in ("x.safetensors", "x.pth"):
+        (folder / "out" / name).write_bytes(OLD)
+    return folder / "file.pth"
+
+
+@pytest.fixture(scope="module")
+def expected(big: Path) -> dict[str, Any]:
+    return {name: call(big, Limits()) for name, call in CALLS.items()}
+
+
+@pytest.fixture
+def tidy(big: Path) -> Iterator[None]:
+    """Whatever happens to a call, no file stays open, no thread runs on, nothing but the targets is in the folder."""
+    before = descriptors(), set(threading.enumerate())
+    yield
+    assert descriptors() == before[0]
+    assert set(threading.enumerate()) == before[1]
+    assert {entry.name for entry in (big.parent / "out").iterdir()} <= {"x.safetensors", "x.pth"}
+    assert {entry.name for entry in big.parent.iterdir()} == {"file.pth", "other", "out"}
+
+
+def renewed(folder: Path) -> dict[str, bytes]:
+    kept = {"x.safetensors": OLD, "x.pth": OLD}
+    for name, data in kept.items():
+        (folder / "out" / name).write_bytes(data)
+    return kept
+
+
+@pytest.mark.usefixtures("tidy")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: Path, expected: dict[str, Any]) -> None:
+    everything = At()
+    assert CALLS[name](big, Limits(cancellation=everything)) == expected[name]
+    chosen = random.Random(name)
+    for _ in range(TIMES // 10):
+        kept = renewed(big.parent)
+        cancellation = At(chosen.randint(1, everything.count))
+        try:
+            found = CALLS[name](big, Limits(cancellation=cancellation))
+        except Cancelled:
+            assert time.perf_counter() - cancellation.since < SECONDS
+            assert {target: (big.parent / "out" / target).read_bytes() for target in kept} == kept
+        else:  # threads ask more often or less, by a few
+            assert found == expected[name]
+            assert cancellation.count < everything.count + 16
+
+
+@pytest.mark.usefixtures("tidy")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_may_be_cancelled_from_another_thread_at_any_time(
+    name: str, big: Path, expected: dict[str, Any]
+) -> None:
+    started = time.perf_counter()
+    assert CALLS[name](big, Limits(cancellation=Cancellation())) == expected[name]
+    needed = time.perf_counter() - started
+    chosen = random.Random(name)
+    for _ in range(TIMES // 10):
+        kept = renewed(big.parent)
+        cancellation = Cancellation()
+        timer = threading.Timer(chosen.random() * needed, cancellation.cancel)
+        timer.start()
+        try:
+            assert CALLS[name](big, Limits(cancellation=cancellation)) == expected[name]
+        except Cancelled:
+            assert {target: (big.parent / "out" / target).read_bytes() for target in kept} == kept
+        timer.join()
+
+
+@pytest.mark.usefixtures("tidy")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_deadline_that_has_passed_lets_nothing_begin(
+    name: str, big: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected[name] is not None
+    kept = renewed(big.parent)
+    monkeypatch.setattr(FileSource, "__init__", None)
+    with pytest.raises(Cancelled, match=r"not done after 0\.\d\d\d seconds, 0\.000 were given") as caught:
+        CALLS[name](big, Limits(cancellation=Cancellation(0)))
+    assert caught.value.kind == "deadline-exceeded"
+    assert caught.value.hint == "Give it more seconds."
+    assert {target: (big.parent / "out" / target).read_bytes() for target in kept} == kept
+
+
+def test_a_deadline_ends_a_call_in_the_middle(tmp_path: Path) -> None:
+    path = sparse(tmp_path)
+    for at, call in enumerate((CALLS["checked"], CALLS["read"], migrated("x.pth"))):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        started = time.perf_counter()
+        with pytest.raises(Cancelled, match=r"seconds, 0\.0[12]0 were given") as caught:
+            call(path, Limits(cancellation=Cancellation(0.02 if at else 0.01)))
+        assert time.perf_counter() - started < SECONDS
+        assert caught.value.kind == "deadline-exceeded"
+        assert caught.value.path == str(path)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def sparse(folder: Path) -> Path:
+    """Return a safetensors file of 512 MiB that takes no room: it takes longer to read than any deadline here."""
+    header = b'{"a":{"dtype":"U8","shape":[536870912],"data_offsets":[0,536870912]}}'
+    path = folder / "sparse.safetensors"
+    with path.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + (512 << 20))
+    return path
+
+
+def test_a_deadline_that_is_far_away_changes_nothing(big: Path, expected: dict[str, Any]) -> None:
+    assert CALLS["read"](big, Limits(cancellation=Cancellation(3600))) == expected["read"]
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+def test_a_deadline_is_a_time(seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds="):
+        Cancellation(seconds)
+
+
+def test_calls_that_share_a_cancellation_stop_together(tmp_path: Path) -> None:
+    path, cancellation, errors = sparse(tmp_path), At(100), list[BaseException]()
+
+    def run() -> None:
+        try:
+            CALLS["checked"](path, Limits(cancellation=cancellation))
+        except Cancelled as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 2
+    assert errors[0] is not errors[1]
+    with pytest.raises(Cancelled):  # and every later one
+        ckptool.open_checkpoint(path, limits=Limits(cancellation=cancellation))
+
+
+# Small files, at every check
+
+
+def packed() -> dict[str, bytes]:
+    each = build.one_of_each()
+    two = {"a/model.pt": each["torch_zip"], "a/other.pt": each["torch_legacy"], "a/notes.txt": b"no checkpoint"}
+    cut = each["torch_zip"][:-40]
+    return each | {
+        "two in a zip": build.zip_file(two, deflated=["a/model.pt"]),
+        "two in a tar": build.tar_file(two),
+        "gzip": gzip.compress(each["torch_zip"]),
+        "a deflated zip": deflated(each["torch_zip"]),
+        "protocol 0": build.pickled({"weight": 1, "epoch": 7}, protocol=0),
+        "cut zip": cut,
+        "cut legacy": each["torch_legacy"][:-3],
+        "pickle in a pickle": build.pickled({"epoch": 7, "inside": build.pickled({"deep": 1})}, protocol=4),
+    }
+
+
+def deflated(data: bytes) -> bytes:
+    with ckptool.open_checkpoint(data) as found:
+        (archive,) = found.archives
+        members = {name: archive.open(name).read(0, record.nbytes) for name, record in archive.items()}
+    return build.zip_file(members, deflated=list(members))
+
+
+PACKED = packed()
+SMALL: dict[str, Callable[[Any, Limits], Any]] = {
+    "open": lambda origin, limits: ckptool.open_checkpoint(origin, limits=limits).close(),
+    "check": lambda origin, limits: ckptool.check(origin, deep=True, limits=limits),
+    "migrate": lambda origin, limits: ckptool.migrate(
+        origin, origin.with_name("small.pth"), form="state_dict", force=True, limits=limits
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", SMALL)
+@pytest.mark.parametrize("name", PACKED)
+def test_no_check_is_taken_for_something_else(name: str, verb: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(PACKED[name])
+    everything = At()
+    with suppress(ckptool.CkptoolError):  # some are cut
+        SMALL[verb](path, Limits(cancellation=everything))
+    (tmp_path / "small.pth").write_bytes(OLD)
+    before = descriptors()
+    assert everything.count > 2
+    for at in range(1, everything.count + 1):
+        with pytest.raises(Cancelled) as caught:
+            SMALL[verb](path, Limits(cancellation=At(at)))
+        assert caught.value.path == str(path)
+    assert descriptors() == before
+    assert (tmp_path / "small.pth").read_bytes() == OLD
+    assert {entry.name for entry in tmp_path.iterdir()} == {"file", "small.pth"}
+
+
+@pytest.mark.parametrize("wrap", [bytes, io.BytesIO], ids=["bytes", "stream"])
+def test_what_is_no_path_can_be_cancelled_too(wrap: Callable[[bytes], Any]) -> None:
+    everything = At()
+    ckptool.open_checkpoint(wrap(PACKED["torch_zip"]), limits=Limits(cancellation=everything)).close()
+    assert everything.count > 3
+    for at in range(1, everything.count + 1):
+        with pytest.raises(Cancelled):
+            ckptool.open_checkpoint(wrap(PACKED["torch_zip"]), limits=Limits(cancellation=At(at)))
+
+
+# Who asks, and how often
+
+
+def many(count: int = 3000) -> dict[str, Any]:
+    return {f"layer.{number}.weight": torch.zeros(2) for number in range(count)}
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 3,000 tensors in two forms, a model, and a list of lists."""
+    folder = tmp_path_factory.mktemp("many")
+    saved(many(), folder / "a.pth")
+    ckptool.migrate(folder / "a.pth", folder / "b.safetensors")
+    saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(3000)]}, folder / "objects.pth")
+    saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(3000)]}, folder / "others.pth")
+    saved(torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(300))), folder / "model.pth")
+    return folder
+
+
+def asked(call: Callable[[Limits], Any]) -> At:
+    cancellation = At()
+    call(Limits(cancellation=cancellation))
+    return cancellation
+
+
+def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
+    def target(name: str) -> Path:
+        return tensors / "out" / name
+
+    (tensors / "out").mkdir(exist_ok=True)
+    a, b, objects = tensors / "a.pth", tensors / "b.safetensors", tensors / "objects.pth"
+    calls: dict[str, tuple[Callable[[Limits], Any], set[str]]] = {
+        "open zip": (
+            lambda limits: ckptool.open_checkpoint(a, limits=limits).close(),
+            {"read_entries", "_mark_holding", "collect", "_open", "move_window", "_read_usual", "damage"},
+        ),
+        "open model": (
+            lambda limits: ckptool.open_checkpoint(tensors / "model.pth", limits=limits).close(),
+            {"walk_state_dict", "_add_model", "_add_attributes"},
+        ),
+        "load": (lambda limits: ckptool.load(a, limits=limits), {"_mapped_views", "prepare"}),
+        "load, read": (lambda limits: ckptool.load(a, mmap=False, limits=limits), {"tensors", "_load", "_read"}),
+        "to safetensors": (
+            lambda limits: ckptool.migrate(a, target("1.safetensors"), force=True, limits=limits),
+            {"plan", "_tied", "_header", "_carry_out", "told", "verify", "count", "_checksum_ahead"},
+        ),
+        "to torch": (
+            lambda limits: ckptool.migrate(b, target("2.pth"), force=True, limits=limits),
+            {"plan_weights", "write", "told", "verify", "_checksum_ahead"},
+        ),
+        "same": (
+            lambda limits: ckptool.migrate(objects, target("3.pth"), form="same", force=True, limits=limits),
+            {"write", "told"},
+        ),
+        "check": (
+            lambda limits: ckptool.check(a, deep=True, limits=limits),
+            {"count", "_storages", "_examine", "scan"},
+        ),
+        "diff": (lambda limits: ckptool.diff(a, b, limits=limits), {"compare", "read"}),
+        "diff, same": (lambda limits: ckptool.diff(a, a, limits=limits), {"compare", "_ties"}),
+        "diff objects": (lambda limits: ckptool.diff(objects, tensors / "others.pth", limits=limits), {"tree_changes"}),
+    }
+    missing = {name: wanted - asked(call).askers.keys() for name, (call, wanted) in calls.items()}
+    assert {name: lost for name, lost in missing.items() if lost} == {}
+
+
+def test_a_check_comes_with_so_many_opcodes_and_objects(tensors: Path, tmp_path: Path) -> None:
+    opcodes = 1_000_000
+    ones = b"\x80\x02](" + b"K\1" * (opcodes // 2 - 4) + b"e."
+    path = tmp_path / "file"
+    zipped = build.torch_zip(ones[2:-1], {})
+    for data in (ones, zipped, deflated(zipped), gzip.compress(ones)):
+        path.write_bytes(data)
+        found = asked(lambda limits: ckptool.open_checkpoint(path, limits=limits).close())
+        assert found.askers["move_window"] >= opcodes // 65_536
+    askers = {}
+    for name in ("a.pth", "b.safetensors", "objects.pth"):
+        found = asked(lambda limits, name=name: ckptool.open_checkpoint(tensors / name, limits=limits).close())
+        assert found.count >= 3000
+        askers[name] = found.askers
+    assert askers["a.pth"]["read_entries"] >= 3000 // 64
+    assert askers["b.safetensors"]["read"] >= 3000 // 64
+    assert askers["objects.pth"]["_mark_holding"] >= 6000
+
+
+def test_a_little_that_inflates_to_much_is_asked_about(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    nbytes = 48 << 20
+    tree = {"weight": build.tensor(build.storage(numel=nbytes // 4), (nbytes // 4,))}
+    path.write_bytes(deflated(build.torch_zip(tree, {"0": bytes(nbytes)})))
+    assert asked(lambda limits: ckptool.check(path, deep=True, limits=limits)).count >= 48
+    path.write_bytes(gzip.compress(os.urandom(2 << 20)))
+    cancellation = At()
+    with pytest.raises(ckptool.CkptoolError):  # what is inside is no checkpoint
+        ckptool.open_checkpoint(path, limits=Limits(cancellation=cancellation))
+    assert cancellation.count >= path.stat().st_size // 65_536
+
+
+def test_no_read_is_larger_than_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(3 * STEP_NBYTES + 5)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    sizes: list[int] = []
+    pread, preadv = os.pread, os.preadv
+
+    def read(fd: int, nbytes: int, offset: int) -> bytes:
+        sizes.append(nbytes)
+        return pread(fd, nbytes, offset)
+
+    def read_into(fd: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.append(buffers[0].nbytes)
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pread", read)
+    monkeypatch.setattr(os, "preadv", read_into)
+    for cancellation, most in ((At(), STEP_NBYTES), (None, len(data))):
+        source, _ = open_source(str(path), cancellation)
+        sizes.clear()
+        assert source.read(1, len(data) - 1) == data[1:]
+        buffer = memoryview(bytearray(len(data)))
+        assert isinstance(source, FileSource)
+        source.read_into(0, buffer)
+        assert buffer == data
+        assert max(sizes) == most or max(sizes) == most - 1
+        assert len(sizes) == (8 if cancellation else 2)  # who cannot be cancelled reads at once
+        assert cancellation is None or cancellation.count >= 8
+        source.close()
+
+
+# What was there before
+
+
+def test_a_model_is_as_it_was_until_its_memory_is_read_into(big: Path) -> None:
+    index = asked(lambda limits: ckptool.open_checkpoint(big, limits=limits).close()).count
+    for at in (1, index // 2, index):
+        model = Big()
+        before = weights_of({name: tensor.detach() for name, tensor in model.state_dict().items()})
+        model.a.data.fill_(2.0)
+        with pytest.raises(Cancelled):
+            ckptool.load_into(model, big, limits=Limits(cancellation=At(at)))
+        assert bool((model.a == 2).all())
+        assert weights_of({"b": model.b.detach()})["b"] == before["b"]
+
+
+def test_a_model_on_the_meta_device_gets_all_or_nothing(big: Path) -> None:
+    with torch.device("meta"):
+        model = Big()
+    everything = asked(lambda limits: ckptool.load_into(Big().to("meta"), big, limits=limits))
+    for at in range(1, everything.count, max(1, everything.count // 8)):
+        with pytest.raises(Cancelled):
+            ckptool.load_into(model, big, limits=Limits(cancellation=At(at)))
+        assert model.a.is_meta
+        assert model.b.is_meta
+
+
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+def test_a_reload_that_is_cancelled_leaves_what_serves(big: Path, tmp_path: Path, commit: Any) -> None:
+    saved({"a": torch.zeros(9 << 20), "b": torch.zeros(5, 3)}, tmp_path / "new.pth")
+    live = LiveModel(Big(), big, commit=commit)
+    served, digest = live.model, live.digest
+    everything = At()
+    LiveModel(Big(), big, commit=commit).reload(tmp_path / "new.pth", limits=Limits(cancellation=everything))
+    assert everything.askers.keys() >= {"add_all", "checksum_in_memory"}  # long sums, of what is in memory by then
+    for at in sorted({*range(1, everything.count, max(1, everything.count // 8)), everything.count - 4}):
+        cancellation = At(at)
+        with pytest.raises(Cancelled):
+            live.reload(tmp_path / "new.pth", limits=Limits(cancellation=cancellation))
+        assert time.perf_counter() - cancellation.since < SECONDS
+        assert live.model is served
+        assert live.digest == digest
+        assert bool((live.model.a == 1).all())
+    assert live.reload(tmp_path / "new.pth").digest == live.digest != digest  # its own limits have none
+    assert bool((live.model.a == 0).all())
+
+
+def test_a_reload_does_not_wait_for_calls_longer_than_it_may(big: Path) -> None:
+    live, inside, leave = LiveModel(Big(), big), threading.Event(), threading.Event()
+
+    def call() -> None:
+        with live.use():
+            inside.set()
+            leave.wait(20)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    inside.wait(20)
+    cancellation = Cancellation()
+    timer = threading.Timer(0.5, cancellation.cancel)
+    timer.start()
+    waiting = threading.Thread(target=live.reload, args=(big,))
+    try:
+        with pytest.raises(Cancelled):  # the gate
+            live.reload(big, limits=Limits(cancellation=cancellation))
+        entered = threading.Thread(target=lambda: live.use().__enter__())
+        entered.start()
+        entered.join(10)
+        assert not entered.is_alive()  # the gate is open to calls again
+    finally:
+        leave.set()
+        caller.join()
+        timer.join()
+    live = LiveModel(Big(), big)
+    with live._reloading:
+        waiting = threading.Thread(target=live.reload, args=(big,))
+        with pytest.raises(Cancelled) as caught:  # another reload
+            live.reload(big, limits=Limits(cancellation=Cancellation(0.05)))
+        assert caught.value.kind == "deadline-exceeded"
+        waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
+def test_what_is_opened_stays_bound_to_its_cancellation(big: Path) -> None:
+    cancellation = Cancellation()
+    with ckptool.open_checkpoint(big, limits=Limits(cancellation=cancellation)) as found:
+        tensor = found.tensors["b"]
+        assert len(tensor.read()) == 60
+        cancellation.cancel()
+        cancellation.cancel()
+        with pytest.raises(Cancelled, match=r"^cancelled after [\d.]+ seconds$"):
+            tensor.read()
+
+
+def test_other_limits_hold_beside_it(big: Path) -> None:
+    with pytest.raises(LimitExceeded):
+        ckptool.open_checkpoint(big, limits=Limits(tensors=1, cancellation=Cancellation()))
