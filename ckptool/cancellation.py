@@ -30,9 +30,9 @@ class Cancellation:
     Stops calls that were given it in ``Limits``: when ``cancel`` is called, or ``seconds`` after it was made.
 
     Calls may share one, in any threads, and one that has stopped a call stops every other. What is opened with it
-    stays bound to it. A call answers with ``Cancelled`` after the piece that it is at, of at most 4 MiB, with every file
-    closed and every thread ended; what waits for something else meanwhile (a disk that is synced, a model's own code, one large cast)
-    is waited for.
+    stays bound to it. A call answers with ``Cancelled`` after the piece that it is at, of at most 4 MiB, with every
+    file closed and every thread ended; what waits for something else meanwhile (a disk that is synced, a model's own
+    code, one large cast) is waited for.
 
     Raises:
         ValueError: ``seconds`` is negative, or no number.
