@@ -403,11 +403,11 @@ def test_a_check_comes_with_so_many_opcodes_and_objects(tensors: Path, tmp_path:
     askers = {}
     for name in ("a.pth", "b.safetensors", "objects.pth"):
         found = asked(lambda limits, name=name: ckptool.open_checkpoint(tensors / name, limits=limits).close())
-        assert found.count >= 3000
+        assert found.count >= (3000 if name != "objects.pth" else 6000 // 64)
         askers[name] = found.askers
     assert askers["a.pth"]["read_entries"] >= 3000 // 64
     assert askers["b.safetensors"]["read"] >= 3000 // 64
-    assert askers["objects.pth"]["_mark_holding"] >= 6000
+    assert askers["objects.pth"]["_mark_holding"] >= 6000 // 64
 
 
 def test_a_little_that_inflates_to_much_is_asked_about(tmp_path: Path) -> None:
