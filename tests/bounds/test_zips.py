@@ -43,6 +43,16 @@ def refused(data: bytes | Source, cls: type[CkptoolError] = AmbiguousFile) -> Ck
     return caught.value
 
 
+# Names
+
+
+def test_no_two_names_differ_in_case_alone() -> None:
+    found = refused(whole([A, B, stored("X/a", b"other")]))
+
+    assert "also as" in found.message
+    assert list(read(whole([A, B, stored("x/aa", b"other")]))) == ["x/a", "x/b", "x/aa"]
+
+
 # The end
 
 

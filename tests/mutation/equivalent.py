@@ -88,6 +88,12 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ): ONLY_FASTER,
     ("zip_directory", "read_entries", "position != len(data)", "position < len(data)"): NEVER_BEYOND,
     ("zip_directory", "widen", "len(wide) != sum(wanted)", "len(wide) > sum(wanted)"): NEVER_BEYOND,
+    (
+        "zips",
+        "_refuse_twins",
+        "len({entry.name.lower() for entry in entries}) == len(entries)",
+        "len({entry.name.lower() for entry in entries}) >= len(entries)",
+    ): NEVER_BEYOND,
     ("zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
         "what follows a gap begins with P and cannot complete a mark that began in it"
     ),
