@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
 from struct import pack
 
 import pytest
 
 from ckptool import LimitExceeded, Limits, open_checkpoint
 from ckptool.files import BytesSource
+from ckptool.machine import Machine
 from ckptool.pickles import read_pickle
 from tests.build import torch_zip
 
@@ -37,18 +39,38 @@ def test_as_many_opcodes_as_allowed_are_read_and_not_one_more(before: int, is_re
         read(opcodes)
 
 
+def test_a_small_file_may_have_a_mebibyte_and_others_four_times_their_size() -> None:
+    for packed, most in ((1, MOST), (MOST // 4 - 1, MOST), (MOST // 4, MOST), (MOST // 4 + 1, MOST + 4)):
+        assert Machine(BytesSource(b".", packed_nbytes=packed), 0).left == most
+    assert Machine(BytesSource(b"."), 0).left == inf
+
+
+@pytest.mark.parametrize(("needed", "left"), [(WINDOW, MOST - 100 - WINDOW), (WINDOW + 1, MOST - 100)])
+def test_an_argument_larger_than_a_window_does_not_count(needed: int, left: int) -> None:
+    machine = Machine(BytesSource(bytes(4 * WINDOW), packed_nbytes=1), 0)
+    machine.pos = 100
+    machine.move_window(100 + needed)
+    machine.pos = needed
+    machine.move_window(needed + 1)
+
+    assert machine.left == left
+
+
 def test_long_texts_are_no_opcodes() -> None:
     read(text(WINDOW + 1) * 40)
     with pytest.raises(LimitExceeded):
         read(text(WINDOW) * 40)
 
 
-def test_a_larger_file_may_have_more() -> None:
-    read(b"N" * (2 * MOST), packed_nbytes=MOST // 2)
-    with pytest.raises(LimitExceeded):
-        read(b"N" * (2 * MOST + 2 * WINDOW), packed_nbytes=MOST // 2)
-    with pytest.raises(LimitExceeded):
-        read(b"N" * (2 * MOST), packed_nbytes=MOST // 4)
+@pytest.mark.parametrize(("taken", "is_refused"), [(9, False), (10, False), (11, True)])
+def test_a_window_moves_until_there_is_less_than_nothing_left(taken: int, is_refused: bool) -> None:
+    machine = Machine(BytesSource(bytes(100), packed_nbytes=1), 0)
+    machine.left, machine.pos = 10, taken
+    if is_refused:
+        with pytest.raises(LimitExceeded):
+            machine.move_window(taken + 1)
+    else:
+        machine.move_window(taken + 1)
 
 
 def test_things_nest_as_deep_as_allowed_and_no_deeper() -> None:
