@@ -88,8 +88,9 @@ def test_a_plain_tensor_may_have_its_hooks_and_metadata_or_not(count: int) -> No
     func = Global("torch._utils", "_rebuild_tensor_v2")
     args = (PersistentId("0"), 0, (4,), (1,), True, None, None)
     rebuilder = Rebuilder(OneStorage())
-    for taken in (6, count):  # the first one makes the function known
-        found = rebuilder.tensor(Call(func, args[:taken]))
+    calls = [Call(func, args[:taken]) for taken in (6, count)]
+    for call in calls:  # the first one makes the function known
+        found = rebuilder.tensor(call)
         assert found is not None
         assert (found.shape, found.requires_grad) == ((4,), True)
 
