@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from struct import Struct
 from typing import Final
 
@@ -23,7 +24,7 @@ _U64 = Struct("<Q").unpack_from
 
 _INTEGER = re.compile(rb"[+-]?(?:0|[1-9][0-9]*)")  # readers disagree about leading zeros: octal, decimal, refused
 _MAX_INT_NBYTES: Final = 1024
-_ESCAPES = re.compile(rb"\\(?:([abfnrtv\\'\"\n])|x([0-9a-fA-F]{2})|([0-7]{1,3}))")
+_ESCAPES = re.compile(rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})")
 _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
@@ -126,7 +127,7 @@ class Opcodes(Machine):
         line = line.strip()
         if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
             raise self.malformed("a string without quotes")
-        self.push(_python2_text(_ESCAPES.sub(_unescape, line[1:-1])))
+        self.push(_python2_text(_ESCAPES.sub(lambda found: _meaning(found[0]), line[1:-1])))
 
     def op_binstring(self) -> None:
         nbytes = _I32(self.data, self.pos + 1)[0]
@@ -329,13 +330,17 @@ def _python2_text(data: bytes) -> str | bytes:
         return data
 
 
-def _unescape(match: re.Match[bytes]) -> bytes:
-    simple, hexadecimal, octal = match.groups()
-    if simple == b"\n":  # a line that goes on
+@cache  # of the thousand or so that there are
+def _meaning(escape: bytes) -> bytes:
+    """Return what an escape stands for in a string of Python 2."""
+    kind = escape[1]
+    if kind == ord("\n"):  # a line that goes on
         return b""
-    if simple is not None:
-        return bytes([_ESCAPED.get(simple[0], simple[0])])
-    return bytes([int(hexadecimal, 16) if hexadecimal is not None else int(octal, 8) & 0xFF])
+    if kind == ord("x"):
+        return bytes.fromhex(str(escape[2:], "ascii"))
+    if kind in b"01234567":
+        return bytes([int(escape[1:], 8) & 0xFF])
+    return bytes([_ESCAPED.get(kind, kind)])
 
 
 def _rare_table() -> list[Callable[[Opcodes], None]]:

@@ -75,9 +75,10 @@ class SafetensorsPlan(NamedTuple):
         from ckptool.formats import open_checkpoint
 
         with open_checkpoint(path, limits=limits) as written:
-            if written.source.read(0, len(self._head())) != self._head():
+            head = self._head()
+            if written.source.read(0, len(head)) != head:
                 raise OutputFailed("its header is not the one that was written", kind="verification-failed")
-            start = len(self._head())
+            start = len(head)
             ranges = []
             for _, payload in self.tensors:
                 ranges.append((start, start + payload.nbytes))
