@@ -118,26 +118,26 @@ def apart(function, **options):
     return result
 
 
-def work(ready, go):
+def work(ready, measure, leave):
     before = pss()
     weights, model = ckptool.load(path), build("meta")
     ckptool.load_into(model, path)
     touch(model.parameters()), touch(weights.values())
     os.write(ready, b"x")
-    os.read(go, 1)  # until all have it in memory
+    os.read(measure, 1)  # when all have it in memory
     found = pss() - before
     os.write(ready, b"x")
-    os.read(go, 1)  # and until all have measured
+    os.read(leave, 1)  # when all have measured; another pipe, or the first one here would take what another waits for
     return found
 
 
 def workers():
-    ready, go = os.pipe(), os.pipe()
-    streams = [start(work, ready[1], go[0]) for _ in range(4)]
-    for _ in range(2):
+    ready, measure, leave = os.pipe(), os.pipe(), os.pipe()
+    streams = [start(work, ready[1], measure[0], leave[0]) for _ in range(4)]
+    for _, go in (measure, leave):
         for _ in range(4):
             os.read(ready[0], 1)
-        os.write(go[1], b"gggg")
+        os.write(go, b"gggg")
     found = [json.load(stream) for stream in streams]
     assert [os.wait()[1] for _ in streams] == [0] * 4
     return found
