@@ -28,7 +28,7 @@ from tests import build
 from tests.load.same import descriptors, saved
 
 LONG = os.environ.get("CKPTOOL_LONG") == "1"
-TIMES = 500 if LONG else 50
+TIMES = 500 if LONG else 20
 SECONDS = 1.0
 """In which a call must answer. Measured on a machine that is quiet: far less than a tenth."""
 OLD = b"what stood there before"

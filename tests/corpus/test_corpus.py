@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import Checkpoint, CkptoolError, NotACheckpoint, TensorInfo, TruncatedFile, open_checkpoint
+from ckptool import (
+    Checkpoint,
+    CkptoolError,
+    FileUnavailable,
+    NotACheckpoint,
+    TensorInfo,
+    TruncatedFile,
+    open_checkpoint,
+)
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 
@@ -22,7 +30,7 @@ NO_CHECKPOINTS: dict[str, tuple[type[CkptoolError], str]] = {
     "text": (NotACheckpoint, "site-pth"),
     "broken: HTML/XML page": (NotACheckpoint, "html"),
     "broken: git-lfs pointer": (NotACheckpoint, "lfs-pointer"),
-    "HF shard index.json": (NotACheckpoint, "index-json"),
+    "HF shard index.json": (FileUnavailable, "missing-shards"),
     "gzip:tar": (NotACheckpoint, "archive"),
     "gzip:tar > broken: empty file": (TruncatedFile, "empty"),
     "broken: empty file": (TruncatedFile, "empty"),
