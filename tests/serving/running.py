@@ -126,14 +126,16 @@ def free_ports(number: int) -> list[int]:
 
 
 @contextmanager
-def serving(command: str, checkpoint: Path, *, port: int | None = None, **environment: str) -> Iterator[Server]:
-    """Run ``python -m COMMAND`` among the recipes, with PORT in it replaced by a free one, until the block ends."""
+def serving(
+    command: str, checkpoint: Path, *, port: int | None = None, program: str = sys.executable, **environment: str
+) -> Iterator[Server]:
+    """Run ``PROGRAM COMMAND`` among the recipes, with PORT in it replaced by a free one, until the block ends."""
     port = port or free_ports(1)[0]
     found = {"CHECKPOINT": str(checkpoint), "PORT": str(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     log = checkpoint.parent / "log.txt"
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, *command.replace("PORT", str(port)).split()],
+            [program, *command.replace("PORT", str(port)).split()],
             cwd=RECIPES,
             env={**os.environ, **found, **environment},
             stdout=stream,

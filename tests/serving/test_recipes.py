@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import runpy
 import shutil
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.serving.running import IMAGES, RECIPES, Server, free_ports, save_as_gpus_do, serving
 
@@ -110,8 +113,59 @@ def test_torchserve_answers(tmp_path: Path) -> None:
         assert [server.ask("/predictions/digits", BODY[1]) for _ in range(10)] == [pytest.approx(a[1], abs=1e-6)] * 10
 
 
+def test_triton_answers_and_follows_the_file(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "digits"
+    checkpoint = model / "1" / "model.pth"
+    checkpoint.parent.mkdir(parents=True)
+    program, options, environment = triton(tmp_path / "backends")
+    shutil.copy(RECIPES / "triton_model.py", model / "1" / "model.py")
+    shutil.copy(RECIPES / "triton_config.pbtxt", model / "config.pbtxt")
+    a = save_as_gpus_do(checkpoint, seed=1)
+    images = {"name": "images", "shape": list(IMAGES.shape), "datatype": "FP32", "data": IMAGES.flatten().tolist()}
+
+    def asked(server: Server) -> Any:
+        scores = server.ask("/v2/models/digits/infer", {"inputs": [images]})["outputs"][0]
+        return torch.tensor(scores["data"]).reshape(scores["shape"]).tolist()
+
+    command = f"--model-repository {model.parent} --http-address 127.0.0.1 --http-port PORT"
+    quiet = "--allow-grpc false --allow-metrics false"
+    with serving(f"{command} {quiet} {options}", checkpoint, program=program, **environment) as server:
+        server.until(lambda: asked(server))
+        assert [asked(server) for _ in range(10)] == [a] * 10
+        b = save_as_gpus_do(checkpoint, seed=2)
+        found = []
+
+        def all_b() -> bool:
+            found.append(asked(server))
+            return found[-10:] == [b] * 10
+
+        server.until(all_b)
+        assert all(answer in (a, b) for answer in found)
+        server.stop()
+
+
+def triton(backends: Path) -> tuple[str, str, dict[str, str]]:
+    """
+    Find Triton's server: its program, its options, and what its environment needs.
+
+    The one that nvidia-pytriton carries keeps what it needs for a version of Python elsewhere: all is put together.
+    """
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # its models' Python is the first
+    if program := shutil.which("tritonserver"):
+        return program, "", {"PATH": search}
+    if (package := importlib.util.find_spec("pytriton")) is None or package.origin is None:
+        pytest.skip("neither tritonserver nor nvidia-pytriton is installed")
+    folder = Path(package.origin).parent / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    shutil.copytree(folder / "backends" / "python", backends / "python")
+    shutil.copy(folder / "python_backend_stubs" / version / "triton_python_backend_stub", backends / "python")
+    libraries = [str(folder.parents[1] / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
+    environment = {"PATH": search, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+    return str(folder / "bin" / "tritonserver"), f"--backend-directory {backends}", environment
+
+
 def test_triton_is_handed_what_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its server is no Python package: these are the calls that it makes, with a stand-in for its utilities."""
+    """Where its server is not: these are the calls that it makes, with a stand-in for its utilities."""
     checkpoint = tmp_path / "1" / "model.pth"
     checkpoint.parent.mkdir()
     a = save_as_gpus_do(checkpoint, seed=1)

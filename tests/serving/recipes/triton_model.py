@@ -1,5 +1,5 @@
-# Not run here: Triton's server is no Python package. Its model.py, as <repository>/<model>/1/model.py, with the
-# checkpoint beside it; initialize and execute were called by hand, with a stand-in for its utilities.
+# Run with Triton 2.51 (nvidia-pytriton 0.7.0, with numpy 1.26, as it asks for). This is its model.py, for
+# <repository>/<model>/1 with the checkpoint beside it; triton_config.pbtxt is its config.pbtxt, one folder up.
 import json
 from pathlib import Path
 from typing import Any
