@@ -38,7 +38,7 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
             parse_float=_number,
             parse_constant=_no_constant,
         )
-        if b"\\ud" in data or b"\\uD" in data:
+        if b"\\" in data and (b"\\ud" in data or b"\\uD" in data):  # one byte is found ten times as fast as two
             json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
     except (ValueError, RecursionError) as error:
         raise MalformedFile(f"{what} is no JSON: {_reason(error)}", kind=f"malformed-{kind}") from error
@@ -50,7 +50,7 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
 def _has_odd_integer(data: bytes) -> bool:
     """Say whether there may be what Python takes for an integer and others for a float: a slower parser sees to it."""
     # A regular expression takes ten times as long, which for a header of 100 MB is seconds.
-    return b"-0" in data or b"0" * 20 in data.translate(_ONLY_DIGITS)
+    return (b"-" in data and b"-0" in data) or b"0" * 20 in data.translate(_ONLY_DIGITS)
 
 
 def _number(text: str) -> int | float:
