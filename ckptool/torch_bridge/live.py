@@ -32,7 +32,7 @@ import torch
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation
 from ckptool.checkpoint import Checkpoint
-from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.errors import Cancelled, CkptoolError, UnsupportedFeature
 from ckptool.files import Origin, file_identity
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
@@ -98,6 +98,7 @@ class LiveModel:
     Tensors of the model keep their device and type. Those on the meta device come to ``map_location``, as ``dtype``
     if they are floating and that is given, with the first load. ``mmap`` is what ``load`` takes; it is False here,
     for truncating a file that serves would kill the process. What each ``commit`` costs, the module's docstring says.
+    ``limits`` are those of every load; a ``Cancellation`` in them stops the first alone.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -125,7 +126,7 @@ class LiveModel:
         self._device = available(map_location)
         self._dtype = dtype
         self._mmap: Mmap = mmap
-        self._limits = limits
+        self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
         self._reloading = threading.Lock()
         self._watcher: _Watcher | None = None
@@ -133,7 +134,7 @@ class LiveModel:
         self.report: LoadReport | None = None
         self._failure: tuple[Exception, datetime] | None = None
         if source is not None:
-            self.reload(source)
+            self.reload(source, limits=limits)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -297,7 +298,7 @@ class LiveModel:
         self._watcher = _Watcher(self, os.fspath(path), every, on_reload)
 
     def unwatch(self) -> None:
-        """Stop watching, and return once a reload that has begun has ended."""
+        """Stop watching. A reload that has begun is cancelled, unless its weights are being committed already."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.stop()
@@ -319,6 +320,7 @@ class _Watcher:
     ) -> None:
         self._live, self._path, self._every, self._on_reload = live, os.fspath(path), every, on_reload
         self._stopped = threading.Event()
+        self._cancellation = Cancellation()
         # What was loaded, not what is there now: a file that came between the two must not be missed.
         self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == self._path else None
         self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
@@ -326,6 +328,7 @@ class _Watcher:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._cancellation.cancel()  # the reload may wait for a call that waits for this one
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -340,7 +343,10 @@ class _Watcher:
 
     def _reload(self) -> None:
         try:
-            self._tell(self._live.reload(self._path))
+            limits = self._live._limits._replace(cancellation=self._cancellation)
+            self._tell(self._live.reload(self._path, limits=limits))
+        except Cancelled:
+            logger.info("no longer watched, not reloaded: %s", show(self._path))
         except CkptoolError as error:
             self._note(error)
             logger.warning("not reloaded: %s", show(str(error)))

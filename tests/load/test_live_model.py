@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool import LiveModel
+from ckptool import Cancellation, LiveModel
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from ckptool.torch_bridge import commits
 from ckptool.torch_bridge.digests import digest_of
@@ -751,6 +751,42 @@ def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_p
     assert len(told) == 1
     assert within(5, lambda: all(thread.name != "ckptool-watch" for thread in threading.enumerate()))
     live.unwatch()
+
+
+def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    live, told = LiveModel(LeNet().eval(), path), list[Any]()
+    digest = live.digest
+    live.watch(every=0.02, on_reload=told.append)
+    with live.use():  # the reload waits for this block to end
+        put(path, files[1].read_bytes())
+        assert within(20, live._reloading.locked)
+        time.sleep(0.1)
+        ending = threading.Thread(target=live.unwatch, daemon=True)
+        ending.start()
+        ending.join(10)
+        assert not ending.is_alive()
+
+    assert not live._reloading.locked()
+    assert (live.digest, live.last_error, told) == (digest, None, [])
+    assert live.reload(path).digest != digest
+
+
+def test_a_deadline_for_starting_is_not_one_for_reloading(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    starting, told = Cancellation(60), list[Any]()
+    with LiveModel(LeNet().eval(), path, limits=ckptool.Limits(cancellation=starting)) as live:
+        starting.cancel()
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+        live.reload(files[1])
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+        live.watch(path, every=0.02, on_reload=told.append)
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    with pytest.raises(ckptool.Cancelled):
+        LiveModel(LeNet().eval(), path, limits=ckptool.Limits(cancellation=starting))
 
 
 def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
