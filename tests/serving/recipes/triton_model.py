@@ -1,5 +1,5 @@
-# Run with Triton 2.51 (nvidia-pytriton 0.7.0, with numpy 1.26, as it asks for). This is its model.py, for
-# <repository>/<model>/1 with the checkpoint beside it; triton_config.pbtxt is its config.pbtxt, one folder up.
+# Run with Triton 2.51.0 as nvidia-pytriton 0.7.0 has it (its utilities are made for numpy 1).
+# This is <repository>/<model>/1/model.py, with the checkpoint beside it; triton_config.pbtxt is ../config.pbtxt.
 import json
 from pathlib import Path
 from typing import Any
