@@ -57,7 +57,7 @@ def test_an_error_of_torch_does_not_end_the_watch(
     save_as_gpus_do(path, seed=1)
     told: queue.Queue[Reload | CkptoolError | None] = queue.Queue()
 
-    def fail(source: object) -> Reload:
+    def fail(source: object, **_: object) -> Reload:
         told.put(None)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
