@@ -333,7 +333,8 @@ def _unavailable(path: str, error: OSError) -> FileUnavailable:
 def _directory(path: str) -> FileUnavailable:
     names = directory_entries(path)
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
-    fact = f"a directory with {len(names):,} files" if names else "a directory without files"
+    many = "one file" if len(names) == 1 else f"{len(names):,} files"
+    fact = f"a directory with {many}" if names else "a directory without files"
     hint = f"Name a file in it: {shown}" if names else None
     return FileUnavailable(fact, kind="directory", hint=hint)
 

@@ -114,7 +114,10 @@ def test_a_directory_says_what_is_in_it(tmp_path: Path) -> None:
     assert error.kind == "directory"
     assert error.hint is not None
     assert "0.bin" in error.hint
+    assert "6 files" in error.message
     assert unavailable(tmp_path / "folder").hint is None
+    (tmp_path / "folder" / "alone.bin").touch()
+    assert "one file" in unavailable(tmp_path / "folder").message
 
 
 @pytest.mark.parametrize("name", ["missing.pth", "missing/model.pth", "nul\0.pth", "a.zip::member", ""])
