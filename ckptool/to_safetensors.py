@@ -175,7 +175,7 @@ def _open_with_reference(path: str, names: list[str]) -> None:
         try:
             reference = safe_open(path, framework="numpy")
         except ImportError:
-            reference = safe_open(path, framework="pt")  # without numpy it needs torch to open anything
+            reference = safe_open(path, framework="pt")  # torch will do, if somebody left numpy out
         with reference as opened:
             found = set(opened.keys())
     except (SafetensorError, OSError) as error:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -279,6 +280,12 @@ def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "['numpy', 'pt']"
+
+
+def test_an_installation_has_the_numpy_that_the_reference_reader_asks_for_first() -> None:
+    required = [line for line in requires("ckptool") or () if "extra ==" not in line]
+
+    assert any(line.startswith("safetensors[numpy]") for line in required)
 
 
 def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
