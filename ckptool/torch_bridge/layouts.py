@@ -38,11 +38,14 @@ def special_tensor(
 def _sparse(info: TensorInfo, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if info.layout == "sparse_coo":
         coalesced = dict(info.details).get("is_coalesced") == 1 or None
-        made = torch.sparse_coo_tensor(parts["indices"], parts["values"], info.shape, check_invariants=True)
+        made = torch.sparse_coo_tensor(
+            parts["indices"], parts["values"], info.shape, device=parts["values"].device, check_invariants=True
+        )
         return made if coalesced is None else made._coalesced_(True)
     compressed, plain, values = parts.values()
+    layout = getattr(torch, info.layout)
     return torch.sparse_compressed_tensor(
-        compressed, plain, values, info.shape, layout=getattr(torch, info.layout), check_invariants=True
+        compressed, plain, values, info.shape, layout=layout, device=values.device, check_invariants=True
     )
 
 
