@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from ckptool.torch_bridge.room import room_for
+
 T = TypeVar("T")
 
 
@@ -56,7 +58,8 @@ def check_cast(dtype: object) -> None:
 
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values as another type, on the device where they are."""
-    return apart_on_cpu(values.device, lambda: values.to(dtype))
+    with room_for(values.numel() * dtype.itemsize, values.device):
+        return apart_on_cpu(values.device, lambda: values.to(dtype))
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from ckptool.errors import OutOfMemory, UnsupportedFeature
+from ckptool.errors import UnsupportedFeature
 from ckptool.torch_bridge.arithmetic import apart_on_cpu, in_own_thread
 from ckptool.torch_bridge.fill_plan import Target, model_tensors
 from ckptool.torch_bridge.filling import assign, parameter_like
+from ckptool.torch_bridge.room import room_for
 
 
 def by_first_name(
@@ -46,10 +47,8 @@ def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> tor
     """Return values on a device, as a type; themselves, if they are so already."""
     if (values.device, values.dtype) == (device, dtype):
         return values
-    try:
-        return apart_on_cpu(device, lambda: values.to(device, dtype))
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"no {values.nbytes:,} bytes are free on {device}", needed=values.nbytes) from error
+    with room_for(values.nbytes, device):
+        return apart_on_cpu(values.device, lambda: values.to(device, dtype))
 
 
 def with_weights(

@@ -18,6 +18,7 @@ import torch
 from ckptool.errors import OutOfMemory
 from ckptool.files import FileSource, Source, file_under
 from ckptool.torch_bridge.host_memory import Progress, buffer_of
+from ckptool.torch_bridge.room import room_for
 
 _BUFFER_NBYTES = 16 << 20
 _BUFFERS = 6
@@ -59,10 +60,8 @@ class DeviceMemory:
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
         """Return memory for ``nbytes`` bytes from ``offset``; any device's is aligned for any element."""
-        try:
+        with room_for(nbytes, self._device):
             target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        except torch.cuda.OutOfMemoryError as error:
-            raise OutOfMemory(f"no {nbytes:,} bytes are free on {self._device}", needed=nbytes) from error
         if self._device.type != "meta":
             self.read_into(source, offset, target)
         return target

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from ckptool.errors import MalformedFile, OutOfMemory
+from ckptool.errors import MalformedFile
 from ckptool.tensors import TensorInfo
+from ckptool.torch_bridge.placement import CPU
+from ckptool.torch_bridge.room import room_for
 
 SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 QUANTIZED = ("per_tensor_affine", "per_channel_affine", "per_channel_affine_float_qparams")
@@ -22,14 +24,14 @@ def special_tensor(
     Raises:
         MalformedFile: The parts do not belong together. torch would not look again, and read beside its memory.
     """
+    device = next((part.device for part in parts.values()), CPU) if integers is None else integers.device
     try:
-        if info.layout in SPARSE:
-            return _sparse(info, parts)
-        if integers is None:
-            raise MalformedFile(f"tensor {name!r} is quantised and has no integers", kind="malformed-tensor")
-        return _quantized(info, parts, integers)
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"no room for tensor {name!r} on its device", needed=info.total_nbytes) from error
+        with room_for(info.total_nbytes, device):
+            if info.layout in SPARSE:
+                return _sparse(info, parts)
+            if integers is None:
+                raise MalformedFile(f"tensor {name!r} is quantised and has no integers", kind="malformed-tensor")
+            return _quantized(info, parts, integers)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MalformedFile(f"tensor {name!r}: {reason}", kind="malformed-tensor") from error
