@@ -83,7 +83,9 @@ class DeviceMemory:
         if not ranges:
             return
         sender = _CudaSender(self._device) if self._streams else _Sender()
-        free = [sender.buffer(min(_BUFFER_NBYTES, sum(one.target.numel() for one in ranges))) for _ in range(_BUFFERS)]
+        total = sum(one.target.numel() for one in ranges)
+        buffers = min(_BUFFERS, -(-total // _BUFFER_NBYTES))
+        free = [sender.buffer(min(_BUFFER_NBYTES, total)) for _ in range(buffers)]
         reading: deque[tuple[Future[None], list[_Range], torch.Tensor]] = deque()
         sent: deque[tuple[Any, torch.Tensor]] = deque()
 
@@ -145,9 +147,10 @@ class _Sender:
 
     def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
         position = 0
+        is_pinned = buffer.is_pinned()  # the driver is asked
         with self._sending():
             for _, _, target in group:
-                target.copy_(buffer[position : position + target.numel()], non_blocking=buffer.is_pinned())
+                target.copy_(buffer[position : position + target.numel()], non_blocking=is_pinned)
                 position += target.numel()
         return self._sent()
 
@@ -173,7 +176,10 @@ class _CudaSender(_Sender):
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError:  # no more may be pinned here: copies from plain memory are slower, and each is waited for
+            return super().buffer(nbytes)
 
     def _sending(self) -> Any:
         return torch.cuda.stream(self._stream)

@@ -18,6 +18,7 @@ from ckptool.files import BytesSource, FileSource
 from ckptool.torch_bridge import assembly, device_memory, host_memory, placement
 from ckptool.torch_bridge.device_memory import DeviceMemory, _Sender
 from ckptool.torch_bridge.host_memory import HostMemory, buffer_of
+from tests.load.late_device import LateDevice
 from tests.load.same import assert_same, saved
 
 CPU = torch.device("cpu")
@@ -188,6 +189,67 @@ def test_a_buffer_is_used_again_only_after_its_copy_is_done(file: FileSource, mo
     memory.fill(lambda _: None)
 
     assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
+
+
+# CUDA, as late as it may be
+
+
+def on_cuda(patch: pytest.MonkeyPatch, *, pinnable: bool = True) -> tuple[LateDevice, DeviceMemory]:
+    memory = DeviceMemory(CPU)
+    memory._streams = True
+    return LateDevice(patch, pinnable=pinnable), memory
+
+
+@pytest.mark.parametrize("count", [1, 7, 80])
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_a_stream_of_its_own_brings_everything_before_filling_ends(
+    pinnable: bool, count: int, file: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_reads(monkeypatch)
+    device, memory = on_cuda(monkeypatch, pinnable=pinnable)
+
+    targets = [(offset, size, memory.take(file, offset, size)) for offset, size in ranges(count)]
+    memory.fill(lambda _: None)
+
+    assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
+    assert bool(device.pinned) == (pinnable and count > 1)  # the first range is empty
+    assert not any(stream.work for stream in device.streams)
+
+
+def test_what_the_caller_still_does_with_the_memory_comes_first(
+    file: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, memory = on_cuda(monkeypatch)
+    target = memory.take(file, 100, 1500)
+    device.current.queue(target.zero_)  # by a kernel on memory that was freed and given out again
+
+    memory.fill(lambda _: None)
+    device.current.synchronize()
+
+    assert bytes(buffer_of(target)) == DATA[100:1600]
+
+
+@pytest.mark.parametrize("fail_at", [0, 5, 30])
+def test_nothing_is_under_way_after_an_error(fail_at: int, file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_reads(monkeypatch, fail_at, SourceChanged("shrank"))
+    device, memory = on_cuda(monkeypatch)
+    for offset, size in ranges(60):
+        memory.take(file, offset, size)
+
+    with pytest.raises(SourceChanged):
+        memory.fill(lambda _: None)
+
+    assert not any(stream.work for stream in device.streams)
+
+
+def test_no_more_is_pinned_than_is_needed(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, memory = on_cuda(monkeypatch)
+    memory.take(file, 0, 200)
+    memory.take(file, 300, 10)
+
+    memory.fill(lambda _: None)
+
+    assert [buffer.nbytes for buffer in device.pinned] == [210]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16])
