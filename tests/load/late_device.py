@@ -11,10 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest  # noqa: TC002 - as everywhere in the tests
 import torch
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Event:

@@ -15,6 +15,7 @@ import torch
 import ckptool
 from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.files import BytesSource, FileSource
+from ckptool.reference.forging import forged, mixed
 from ckptool.torch_bridge import assembly, device_memory, host_memory, placement
 from ckptool.torch_bridge.device_memory import DeviceMemory, _Sender
 from ckptool.torch_bridge.host_memory import HostMemory, buffer_of
@@ -271,6 +272,36 @@ def test_a_whole_checkpoint_goes_through_the_pipeline(
     for source in (tmp_path / "x.pth", data):
         assert_same(ckptool.load(source, dtype=dtype), views(whole.to(dtype)))
     assert len(fills) == 2
+
+
+def room_on(patch: pytest.MonkeyPatch, free: dict[str, int], used: int = 0) -> None:
+    """Let each device have so much room, ``used`` of it in blocks that torch keeps for the next tensors."""
+    patch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)] - used, 1 << 40))
+    patch.setattr(torch.cuda, "memory_reserved", lambda device: 7 + used)
+    patch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
+
+
+@pytest.mark.parametrize(("free", "full"), [((400, 800), None), ((399, 9000), "cuda:0"), ((9000, 799), "cuda:1")])
+def test_each_device_has_to_have_room_for_what_goes_there(
+    free: tuple[int, int], full: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = {"cuda:0": torch.device("cuda:0"), "cuda:1": torch.device("cuda:1")}
+    a, b, c = torch.ones(50), torch.ones(50), torch.ones(200)
+    with forged(mixed([(a, "cuda:0"), (b, "cuda:0"), (c, "cuda:1")], otherwise="cpu")):
+        saved({"a": a, "b": b, "c": c, "d": torch.ones(3000)}, tmp_path / "x.pth")
+    room_on(monkeypatch, {"cuda:0": free[0], "cuda:1": free[1]}, used=300)
+
+    with ckptool.open_checkpoint(tmp_path / "x.pth") as checkpoint:
+        made = assembly.Assembly(placement.Placement(None, tags))
+        for name, tensor in checkpoint.tensors.items():
+            made._note(name, tensor.info)
+        assert made._cost().device_nbytes == 1200
+        if full is None:
+            made._check_room()
+            return
+        with pytest.raises(ckptool.OutOfMemory, match=f"on {full}, which has") as caught:
+            made._check_room()
+    assert (caught.value.needed, caught.value.actual) == ((400, 399) if full == "cuda:0" else (800, 799))
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 1 << 20])
