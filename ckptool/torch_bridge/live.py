@@ -38,7 +38,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import check_cast, is_castable
 from ckptool.torch_bridge.assembly import Assembly
-from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, with_weights
+from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, ready, with_weights
 from ckptool.torch_bridge.digests import digest_of
 from ckptool.torch_bridge.filling import choose_targets
 from ckptool.torch_bridge.gate import Gate
@@ -243,7 +243,7 @@ class LiveModel:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
         if self._commit == "swap":
-            self._serving = Serving(with_weights(model, filling.targets, staged), digest)
+            self._serving = Serving(ready(with_weights(model, filling.targets, staged)), digest)
         else:
             with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
@@ -263,7 +263,7 @@ class LiveModel:
             for name, value in state.items():
                 state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
         taken = load_through(fresh, state, strict=True)
-        self._serving = Serving(fresh, digest)
+        self._serving = Serving(ready(fresh), digest)
         return Reload(report_through(fresh, checkpoint.path, chosen, taken, started), digest)
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:

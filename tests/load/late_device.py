@@ -60,6 +60,8 @@ class LateDevice:
         self._mine = threading.local()
         self._empty, self._copy = torch.empty, torch.Tensor.copy_
         patch.setattr(torch.cuda, "Stream", self._stream)
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "synchronize", lambda device=None: self._finish())
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._mine, "stream", stream))
         patch.setattr(torch.cuda, "stream", self._on)
@@ -75,6 +77,10 @@ class LateDevice:
     def _stream(self, device: object = None) -> Stream:
         self.streams.append(Stream(device))
         return self.streams[-1]
+
+    def _finish(self) -> None:
+        for stream in (self.default, *self.streams):
+            stream.synchronize()
 
     @contextmanager
     def _on(self, stream: Stream) -> Iterator[None]:
