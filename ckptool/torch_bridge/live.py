@@ -23,6 +23,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -350,6 +351,10 @@ class _Watcher:
             logger.exception("not reloaded: %s", show(self._path))
 
     def _note(self, error: Exception) -> None:
+        chain: list[BaseException] = [error]
+        for link in chain:  # an error that is kept must not keep what was staged, which its traceback reaches
+            traceback.clear_frames(link.__traceback__)
+            chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
         self._live._failure = error, datetime.now(timezone.utc)
 
     def _tell(self, outcome: Reload | CkptoolError) -> None:

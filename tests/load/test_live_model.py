@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -20,6 +21,7 @@ import ckptool
 from ckptool import LiveModel
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from ckptool.torch_bridge import commits
+from ckptool.torch_bridge import live as live_module
 from ckptool.torch_bridge.arithmetic import cast_tensor
 from ckptool.torch_bridge.digests import digest_of
 from tests.load.same import assert_same, descriptors, resident_nbytes, saved
@@ -784,6 +786,28 @@ def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     assert within(20, lambda: len(told) == 2)
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
     assert (live.last_error, live.last_error_time) == (None, None)
+
+
+def test_an_error_that_is_kept_keeps_no_weights(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, path = watched
+    staged: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(state: dict[str, torch.Tensor], cancellation: Any) -> str:
+        staged.extend(weakref.ref(tensor) for tensor in state.values())
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ckptool.DamagedFile("it is") from error
+
+    monkeypatch.setattr(live_module, "digest_of", fail)
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: bool(told))
+
+    assert live.last_error is told[0]
+    assert staged
+    assert within(5, lambda: all(one() is None for one in staged))
 
 
 def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_path: Path) -> None:
