@@ -5,12 +5,15 @@ Reloading has two phases. The file is read into memory of its own, held against 
 until that is done, nothing of the model is touched. Then the weights are committed, in one of two ways:
 
 ``in_place`` copies them into the storages that the model has: nothing has to be warmed up again, and captured graphs
-stay valid. Calls in other threads go on until they return, new ones wait until the copy is done. It costs the new
-weights' memory once, beside the model's, until the copy is done.
+stay valid: replay them inside ``use``. Calls in other threads go on until they return, and what they have launched on a
+GPU until it is done; new ones wait until the copy is done. It costs the new weights' memory once, beside the model's,
+until the copy is done.
 
 ``swap`` builds a second module around the new weights and exchanges the reference: no call ever waits, calls that
 have begun end with the old weights. It costs the same, for as long as a call with the old weights runs; what was
-compiled or captured for the old module is not there for the new one.
+compiled or captured for the old module is not there for the new one. The old weights' memory is given out again as
+soon as nothing holds their module: on CUDA streams other than the default one, call inside ``use``, and leave it when
+the results are there, for what a call has launched may read them after it has returned.
 
 ``mmap`` makes the new weights pages of the file, which all processes share and the system may drop: to swap, they are
 what serves, until the next reload, so any number of workers has them once; in place, they are what is copied from,

@@ -11,8 +11,8 @@ from torch import nn
 
 import ckptool
 from ckptool import LiveModel
+from ckptool.torch_bridge import commits, streams
 from ckptool.torch_bridge import live as live_module
-from ckptool.torch_bridge import streams
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from tests.load.late_device import LateDevice
 from tests.load.same import saved
@@ -76,6 +76,22 @@ def test_in_place_the_kernels_of_calls_that_have_returned_come_first(device: Lat
 
     assert torch.equal(seen[0], before)
     assert not torch.equal(model.weight, before)
+
+
+def test_in_place_all_of_it_is_there_before_the_next_call_begins(
+    device: LateDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, done = LiveModel(linear(1)), []
+    saved(linear(2).state_dict(), tmp_path / "x.pth")
+
+    def late(function: Any) -> None:
+        in_own_thread(function)
+        device.current.queue(lambda: done.append(live._gate._is_alone))  # strided memory is filled by a kernel
+
+    monkeypatch.setattr(commits, "in_own_thread", late)
+    live.reload(tmp_path / "x.pth")
+
+    assert done == [True]
 
 
 @pytest.mark.parametrize("own_way", [True, False])
