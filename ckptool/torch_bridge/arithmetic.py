@@ -8,6 +8,9 @@ from typing import TypeVar
 
 import torch
 
+from ckptool.torch_bridge.room import room_for
+from ckptool.torch_bridge.streams import streams_here, work_on
+
 T = TypeVar("T")
 
 
@@ -17,12 +20,16 @@ def in_own_thread(function: Callable[[], T]) -> T:
 
     torch's pool of threads belongs to the thread that first needs it; a child of a fork inherits the pool's state
     without its threads, and waits for them for ever. A thread of our own takes its pool with it when it ends.
+
+    What it does on a device comes behind what the caller did there, and before what the caller does next.
     """
+    streams = streams_here()
     results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
+            work_on(streams)
             with torch.no_grad():  # which is each thread's own
                 results.append(function())
         except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
@@ -49,14 +56,15 @@ def check_cast(dtype: object) -> None:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(refusal)
     try:
-        torch.zeros(1).to(dtype)
+        torch.zeros(1, device="cpu").to(dtype)
     except RuntimeError as error:  # torch has types that it cannot compute
         raise ValueError(refusal) from error
 
 
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values as another type, on the device where they are."""
-    return apart_on_cpu(values.device, lambda: values.to(dtype))
+    with room_for(values.numel() * dtype.itemsize, values.device):
+        return apart_on_cpu(values.device, lambda: values.to(dtype))
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:

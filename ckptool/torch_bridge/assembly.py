@@ -217,28 +217,40 @@ class Assembly:
         return [block for block in self._blocks.values() if block.types and block.memory is None]
 
     def _cost(self) -> Cost:
-        host = mapped = device = uncast = 0
-        for block in self._open_blocks():
-            target = self._cast_of(block)
-            final = block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
+        host = mapped = device = 0
+        blocks = self._open_blocks()
+        for block in blocks:
             where = self._place.device(block.root.location).type
-            is_mapped = self._host.can_map(block.root.source, block.root.offset + block.first, block.itemsize)
-            if where == "cpu" and target is None and is_mapped:
+            if where == "cpu" and self._cast_of(block) is None and self._is_mapped(block):
                 mapped += block.nbytes
             elif where == "cpu":
-                host += final
+                host += self._final_nbytes(block)
             elif where != "meta":
-                device += final
-            if target is not None and not (where == "cpu" and is_mapped):
-                uncast += block.nbytes
+                device += self._final_nbytes(block)
+        uncast = max(sum(map(self._uncast_nbytes, batch)) for batch in self._batches(blocks))
         staging = DeviceMemory.STAGING_NBYTES if device else 0
-        return Cost(host, mapped, device, min(uncast, _CAST_NBYTES) + staging)
+        return Cost(host, mapped, device, uncast + staging)
+
+    def _is_mapped(self, block: _Block) -> bool:
+        return self._host.can_map(block.root.source, block.root.offset + block.first, block.itemsize)
+
+    def _final_nbytes(self, block: _Block) -> int:
+        target = self._cast_of(block)
+        return block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
+
+    def _uncast_nbytes(self, block: _Block) -> int:
+        """Return what a storage needs until it is cast."""
+        is_free = self._place.device(block.root.location).type == "cpu" and self._is_mapped(block)
+        return 0 if is_free or self._cast_of(block) is None else block.nbytes
 
     def _check_room(self) -> None:
         cost = self._cost()
-        for device in {self._place.device(block.root.location) for block in self._open_blocks()}:
-            if device.type == "cuda":
-                DeviceMemory(device).check_room(cost.device_nbytes)
+        needed: dict[torch.device, int] = {}
+        for block in self._open_blocks():
+            device = self._place.device(block.root.location)
+            needed[device] = needed.get(device, 0) + self._final_nbytes(block)
+        for device, nbytes in needed.items():
+            DeviceMemory(device).check_room(nbytes)
         free = free_memory() if cost.host_nbytes else None
         if free is not None and cost.host_nbytes > free:
             raise OutOfMemory(

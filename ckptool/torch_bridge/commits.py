@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from ckptool.errors import OutOfMemory, UnsupportedFeature
+from ckptool.errors import UnsupportedFeature
 from ckptool.torch_bridge.arithmetic import apart_on_cpu, in_own_thread
 from ckptool.torch_bridge.fill_plan import Target, model_tensors
 from ckptool.torch_bridge.filling import assign, parameter_like
+from ckptool.torch_bridge.room import room_for
+from ckptool.torch_bridge.streams import wait_for_all, wait_for_own
 
 
 def by_first_name(
@@ -28,9 +30,8 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
     """Copy staged weights into the model's own memory, and those of the meta device into their places."""
     assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
     real = [one for one in targets if not one.tensor.is_meta]
-    devices = {one.tensor.device for one in real if one.tensor.is_cuda}
-    for device in devices:  # calls have returned, but their kernels may still run
-        torch.cuda.synchronize(device)
+    devices = {staged[one.name].device if one.tensor.is_meta else one.tensor.device for one in targets}
+    wait_for_all(devices)  # calls have returned, but their kernels may still run
 
     def copy_all() -> None:
         for one in real:  # see _copy_all in filling
@@ -38,18 +39,15 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
                 one.tensor.detach().copy_(staged[one.name], non_blocking=False)
 
     in_own_thread(copy_all)
-    for device in devices:
-        torch.cuda.synchronize(device)
+    wait_for_all(devices)
 
 
 def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return values on a device, as a type; themselves, if they are so already."""
     if (values.device, values.dtype) == (device, dtype):
         return values
-    try:
-        return apart_on_cpu(device, lambda: values.to(device, dtype))
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"no {values.nbytes:,} bytes are free on {device}", needed=values.nbytes) from error
+    with room_for(values.nbytes, device):
+        return apart_on_cpu(values.device, lambda: values.to(device, dtype))
 
 
 def with_weights(
@@ -68,6 +66,12 @@ def with_weights(
         is_parameter = isinstance(old, torch.nn.Parameter)
         fresh[id(old)] = parameter_like(old, new) if is_parameter else new
     return copied(model, fresh)
+
+
+def ready(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model once it is whole on its devices: calls come on other streams than that on which it was made."""
+    wait_for_own({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    return model
 
 
 def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.nn.Module:

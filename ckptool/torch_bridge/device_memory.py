@@ -18,6 +18,7 @@ import torch
 from ckptool.errors import OutOfMemory
 from ckptool.files import FileSource, Source, file_under
 from ckptool.torch_bridge.host_memory import Progress, buffer_of
+from ckptool.torch_bridge.room import room_for
 
 _BUFFER_NBYTES = 16 << 20
 _BUFFERS = 6
@@ -59,10 +60,8 @@ class DeviceMemory:
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
         """Return memory for ``nbytes`` bytes from ``offset``; any device's is aligned for any element."""
-        try:
+        with room_for(nbytes, self._device):
             target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        except torch.cuda.OutOfMemoryError as error:
-            raise OutOfMemory(f"no {nbytes:,} bytes are free on {self._device}", needed=nbytes) from error
         if self._device.type != "meta":
             self.read_into(source, offset, target)
         return target
@@ -84,7 +83,9 @@ class DeviceMemory:
         if not ranges:
             return
         sender = _CudaSender(self._device) if self._streams else _Sender()
-        free = [sender.buffer(min(_BUFFER_NBYTES, sum(one.target.numel() for one in ranges))) for _ in range(_BUFFERS)]
+        total = sum(one.target.numel() for one in ranges)
+        buffers = min(_BUFFERS, -(-total // _BUFFER_NBYTES))
+        free = [sender.buffer(min(_BUFFER_NBYTES, total)) for _ in range(buffers)]
         reading: deque[tuple[Future[None], list[_Range], torch.Tensor]] = deque()
         sent: deque[tuple[Any, torch.Tensor]] = deque()
 
@@ -142,13 +143,14 @@ class _Sender:
     """Copies from buffers to a device, each finished before the next. For devices without streams of ours."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
         position = 0
+        is_pinned = buffer.is_pinned()  # the driver is asked
         with self._sending():
             for _, _, target in group:
-                target.copy_(buffer[position : position + target.numel()], non_blocking=buffer.is_pinned())
+                target.copy_(buffer[position : position + target.numel()], non_blocking=is_pinned)
                 position += target.numel()
         return self._sent()
 
@@ -174,7 +176,10 @@ class _CudaSender(_Sender):
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError:  # no more may be pinned here: copies from plain memory are slower, and each is waited for
+            return super().buffer(nbytes)
 
     def _sending(self) -> Any:
         return torch.cuda.stream(self._stream)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from ckptool.errors import MalformedFile, OutOfMemory
+from ckptool.errors import MalformedFile
 from ckptool.tensors import TensorInfo
+from ckptool.torch_bridge.placement import CPU
+from ckptool.torch_bridge.room import room_for
 
 SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 QUANTIZED = ("per_tensor_affine", "per_channel_affine", "per_channel_affine_float_qparams")
@@ -22,14 +24,14 @@ def special_tensor(
     Raises:
         MalformedFile: The parts do not belong together. torch would not look again, and read beside its memory.
     """
+    device = next((part.device for part in parts.values()), CPU) if integers is None else integers.device
     try:
-        if info.layout in SPARSE:
-            return _sparse(info, parts)
-        if integers is None:
-            raise MalformedFile(f"tensor {name!r} is quantised and has no integers", kind="malformed-tensor")
-        return _quantized(info, parts, integers)
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"no room for tensor {name!r} on its device", needed=info.total_nbytes) from error
+        with room_for(info.total_nbytes, device):
+            if info.layout in SPARSE:
+                return _sparse(info, parts)
+            if integers is None:
+                raise MalformedFile(f"tensor {name!r} is quantised and has no integers", kind="malformed-tensor")
+            return _quantized(info, parts, integers)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MalformedFile(f"tensor {name!r}: {reason}", kind="malformed-tensor") from error
@@ -38,11 +40,14 @@ def special_tensor(
 def _sparse(info: TensorInfo, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if info.layout == "sparse_coo":
         coalesced = dict(info.details).get("is_coalesced") == 1 or None
-        made = torch.sparse_coo_tensor(parts["indices"], parts["values"], info.shape, check_invariants=True)
+        made = torch.sparse_coo_tensor(
+            parts["indices"], parts["values"], info.shape, device=parts["values"].device, check_invariants=True
+        )
         return made if coalesced is None else made._coalesced_(True)
     compressed, plain, values = parts.values()
+    layout = getattr(torch, info.layout)
     return torch.sparse_compressed_tensor(
-        compressed, plain, values, info.shape, layout=getattr(torch, info.layout), check_invariants=True
+        compressed, plain, values, info.shape, layout=layout, device=values.device, check_invariants=True
     )
 
 

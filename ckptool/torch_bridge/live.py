@@ -5,12 +5,15 @@ Reloading has two phases. The file is read into memory of its own, held against 
 until that is done, nothing of the model is touched. Then the weights are committed, in one of two ways:
 
 ``in_place`` copies them into the storages that the model has: nothing has to be warmed up again, and captured graphs
-stay valid. Calls in other threads go on until they return, new ones wait until the copy is done. It costs the new
-weights' memory once, beside the model's, until the copy is done.
+stay valid: replay them inside ``use``. Calls in other threads go on until they return, and what they have launched on a
+GPU until it is done; new ones wait until the copy is done. It costs the new weights' memory once, beside the model's,
+until the copy is done.
 
 ``swap`` builds a second module around the new weights and exchanges the reference: no call ever waits, calls that
 have begun end with the old weights. It costs the same, for as long as a call with the old weights runs; what was
-compiled or captured for the old module is not there for the new one.
+compiled or captured for the old module is not there for the new one. The old weights' memory is given out again as
+soon as nothing holds their module: on CUDA streams other than the default one, call inside ``use``, and leave it when
+the results are there, for what a call has launched may read them after it has returned.
 
 ``mmap`` makes the new weights pages of the file, which all processes share and the system may drop: to swap, they are
 what serves, until the next reload, so any number of workers has them once; in place, they are what is copied from,
@@ -23,6 +26,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -38,7 +42,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import check_cast, is_castable
 from ckptool.torch_bridge.assembly import Assembly
-from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, with_weights
+from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, ready, with_weights
 from ckptool.torch_bridge.digests import digest_of
 from ckptool.torch_bridge.filling import choose_targets
 from ckptool.torch_bridge.gate import Gate
@@ -244,7 +248,7 @@ class LiveModel:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
         if self._commit == "swap":
-            self._serving = Serving(with_weights(model, filling.targets, staged), digest)
+            self._serving = Serving(ready(with_weights(model, filling.targets, staged)), digest)
         else:
             with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
@@ -264,7 +268,7 @@ class LiveModel:
             for name, value in state.items():
                 state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
         taken = load_through(fresh, state, strict=True)
-        self._serving = Serving(fresh, digest)
+        self._serving = Serving(ready(fresh), digest)
         return Reload(report_through(fresh, checkpoint.path, chosen, taken, started), digest)
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
@@ -356,6 +360,10 @@ class _Watcher:
             logger.exception("not reloaded: %s", show(self._path))
 
     def _note(self, error: Exception) -> None:
+        chain: list[BaseException] = [error]
+        for link in chain:  # an error that is kept must not keep what was staged, which its traceback reaches
+            traceback.clear_frames(link.__traceback__)
+            chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
         self._live._failure = error, datetime.now(timezone.utc)
 
     def _tell(self, outcome: Reload | CkptoolError) -> None:

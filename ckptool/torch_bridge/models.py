@@ -71,7 +71,7 @@ def _tensor(tensor: LazyTensor) -> Any:
     return (
         torch.frombuffer(bytearray(data), dtype=dtype).reshape(info.shape)
         if data
-        else torch.empty(info.shape, dtype=dtype)
+        else torch.empty(info.shape, dtype=dtype, device="cpu")
     )
 
 

@@ -15,9 +15,11 @@ import torch
 import ckptool
 from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.files import BytesSource, FileSource
+from ckptool.reference.forging import forged, mixed
 from ckptool.torch_bridge import assembly, device_memory, host_memory, placement
 from ckptool.torch_bridge.device_memory import DeviceMemory, _Sender
 from ckptool.torch_bridge.host_memory import HostMemory, buffer_of
+from tests.load.late_device import LateDevice
 from tests.load.same import assert_same, saved
 
 CPU = torch.device("cpu")
@@ -190,6 +192,67 @@ def test_a_buffer_is_used_again_only_after_its_copy_is_done(file: FileSource, mo
     assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
 
 
+# CUDA, as late as it may be
+
+
+def on_cuda(patch: pytest.MonkeyPatch, *, pinnable: bool = True) -> tuple[LateDevice, DeviceMemory]:
+    memory = DeviceMemory(CPU)
+    memory._streams = True
+    return LateDevice(patch, pinnable=pinnable), memory
+
+
+@pytest.mark.parametrize("count", [1, 7, 80])
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_a_stream_of_its_own_brings_everything_before_filling_ends(
+    pinnable: bool, count: int, file: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_reads(monkeypatch)
+    device, memory = on_cuda(monkeypatch, pinnable=pinnable)
+
+    targets = [(offset, size, memory.take(file, offset, size)) for offset, size in ranges(count)]
+    memory.fill(lambda _: None)
+
+    assert all(bytes(buffer_of(target)) == DATA[offset : offset + size] for offset, size, target in targets)
+    assert bool(device.pinned) == (pinnable and count > 1)  # the first range is empty
+    assert not any(stream.work for stream in device.streams)
+
+
+def test_what_the_caller_still_does_with_the_memory_comes_first(
+    file: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, memory = on_cuda(monkeypatch)
+    target = memory.take(file, 100, 1500)
+    device.current.queue(target.zero_)  # by a kernel on memory that was freed and given out again
+
+    memory.fill(lambda _: None)
+    device.current.synchronize()
+
+    assert bytes(buffer_of(target)) == DATA[100:1600]
+
+
+@pytest.mark.parametrize("fail_at", [0, 5, 30])
+def test_nothing_is_under_way_after_an_error(fail_at: int, file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_reads(monkeypatch, fail_at, SourceChanged("shrank"))
+    device, memory = on_cuda(monkeypatch)
+    for offset, size in ranges(60):
+        memory.take(file, offset, size)
+
+    with pytest.raises(SourceChanged):
+        memory.fill(lambda _: None)
+
+    assert not any(stream.work for stream in device.streams)
+
+
+def test_no_more_is_pinned_than_is_needed(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, memory = on_cuda(monkeypatch)
+    memory.take(file, 0, 200)
+    memory.take(file, 300, 10)
+
+    memory.fill(lambda _: None)
+
+    assert [buffer.nbytes for buffer in device.pinned] == [210]
+
+
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_a_whole_checkpoint_goes_through_the_pipeline(
     dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +272,36 @@ def test_a_whole_checkpoint_goes_through_the_pipeline(
     for source in (tmp_path / "x.pth", data):
         assert_same(ckptool.load(source, dtype=dtype), views(whole.to(dtype)))
     assert len(fills) == 2
+
+
+def room_on(patch: pytest.MonkeyPatch, free: dict[str, int], used: int = 0) -> None:
+    """Let each device have so much room, ``used`` of it in blocks that torch keeps for the next tensors."""
+    patch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)] - used, 1 << 40))
+    patch.setattr(torch.cuda, "memory_reserved", lambda device: 7 + used)
+    patch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
+
+
+@pytest.mark.parametrize(("free", "full"), [((400, 800), None), ((399, 9000), "cuda:0"), ((9000, 799), "cuda:1")])
+def test_each_device_has_to_have_room_for_what_goes_there(
+    free: tuple[int, int], full: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = {"cuda:0": torch.device("cuda:0"), "cuda:1": torch.device("cuda:1")}
+    a, b, c = torch.ones(50), torch.ones(50), torch.ones(200)
+    with forged(mixed([(a, "cuda:0"), (b, "cuda:0"), (c, "cuda:1")], otherwise="cpu")):
+        saved({"a": a, "b": b, "c": c, "d": torch.ones(3000)}, tmp_path / "x.pth")
+    room_on(monkeypatch, {"cuda:0": free[0], "cuda:1": free[1]}, used=300)
+
+    with ckptool.open_checkpoint(tmp_path / "x.pth") as checkpoint:
+        made = assembly.Assembly(placement.Placement(None, tags))
+        for name, tensor in checkpoint.tensors.items():
+            made._note(name, tensor.info)
+        assert made._cost().device_nbytes == 1200
+        if full is None:
+            made._check_room()
+            return
+        with pytest.raises(ckptool.OutOfMemory, match=f"on {full}, which has") as caught:
+            made._check_room()
+    assert (caught.value.needed, caught.value.actual) == ((400, 399) if full == "cuda:0" else (800, 799))
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 1 << 20])

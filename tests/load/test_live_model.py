@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -20,6 +21,8 @@ import ckptool
 from ckptool import Cancellation, LiveModel
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from ckptool.torch_bridge import commits
+from ckptool.torch_bridge import live as live_module
+from ckptool.torch_bridge.arithmetic import cast_tensor
 from ckptool.torch_bridge.digests import digest_of
 from tests.load.same import assert_same, descriptors, resident_nbytes, saved
 
@@ -202,15 +205,68 @@ def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
     assert seen == [done.digest]
 
 
-def test_a_device_without_room_is_told_in_bytes() -> None:
-    class Full(torch.Tensor):
-        def to(self, *arguments: Any, **options: Any) -> Any:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4000 bytes")
+class OnItsWay(torch.Tensor):
+    """Notes the thread that it is moved in, or fails as a device does."""
 
-    values = torch.ones(1000).as_subclass(Full)
+    error: RuntimeError | None = None
+    threads: list[str]
+
+    def to(self, *arguments: Any, **options: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.threads.append(threading.current_thread().name)
+        return self
+
+
+def on_its_way() -> OnItsWay:
+    values = torch.ones(1000).as_subclass(OnItsWay)
+    values.threads = []
+    return values
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4000 bytes"),
+        RuntimeError("CUDA error: out of memory"),  # of the driver, loading a kernel: torch.AcceleratorError
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
+        RuntimeError("Invalid buffer size: 20.00 GB"),
+    ],
+    ids=["cuda", "driver", "mps", "metal"],
+)
+def test_a_device_without_room_is_told_in_bytes(said: RuntimeError) -> None:
+    values = on_its_way()
+    values.error = said
+
     with pytest.raises(ckptool.OutOfMemory, match="no 4,000 bytes are free on cuda:1") as caught:
         commits.moved(values, torch.device("cuda:1"), torch.float32)
     assert caught.value.needed == 4000
+    assert caught.value.__cause__ is said
+
+
+def test_no_room_for_what_is_cast_is_told_in_bytes() -> None:
+    values = on_its_way()
+    values.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ckptool.OutOfMemory, match="no 2,000 bytes are free") as caught:
+        cast_tensor(values, torch.float16)
+    assert caught.value.needed == 2000
+
+
+def test_other_errors_of_a_device_come_out_as_they_are() -> None:
+    values = on_its_way()
+    values.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        commits.moved(values, torch.device("cuda:1"), torch.float32)
+
+
+def test_what_goes_to_a_device_is_cast_on_the_cpu_apart_from_the_caller() -> None:
+    values = on_its_way()
+
+    commits.moved(values, torch.device("cuda:1"), torch.float16)  # blocking copies are cast before they go
+
+    assert values.threads == ["ckptool-arithmetic"]
 
 
 def test_a_copy_that_breaks_off_has_no_digest(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -730,6 +786,28 @@ def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     assert within(20, lambda: len(told) == 2)
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
     assert (live.last_error, live.last_error_time) == (None, None)
+
+
+def test_an_error_that_is_kept_keeps_no_weights(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, path = watched
+    staged: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(state: dict[str, torch.Tensor], cancellation: Any) -> str:
+        staged.extend(weakref.ref(tensor) for tensor in state.values())
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ckptool.DamagedFile("it is") from error
+
+    monkeypatch.setattr(live_module, "digest_of", fail)
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: bool(told))
+
+    assert live.last_error is told[0]
+    assert staged
+    assert within(5, lambda: all(one() is None for one in staged))
 
 
 def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -187,3 +187,30 @@ def test_loading_to_the_cpu_starts_no_accelerator(tmp_path: Path, monkeypatch: p
     ckptool.predict_memory(path)
 
     assert torch.cuda.is_initialized() == was_started
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
+@pytest.mark.parametrize("mmap", [True, False], ids=str)
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_the_default_device_of_the_caller_is_not_ours(
+    legacy: bool, mmap: bool, dtype: torch.dtype | None, tmp_path: Path
+) -> None:
+    wanted = forged_file(tmp_path / "x.pth", legacy=legacy)
+    saved(wanted | {"sparse": torch.eye(3).to_sparse()}, tmp_path / "sparse.pth")
+    data = (tmp_path / "x.pth").read_bytes()
+    fresh, real = torch.nn.Linear(4, 3, device="meta"), torch.nn.Linear(4, 3)
+    saved(torch.nn.Linear(4, 3).double().state_dict(), tmp_path / "linear.pth")
+
+    with torch.device("meta"):  # as torch.set_default_device("cuda") in a script, where meta would be noticed at once
+        found = [ckptool.load(source, mmap=mmap, dtype=dtype) for source in (tmp_path / "x.pth", data)]
+        found.append(ckptool.load(tmp_path / "sparse.pth", mmap=mmap, dtype=dtype))
+        ckptool.load_into(fresh, tmp_path / "linear.pth", mmap=mmap, dtype=dtype)
+        ckptool.load_into(real, tmp_path / "linear.pth", mmap=mmap)
+        live = ckptool.LiveModel(torch.nn.Linear(4, 3), tmp_path / "linear.pth", mmap=mmap, dtype=dtype)
+
+    for state in found:
+        assert all(not tensor.is_meta for tensor in state.values())
+        assert state["whole"].equal(wanted["whole"] if dtype is None else wanted["whole"].to(dtype))
+    assert not fresh.weight.is_meta
+    assert fresh.weight.float().allclose(real.weight, atol=1e-3)
+    assert not live.model.weight.is_meta

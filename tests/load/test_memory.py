@@ -238,6 +238,18 @@ def test_predictions_are_exact_about_sizes(measured: dict[str, Any]) -> None:
     assert predicted["widened"]["host_nbytes"] == WEIGHTS_NBYTES * 2
 
 
+def test_a_storage_that_is_cast_is_there_twice_however_large_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_CAST_NBYTES", 1000)
+    sizes = [300, 100, 1000, 50]  # floats: the third alone is more than is read in one go
+    torch.save({str(size): torch.ones(size) for size in sizes}, tmp_path / "x.pth")
+
+    cost = ckptool.predict_memory(tmp_path / "x.pth", dtype=torch.float16, mmap=False)
+
+    assert (cost.host_nbytes, cost.passing_nbytes) == (2 * sum(sizes), 4 * (100 + 1000))
+
+
 def test_mapped_tensors_cost_nothing_until_they_are_read(measured: dict[str, Any]) -> None:
     assert measured["loads"]["mapped"]["untouched"] < 4 * MIB
 
