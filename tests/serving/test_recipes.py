@@ -71,19 +71,23 @@ def test_its_server_answers_and_follows_the_file(name: str, tmp_path: Path) -> N
         return recipe.scores(server.ask(recipe.path, recipe.body))
 
     with serving(recipe.command, checkpoint) as server:
-        server.until(lambda: asked(server))
-        assert [asked(server) for _ in range(10)] == [a] * 10
-        b = save_as_gpus_do(checkpoint, seed=2)
-        found = []
-
-        def all_b() -> bool:
-            found.append(asked(server))
-            return found[-10:] == [b] * 10
-
-        server.until(all_b)
-        assert all(answer in (a, b) for answer in found)
+        answers_and_follows(server, asked, checkpoint, a)
         if recipe.ends:
             server.stop()
+
+
+def answers_and_follows(server: Server, asked: Callable[[Server], Any], checkpoint: Path, a: Any) -> None:
+    server.until(lambda: asked(server))
+    assert [asked(server) for _ in range(10)] == [a] * 10
+    b = save_as_gpus_do(checkpoint, seed=2)
+    found = []
+
+    def all_b() -> bool:
+        found.append(asked(server))
+        return found[-10:] == [b] * 10
+
+    server.until(all_b)
+    assert all(answer in (a, b) for answer in found)
 
 
 def test_torchserve_answers(tmp_path: Path) -> None:
@@ -130,17 +134,7 @@ def test_triton_answers_and_follows_the_file(tmp_path: Path) -> None:
     command = f"--model-repository {model.parent} --http-address 127.0.0.1 --http-port PORT"
     quiet = "--allow-grpc false --allow-metrics false"
     with serving(f"{command} {quiet} {options}", checkpoint, program=program, **environment) as server:
-        server.until(lambda: asked(server))
-        assert [asked(server) for _ in range(10)] == [a] * 10
-        b = save_as_gpus_do(checkpoint, seed=2)
-        found = []
-
-        def all_b() -> bool:
-            found.append(asked(server))
-            return found[-10:] == [b] * 10
-
-        server.until(all_b)
-        assert all(answer in (a, b) for answer in found)
+        answers_and_follows(server, asked, checkpoint, a)
         server.stop()
 
 
