@@ -40,11 +40,11 @@ from ckptool.torch_bridge.arithmetic import check_cast, is_castable
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, with_weights
 from ckptool.torch_bridge.digests import digest_of
-from ckptool.torch_bridge.filling import choose_targets
+from ckptool.torch_bridge.filling import choose_renamed, choose_targets
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
-from ckptool.torch_bridge.loading import chosen_weights, opened, torch_state_dict
+from ckptool.torch_bridge.loading import opened, torch_state_dict
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, available, placement
 from ckptool.weights import Which
@@ -253,7 +253,7 @@ class LiveModel:
 
     def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
         """Let a copy of the model load in its own way, and serve that."""
-        chosen = chosen_weights(checkpoint, *self._which, "wrappers")
+        chosen, changes = choose_renamed(self.model, checkpoint, *self._which)
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         state = torch_state_dict(checkpoint, chosen, assembly)
         checkpoint.check_unchanged()
@@ -264,7 +264,8 @@ class LiveModel:
                 state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
         taken = load_through(fresh, state, strict=True)
         self._serving = Serving(fresh, digest)
-        return Reload(report_through(fresh, checkpoint.path, chosen, taken, started), digest)
+        report = report_through(fresh, checkpoint.path, chosen, taken, started)
+        return Reload(report._replace(changes=changes), digest)
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of a tensor on the meta device."""

@@ -66,11 +66,11 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         UnsupportedFeature: The model's code cannot be tried on tensors without memory.
     """
     fresh: dict[int, Any] = {id(tensor): _hollow(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say.
-    hollow = OrderedDict(
-        (name, _hollow(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else value)
-        for name, value in state.items()
-    )
+    # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say, and all that
+    # may be packed with quantised weights, which needs values.
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
+    emptied = {} if any(value.is_quantized for value in tensors.values()) else tensors
+    hollow = OrderedDict((name, _hollow(value) if name in emptied else value) for name, value in state.items())
     hollow._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
     try:
         found = copy.deepcopy(model, fresh).load_state_dict(hollow, strict=False, assign=True)
@@ -83,11 +83,12 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         raise _untried(model, error) from error
     missing = tuple(name for name in found.missing_keys if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected_keys if not is_benign(name))
-    if (missing or unexpected) and (strict or len(unexpected) == len(state)):
+    nothing_fits = len(unexpected) == len(state)
+    if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
             f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
-            hint="Pass strict=False to load what fits.",
+            hint="Check that this is the model's file." if nothing_fits else "Pass strict=False to load what fits.",
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
