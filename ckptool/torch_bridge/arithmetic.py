@@ -49,7 +49,7 @@ def check_cast(dtype: object) -> None:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(refusal)
     try:
-        torch.zeros(1).to(dtype)
+        torch.zeros(1, device="cpu").to(dtype)
     except RuntimeError as error:  # torch has types that it cannot compute
         raise ValueError(refusal) from error
 

@@ -142,7 +142,7 @@ class _Sender:
     """Copies from buffers to a device, each finished before the next. For devices without streams of ours."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
         position = 0
@@ -174,7 +174,7 @@ class _CudaSender(_Sender):
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def _sending(self) -> Any:
         return torch.cuda.stream(self._stream)

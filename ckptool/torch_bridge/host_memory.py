@@ -88,7 +88,7 @@ class HostMemory:
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:
         """Return ``nbytes`` bytes from ``offset`` as a tensor of uint8, aligned for elements of ``itemsize``."""
         if not nbytes:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         mapping = self.mapped(source)
         if mapping is not None and self.can_map(source, offset, itemsize):
             return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
@@ -165,7 +165,7 @@ def allocate(nbytes: int) -> torch.Tensor:
     """
     try:
         if nbytes < _RETURNED or os.name != "posix":
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default is
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (RuntimeError, MemoryError, OSError) as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error

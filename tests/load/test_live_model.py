@@ -302,6 +302,16 @@ def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_pa
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
 
 
+def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    saved(nn.DataParallel(lenet(1)).state_dict(), tmp_path / "y.pth")
+    live = LiveModel(nn.DataParallel(Renaming()).eval(), tmp_path / "x.pth", commit="swap")
+    first = live.digest
+
+    assert live.reload(tmp_path / "y.pth").digest == first
+    assert_same(live.model.module.state_dict(), lenet(1).state_dict())
+
+
 def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
     saved(old_names(1), tmp_path / "x.pth")
     live = LiveModel(Renaming())
@@ -833,3 +843,12 @@ def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Pa
         live.reload(files[0].read_bytes())
         with pytest.raises(ValueError, match="which one to watch"):
             live.watch()
+
+
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    with torch.device("meta"):
+        live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit)
+
+    assert_same(live.model.state_dict(), lenet(1).state_dict())
