@@ -24,13 +24,13 @@ from ckptool.match_keys import Changes
 from ckptool.state_dicts import Role
 from ckptool.tables import show
 from ckptool.tensors import LazyTensor
-from ckptool.torch_bridge.arithmetic import check_cast, in_own_thread
+from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
 from ckptool.torch_bridge.fill_plan import FillPlan, Target, fits_bytewise, is_own_memory, name_changes, plan
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
-from ckptool.torch_bridge.loading import chosen_weights, opened, torch_state_dict
+from ckptool.torch_bridge.loading import check_options, chosen_weights, opened, torch_state_dict
 from ckptool.torch_bridge.optimizers import read_optimizer
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
@@ -60,16 +60,17 @@ def load_into(
     """
     Load the weights of a checkpoint of any form into a model, and say what was loaded. Nothing in the file runs.
 
-    Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on
-    the meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes
-    them. At no time are there two copies. Names that differ by a wrapper, or altogether by one prefix, are matched,
-    and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute themselves
-    (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that fits is.
-    ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes part in
-    loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
+    Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on the
+    meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them.
+    At no time are there two copies. Names that differ by a wrapper, or by one prefix that all of the model's need, are
+    matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
+    themselves (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that
+    fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes
+    part in loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
-    file itself breaks, or the call is cancelled, while the model's memory is read into: then some of it may be new.
+    file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
+    of it may be new.
     ``verify`` first holds the file against its own checksums, in a pass of its own.
 
     Raises:
@@ -80,11 +81,11 @@ def load_into(
         UnsupportedFeature: The model loads through code of its own that cannot be tried beforehand.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
-        ValueError: ``dtype`` is no floating type.
+        ValueError: As ``load``.
     """
     started = time.perf_counter()
     place = placement(map_location)
-    check_cast(dtype)
+    check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
@@ -36,7 +36,7 @@ from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.files import Origin, file_identity
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
-from ckptool.torch_bridge.arithmetic import check_cast, is_castable
+from ckptool.torch_bridge.arithmetic import is_castable
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, with_weights
 from ckptool.torch_bridge.digests import digest_of
@@ -44,7 +44,7 @@ from ckptool.torch_bridge.filling import choose_renamed, choose_targets
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
-from ckptool.torch_bridge.loading import opened, torch_state_dict
+from ckptool.torch_bridge.loading import check_choice, check_options, opened, torch_state_dict
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, available, placement
 from ckptool.weights import Which
@@ -101,7 +101,7 @@ class LiveModel:
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
-        ValueError: ``dtype`` is no floating type.
+        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
         CkptoolError: As ``reload``, where there is a ``source``.
     """
 
@@ -118,7 +118,8 @@ class LiveModel:
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        check_cast(dtype)
+        check_options(dtype, weights, mmap)
+        check_choice("commit", commit, get_args(Commit))
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)

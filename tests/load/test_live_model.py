@@ -852,3 +852,8 @@ def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: 
         live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit)
 
     assert_same(live.model.state_dict(), lenet(1).state_dict())
+
+
+def test_a_commit_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="commit='inplace' is none of 'in_place', 'swap'"):
+        LiveModel(LeNet(), commit="inplace")  # type: ignore[arg-type]
