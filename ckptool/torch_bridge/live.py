@@ -160,27 +160,28 @@ class LiveModel:
         """Call the model."""
         if self._commit == "swap":
             return self._serving.model(*arguments, **keywords)
-        self._gate.enter()
+        visits = self._gate.enter()
         try:
             return self._serving.model(*arguments, **keywords)
         finally:
-            self._gate.leave()
+            self._gate.leave(visits)
 
     @contextmanager
     def use(self) -> Iterator[Serving]:
         """
-        Give model and digest for a block in which both stay what they are. Blocks may be nested.
+        Give model and digest for a block in which both stay what they are. Blocks may be nested, and end in another
+        thread than they began in.
 
         What is given can be called as the model, has ``model`` and ``digest``, and can be taken apart into the two.
         """
         if self._commit == "swap":
             yield self._serving
             return
-        self._gate.enter()
+        visits = self._gate.enter()
         try:
             yield self._serving
         finally:
-            self._gate.leave()
+            self._gate.leave(visits)
 
     def reload(self, source: Origin, *, limits: Limits | None = None) -> Reload:
         """

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -579,7 +580,7 @@ def test_blocks_that_overlap_in_one_thread_keep_the_gate_shut_until_the_last_end
     waiting.join(10)
 
     assert not waiting.is_alive()
-    assert (live._gate._inside, live._gate._mine.depth) == (0, 0)
+    assert (live._gate._inside, live._gate._mine.visits.depth) == (0, 0)
 
 
 def test_a_reload_inside_of_use_is_a_mistake_and_no_deadlock(files: tuple[Path, Path]) -> None:
@@ -857,3 +858,26 @@ def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: 
 def test_a_commit_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="commit='inplace' is none of 'in_place', 'swap'"):
         LiveModel(LeNet(), commit="inplace")  # type: ignore[arg-type]
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=30)
+
+
+def test_a_block_may_end_in_another_thread_than_it_began_in(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    saved(lenet(2).state_dict(), tmp_path / "y.pth")
+    live = LiveModel(LeNet().eval(), tmp_path / "x.pth")
+    block = live.use()
+    limits = ckptool.Limits(cancellation=ckptool.Cancellation(0.2))
+
+    now = in_another_thread(block.__enter__)
+    with pytest.raises(ckptool.Cancelled):  # it is still open
+        live.reload(tmp_path / "y.pth", limits=limits)
+    assert torch.equal(now(IMAGES), lenet(1)(IMAGES))
+    in_another_thread(lambda: block.__exit__(None, None, None))
+
+    limits = ckptool.Limits(cancellation=ckptool.Cancellation(30))
+    assert live.reload(tmp_path / "y.pth", limits=limits).digest != now.digest
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
