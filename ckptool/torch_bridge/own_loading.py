@@ -71,7 +71,8 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
     emptied = {} if any(value.is_quantized for value in tensors.values()) else tensors
     hollow = OrderedDict((name, _hollow(value) if name in emptied else value) for name, value in state.items())
-    hollow._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
+    hollow._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
     try:
         found = copy.deepcopy(model, fresh).load_state_dict(hollow, strict=False, assign=True)
     except RuntimeError as error:

@@ -520,6 +520,17 @@ def test_wrappers_and_prefixes_are_seen_through_for_models_with_hooks(
     assert (report.loaded, report.missing, report.unexpected) == (5, (), ())
 
 
+def test_a_model_with_hooks_keeps_its_memory_and_its_types(tmp_path: Path) -> None:
+    source, model = normed(), normed().half()
+    saved(source.state_dict(), tmp_path / "x.pth")
+    before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in model.named_parameters()}
+
+    ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert {name: (id(tensor), tensor.data_ptr()) for name, tensor in model.named_parameters()} == before
+    assert_same(model.state_dict(), source.half().state_dict())
+
+
 def test_of_several_candidates_the_one_that_fits_a_model_with_hooks_is_taken(tmp_path: Path) -> None:
     source, model = normed(), normed()
     saved({"generator": source.state_dict(), "judge": LeNet().state_dict()}, tmp_path / "x.pth")
