@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.match_keys import is_benign
 from ckptool.torch_bridge.arithmetic import in_own_thread
+from ckptool.torch_bridge.fill_plan import model_tensors
 
 
 class OwnLoading(NamedTuple):
@@ -24,6 +25,8 @@ class OwnLoading(NamedTuple):
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    tied: tuple[tuple[str, str], ...]
+    """Names that were not there, and the name of the same tensor that was."""
 
 
 def own_loader(model: torch.nn.Module) -> str | None:
@@ -51,9 +54,25 @@ def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         KeyMismatch, ShapeMismatch, UnsupportedFeature: As below; the model is as it was.
     """
     found = _try_loading(model, state, strict=strict)
-    is_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    is_meta = any(tensor.is_meta for tensor in model_tensors(model).values())
+    tied = _tied_places(model) if is_meta else []
     in_own_thread(lambda: model.load_state_dict(state, strict=False, assign=is_meta))
+    for places in tied:
+        made = [slots[name] for slots, name in places if not slots[name].is_meta]
+        for slots, name in places if made else ():
+            slots[name] = made[-1]  # of several the last counts, as where they are copied
     return found
+
+
+def _tied_places(model: torch.nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
+    """Return, for each tensor that stands in a model more than once, where it does."""
+    found: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        for slots in (module._parameters, module._buffers):
+            for name, tensor in slots.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), []).append((slots, name))
+    return [places for places in found.values() if len(places) > 1]
 
 
 def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
@@ -82,7 +101,9 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         raise ShapeMismatch(reason, hint="Build the model with the sizes that it was saved with.") from error
     except Exception as error:  # whatever the model's own code raises
         raise _untried(model, error) from error
-    missing = tuple(name for name in found.missing_keys if not is_benign(name))
+    tied = _tied(model, found.missing_keys)
+    lacking = tuple(name for name in found.missing_keys if name not in tied)
+    missing = tuple(name for name in lacking if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected_keys if not is_benign(name))
     nothing_fits = len(unexpected) == len(state)
     if (missing or unexpected) and (strict or nothing_fits):
@@ -93,7 +114,14 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
-    return OwnLoading(tuple(found.missing_keys), tuple(found.unexpected_keys))
+    return OwnLoading(lacking, tuple(found.unexpected_keys), tuple(tied.items()))
+
+
+def _tied(model: torch.nn.Module, missing: Collection[str]) -> dict[str, str]:
+    """Return the missing names of tensors that were there under another name, and that name."""
+    tensors = model_tensors(model)
+    there = {id(tensor): name for name, tensor in tensors.items() if name not in missing}
+    return {name: there[id(tensors[name])] for name in missing if name in tensors and id(tensors[name]) in there}
 
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:

@@ -304,7 +304,7 @@ def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_pa
 
 
 def test_a_copy_of_a_model_with_code_of_its_own_keeps_its_types(tmp_path: Path) -> None:
-    saved(old_names(1), tmp_path / "x.pth")
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
     live = LiveModel(Renaming().bfloat16().eval(), tmp_path / "x.pth", commit="swap")
 
     assert_same(live.model.state_dict(), lenet(1).bfloat16().state_dict())

@@ -531,6 +531,27 @@ def test_a_model_with_hooks_keeps_its_memory_and_its_types(tmp_path: Path) -> No
     assert_same(model.state_dict(), source.half().state_dict())
 
 
+class Hooked(Answering):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+@pytest.mark.parametrize("left_out", [None, "head.weight", "transformer.0.weight"])
+def test_weights_that_are_tied_stay_tied_in_models_with_hooks(left_out: str | None, meta: bool, tmp_path: Path) -> None:
+    source = Hooked()
+    saved({name: tensor for name, tensor in source.state_dict().items() if name != left_out}, tmp_path / "x.pth")
+    model = on_meta(Hooked) if meta else Hooked()
+
+    report = ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert model.head.weight is model.transformer[0].weight
+    assert [name for name, _ in report.tied] == ([left_out] if left_out else [])
+    assert (report.share, report.missing, report.still_meta) == (1.0, (), ())
+
+
 def test_of_several_candidates_the_one_that_fits_a_model_with_hooks_is_taken(tmp_path: Path) -> None:
     source, model = normed(), normed()
     saved({"generator": source.state_dict(), "judge": LeNet().state_dict()}, tmp_path / "x.pth")
