@@ -19,6 +19,8 @@ from ckptool.match_keys import Change, Changes, KeyMatch, Shape, is_benign
 from ckptool.tensors import LazyTensor
 from ckptool.torch_bridge.assembly import torch_dtype
 
+PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
+"""The hint where names are missing or left over; a ``LiveModel`` takes nothing by halves."""
 _LISTED: Final = 8
 
 
@@ -176,7 +178,7 @@ def _hint(matched: KeyMatch, best: KeyMatch) -> str:
     if len(best.pairs) > len(matched.pairs):
         ways = " or ".join(" ".join(map(str, changes)) for changes in (best.changes, *best.alternatives))
         return f"If it is the model's file, let 'ckptool migrate' rename: {len(best.pairs):,} names meet after {ways}."
-    return "Pass strict=False to load what fits." if matched.pairs else "Check that this is the model's file."
+    return PARTLY if matched.pairs else "Check that this is the model's file."
 
 
 def _near(name: str, near: Mapping[str, str]) -> str:

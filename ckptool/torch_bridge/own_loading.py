@@ -17,7 +17,7 @@ import torch
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.match_keys import is_benign
 from ckptool.torch_bridge.arithmetic import in_own_thread
-from ckptool.torch_bridge.fill_plan import model_tensors
+from ckptool.torch_bridge.fill_plan import PARTLY, model_tensors
 
 
 class OwnLoading(NamedTuple):
@@ -110,7 +110,7 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
             f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
-            hint="Check that this is the model's file." if nothing_fits else "Pass strict=False to load what fits.",
+            hint="Check that this is the model's file." if nothing_fits else PARTLY,
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch

@@ -261,7 +261,7 @@ def test_a_prefix_is_not_guessed_where_names_are_left_over(tmp_path: Path) -> No
         ckptool.load_into(LeNet(), tmp_path / "x.pth")
 
     assert (caught.value.missing, caught.value.unexpected) == ((), ("loss.weight",))
-    assert caught.value.hint == "Pass strict=False to load what fits."
+    assert caught.value.hint == "Load what fits with ckptool.load_into(model, path, strict=False)."
 
 
 def test_without_strict_a_prefix_that_all_of_the_model_needs_comes_off(tmp_path: Path) -> None:
