@@ -53,10 +53,19 @@ def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
     Raises:
         KeyMismatch, ShapeMismatch, UnsupportedFeature: As below; the model is as it was.
     """
-    found = _try_loading(model, state, strict=strict)
-    is_meta = any(tensor.is_meta for tensor in model_tensors(model).values())
+    tensors = model_tensors(model).values()
+    is_meta = any(tensor.is_meta for tensor in tensors)
+    # What was made in inference mode can be written to in that mode alone, and a thread of its own is not in it.
+    is_inference = any(tensor.is_inference() for tensor in tensors)
+    with torch.inference_mode(is_inference or torch.is_inference_mode_enabled()):
+        found = _try_loading(model, state, strict=strict)
     tied = _tied_places(model) if is_meta else []
-    in_own_thread(lambda: model.load_state_dict(state, strict=False, assign=is_meta))
+
+    def load() -> None:
+        with torch.inference_mode(is_inference), torch.no_grad():
+            model.load_state_dict(state, strict=False, assign=is_meta)
+
+    in_own_thread(load)
     for places in tied:
         made = [slots[name] for slots, name in places if not slots[name].is_meta]
         for slots, name in places if made else ():

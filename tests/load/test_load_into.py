@@ -552,6 +552,22 @@ def test_weights_that_are_tied_stay_tied_in_models_with_hooks(left_out: str | No
     assert (report.share, report.missing, report.still_meta) == (1.0, (), ())
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_inference_tensors_of_models_with_hooks_are_filled_too(meta: bool, inside: bool, tmp_path: Path) -> None:
+    source = Hooked()
+    saved(source.state_dict(), tmp_path / "x.pth")
+    with torch.inference_mode():
+        model = on_meta(Hooked) if meta else Hooked()
+
+    with torch.inference_mode(inside):
+        ckptool.load_into(model, tmp_path / "x.pth")
+        live = ckptool.LiveModel(model, tmp_path / "x.pth", commit="swap")
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert_same(live.model.state_dict(), source.state_dict())
+
+
 def test_of_several_candidates_the_one_that_fits_a_model_with_hooks_is_taken(tmp_path: Path) -> None:
     source, model = normed(), normed()
     saved({"generator": source.state_dict(), "judge": LeNet().state_dict()}, tmp_path / "x.pth")
