@@ -72,7 +72,8 @@ class CkptoolError(Exception):
         self.actual = actual
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        text = f"{self.path}: {self.message}" if self.path else self.message
+        return text.encode(errors="backslashreplace").decode()  # names of files are bytes; logs and answers want UTF-8
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ would call __init__ without the keywords.

@@ -245,6 +245,7 @@ def open_source(origin: Origin) -> tuple[Source, str]:
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
+        TypeError: It is none of the three.
     """
     if isinstance(origin, bytes | bytearray | memoryview):
         return BytesSource(origin, is_file=True), "<bytes>"
@@ -254,6 +255,10 @@ def open_source(origin: Origin) -> tuple[Source, str]:
             return FileSource(path), path
         fd = _open_regular(path)  # Windows has no pread
         return StreamSource(os.fdopen(fd, "rb"), owned=True), path
+    given: object = origin
+    if not hasattr(given, "seekable") or isinstance(given, io.TextIOBase):
+        kind = type(given).__name__
+        raise TypeError(f"a checkpoint is a path, bytes, or a file object that was opened with 'rb', not {kind}")
     name = getattr(origin, "name", None)
     shown = name if isinstance(name, str) else "<stream>"
     if origin.seekable():

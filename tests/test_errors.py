@@ -163,3 +163,11 @@ def test_the_operating_systems_reason_is_in_the_message(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "none.pth")
 
     assert str(caught.value) == f"{os.fspath(tmp_path / 'none.pth')}: no such file"
+
+
+def test_a_path_that_is_no_text_leaves_a_message_that_is() -> None:
+    path = os.fsdecode(b"a/\xff.pth")
+    error = CkptoolError("it is not there", path=path)
+
+    assert str(error) == "a/\\udcff.pth: it is not there"
+    assert error.path == path

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -469,3 +469,9 @@ def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:
 
     assert (source.nbytes, shown) == (len(CHECKPOINT), str(checkpoint_path))
     source.close()
+
+
+@pytest.mark.parametrize("origin", [None, 3, io.StringIO("text")], ids=["none", "number", "text"])
+def test_what_cannot_be_read_from_is_told_apart_from_a_bad_file(origin: Any) -> None:
+    with pytest.raises(TypeError, match=f"opened with 'rb', not {type(origin).__name__}"):
+        open_source(origin)

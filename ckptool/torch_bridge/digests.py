@@ -49,8 +49,8 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return plain memory that tells a tensor from every other of its type and shape."""
     if tensor.is_quantized:
         is_whole = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-        scales = torch.tensor(tensor.q_scale()) if is_whole else tensor.q_per_channel_scales()
-        zeros = torch.tensor(tensor.q_zero_point()) if is_whole else tensor.q_per_channel_zero_points()
+        scales = torch.tensor(tensor.q_scale(), device="cpu") if is_whole else tensor.q_per_channel_scales()
+        zeros = torch.tensor(tensor.q_zero_point(), device="cpu") if is_whole else tensor.q_per_channel_zero_points()
         parts = [tensor.int_repr(), scales.double(), zeros.double()]
     elif tensor.layout == torch.sparse_coo:
         parts = [tensor._indices(), tensor._values()]

@@ -2,7 +2,7 @@
 Where the weights of a checkpoint go in a model, decided before a byte is copied.
 
 Strategy: hold the model's own ``state_dict(keep_vars=True)`` against the names and shapes in the file. What differs by
-a wrapper or by a prefix alone, with every name explained, is paired; nothing else is guessed.
+a wrapper is paired, and what differs by a prefix alone, if that explains all names of the model; the rest is no guess.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import torch
 from ckptool import match_keys
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.guess_keys import nearest
-from ckptool.match_keys import KeyMatch, Shape, is_benign
+from ckptool.match_keys import Change, Changes, KeyMatch, Shape, is_benign
 from ckptool.tensors import LazyTensor
 from ckptool.torch_bridge.assembly import torch_dtype
 
+PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
+"""The hint where names are missing or left over; a ``LiveModel`` takes nothing by halves."""
 _LISTED: Final = 8
 
 
@@ -58,15 +60,11 @@ def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: boo
     tensors = model_tensors(model)
     expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     shapes: dict[str, Shape] = {name: tensor.info.shape for name, tensor in found.items()}
-    matched = match_keys.match(expected, shapes)
-    if matched.changes and not (matched.loads or _unwraps(matched)):
-        matched = match_keys.KeyMatch(*_by_name(expected, shapes))
-    first: dict[int, str] = {}
-    for name in matched.pairs:
-        first.setdefault(id(tensors[name]), name)
-    tied = {name: first[id(tensors[name])] for name in matched.missing if id(tensors[name]) in first}
+    best = match_keys.match(expected, shapes)
+    matched = best if _is_certain(best, tensors) else match_keys.KeyMatch(*_by_name(expected, shapes))
+    tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
-    _refuse(matched, missing, expected, shapes, strict=strict)
+    _refuse(matched, missing, expected, shapes, strict=strict, hint=_hint(matched, best))
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
     for target in targets:
         if not target.tensor.is_meta:
@@ -87,8 +85,45 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
-def _unwraps(matched: KeyMatch) -> bool:
-    return all(change.option in ("strip_module", "strip_wrappers") for change in matched.changes)
+def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Changes, bool]:
+    """Return what to do to names for a model that loads through code of its own, and whether all of them are met."""
+    tensors = {name: tensor for name, tensor in model_tensors(model).items() if not is_lazy(tensor)}
+    expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    best = match_keys.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
+    wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
+    if best.pairs and wrapper is not None and _is_certain(best, tensors):
+        return (*best.changes, *wrapper), best.loads
+    # Names that only the model's own code knows: it will not know what a wrapper put before them.
+    wrappers = (Change("strip_wrappers"),)
+    return wrappers if match_keys.renamed(list(found), wrappers) not in (None, list(found)) else (), False
+
+
+def _wrapper_around(names: list[str]) -> Changes | None:
+    """Return the change that puts a wrapper before names without it; None if the wrappers stand elsewhere."""
+    bare = match_keys.renamed(names, (Change("strip_wrappers"),)) or names
+    heads = {name.removesuffix(f".{rest}") for name, rest in zip(names, bare, strict=True)}
+    return (Change("add_prefix", heads.pop()),) if len(heads) == 1 else None
+
+
+def _is_certain(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Say whether nothing but its changes can be meant: wrappers that come off, or what all names of the model need."""
+    if all(change.option in ("strip_module", "strip_wrappers") for change in matched.changes):
+        return True
+    tied = _tied(matched, tensors)
+    lacking = any(name not in tied and not is_benign(name) for name in matched.missing)
+    return not (lacking or matched.reshaped or matched.alternatives)
+
+
+def _tied(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    first: dict[int, str] = {}
+    for name in matched.pairs:
+        first.setdefault(id(tensors[name]), name)
+    return {name: first[id(tensors[name])] for name in matched.missing if id(tensors[name]) in first}
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor of a lazy module has no shape yet."""
+    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.parameter.UninitializedBuffer)
 
 
 def _by_name(
@@ -116,21 +151,19 @@ def _refuse(
     found: Mapping[str, Shape],
     *,
     strict: bool,
+    hint: str,
 ) -> None:
     lacking = [name for name in missing if not is_benign(name)]
     left = [name for name in matched.unexpected if not is_benign(name)]
     error: WeightsMismatch
-    if (strict and (lacking or left)) or (expected and not matched.pairs):
+    if (strict and (lacking or left)) or (expected and not (matched.pairs or matched.reshaped)):
         near = nearest(lacking, expected, matched.unexpected, found)
         parts = [
             _listed(f"{len(lacking):,} of {len(expected):,} names are missing", [_near(n, near) for n in lacking]),
             _listed(f"{len(left):,} are unexpected", left),
             _listed(f"{len(matched.reshaped):,} have another shape", [_reshaped(one) for one in matched.reshaped]),
         ]
-        error = KeyMismatch(
-            f"the weights do not fit the model: {'; '.join(part for part in parts if part)}",
-            hint="Pass strict=False to load what fits." if matched.pairs else "Check that this is the model's file.",
-        )
+        error = KeyMismatch(f"the weights do not fit the model: {'; '.join(part for part in parts if part)}", hint=hint)
     elif matched.reshaped:
         listed = _listed("shapes differ", [_reshaped(one) for one in matched.reshaped])
         error = ShapeMismatch(listed, hint="Build the model with the sizes that it was saved with.")
@@ -139,6 +172,13 @@ def _refuse(
     error.missing, error.unexpected = tuple(lacking), tuple(left)
     error.reshaped = tuple((one.name, one.expected, one.found) for one in matched.reshaped)
     raise error
+
+
+def _hint(matched: KeyMatch, best: KeyMatch) -> str:
+    if len(best.pairs) > len(matched.pairs):
+        ways = " or ".join(" ".join(map(str, changes)) for changes in (best.changes, *best.alternatives))
+        return f"If it is the model's file, let 'ckptool migrate' rename: {len(best.pairs):,} names meet after {ways}."
+    return PARTLY if matched.pairs else "Check that this is the model's file."
 
 
 def _near(name: str, near: Mapping[str, str]) -> str:

@@ -20,20 +20,22 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.files import Origin, file_under
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.match_keys import Changes
 from ckptool.state_dicts import Role
 from ckptool.tables import show
-from ckptool.torch_bridge.arithmetic import check_cast, in_own_thread
+from ckptool.tensors import LazyTensor
+from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
-from ckptool.torch_bridge.fill_plan import FillPlan, Target, fits_bytewise, is_own_memory, plan
+from ckptool.torch_bridge.fill_plan import FillPlan, Target, fits_bytewise, is_own_memory, name_changes, plan
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
-from ckptool.torch_bridge.loading import chosen_weights, opened, torch_state_dict
+from ckptool.torch_bridge.loading import check_options, chosen_weights, opened, torch_state_dict
 from ckptool.torch_bridge.optimizers import read_optimizer
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
 from ckptool.transfer import check_others
-from ckptool.weights import Which
+from ckptool.weights import NameChanges, Weights, Which, prepare
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -58,16 +60,17 @@ def load_into(
     """
     Load the weights of a checkpoint of any form into a model, and say what was loaded. Nothing in the file runs.
 
-    Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on
-    the meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes
-    them. At no time are there two copies. Names that differ by a wrapper, or altogether by one prefix, are matched,
-    and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute themselves
-    (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that fits is.
-    ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes part in
-    loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
+    Tensors of the model keep their device, their type and their memory: the file's bytes are read into it. Those on the
+    meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them.
+    At no time are there two copies. Names that differ by a wrapper, or by one prefix that all of the model's need, are
+    matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
+    themselves (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that
+    fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes
+    part in loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
-    file itself breaks, or the call is cancelled, while the model's memory is read into: then some of it may be new.
+    file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
+    of it may be new.
     ``verify`` first holds the file against its own checksums, in a pass of its own.
 
     Raises:
@@ -78,11 +81,11 @@ def load_into(
         UnsupportedFeature: The model loads through code of its own that cannot be tried beforehand.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
-        ValueError: ``dtype`` is no floating type.
+        ValueError: As ``load``.
     """
     started = time.perf_counter()
     place = placement(map_location)
-    check_cast(dtype)
+    check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
@@ -95,11 +98,11 @@ def load_into(
             _load_plainly(model, checkpoint, filling, assembly, progress)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
-            chosen = chosen_weights(checkpoint, key, weights, "wrappers")
+            chosen, changes = choose_renamed(model, checkpoint, key, weights)
             if verify:
                 check_others(chosen.tensors.values(), ())
             taken = load_through(model, torch_state_dict(checkpoint, chosen, assembly, progress), strict=strict)
-            report = report_through(model, checkpoint.path, chosen, taken, started)
+            report = report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
@@ -123,30 +126,47 @@ def choose_targets(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which, *, strict: bool = True
 ) -> tuple[str, FillPlan]:
     """Return the state dict that is meant, and how it fits; of several, the only one that does."""
-    try:
-        chosen = chosen_weights(checkpoint, key, weights, None)
-    except WeightsNotFound as error:
-        if key is not None or weights != "auto":
-            raise
-        fitting = _fitting(model, checkpoint, "model") or _fitting(model, checkpoint, "ema", "other")
-        if len(fitting) == 1:
-            return fitting[0]
-        if not fitting:
-            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
-        several = AmbiguousWeights(f"{len(fitting)} state dicts fit the model", hint=error.hint)
-        several.candidates = tuple(found for found, _ in fitting)
-        several.hint = f"Pick one with key=: {', '.join(map(repr, several.candidates[:12]))}"
-        raise several from error
+
+    def fits(found: Mapping[str, LazyTensor]) -> bool:
+        with suppress(WeightsMismatch):
+            return bool(plan(model, found))
+        return False
+
+    chosen = _choose(checkpoint, key, weights, fits)
     return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
 
 
-def _fitting(model: torch.nn.Module, checkpoint: Checkpoint, *roles: Role) -> list[tuple[str, FillPlan]]:
-    found = []
-    for candidate in checkpoint.state_dicts:
-        if candidate.role in roles:
-            with suppress(WeightsMismatch):
-                found.append((candidate.key, plan(model, candidate, strict=True)))
-    return found
+def choose_renamed(
+    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which
+) -> tuple[Weights, Changes]:
+    """Return the same under the names for a model that loads through code of its own, and what was done to them."""
+    chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
+    changes, _ = name_changes(model, chosen.tensors)
+    if changes:
+        chosen = prepare(checkpoint, chosen.state_dict, NameChanges(tuple(change.rule for change in changes)))
+    return chosen, changes
+
+
+def _choose(
+    checkpoint: Checkpoint, key: str | None, weights: Which, fits: Callable[[Mapping[str, LazyTensor]], bool]
+) -> Weights:
+    """Return the weights that are meant; where nobody has said which, the only ones that fit."""
+    try:
+        return chosen_weights(checkpoint, key, weights, None)
+    except WeightsNotFound as error:
+        if key is not None or weights != "auto":
+            raise
+        roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
+        found = ([one.key for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
+        fitting = next(filter(None, found), [])
+        if len(fitting) == 1:
+            return chosen_weights(checkpoint, fitting[0], weights, None)
+        if not fitting:
+            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
+        several = AmbiguousWeights(f"{len(fitting)} state dicts fit the model")
+        several.candidates = tuple(fitting)
+        several.hint = f"Pick one with key=: {', '.join(map(repr, several.candidates[:12]))}"
+        raise several from error
 
 
 def _fill(targets: list[Target], progress: Progress | None) -> None:

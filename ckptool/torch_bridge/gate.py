@@ -9,6 +9,15 @@ from contextlib import contextmanager
 from ckptool.cancellation import LOOK_SECONDS, Cancellation
 
 
+class Visits:
+    """How often one thread has come in and nobody has left for it."""
+
+    __slots__ = ("depth",)
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
 class Gate:
     """Many threads at once, or one alone. Whoever wants to be alone goes first, so that calls cannot starve it."""
 
@@ -19,21 +28,24 @@ class Gate:
         self._is_alone = False
         self._mine = threading.local()
 
-    def enter(self) -> None:
-        """Come in, once nobody is alone inside or waits to be."""
-        depth = getattr(self._mine, "depth", 0)
-        if not depth:  # a thread that is inside already must not wait for itself
-            with self._changed:
+    def enter(self) -> Visits:
+        """Come in, once nobody is alone inside or waits to be. What is returned is for ``leave``."""
+        visits: Visits | None = getattr(self._mine, "visits", None)
+        if visits is None:
+            visits = self._mine.visits = Visits()
+        with self._changed:
+            if not visits.depth:  # a thread that is inside already must not wait for itself
                 while self._is_alone or self._waiting:
                     self._changed.wait()
                 self._inside += 1
-        self._mine.depth = depth + 1
+            visits.depth += 1
+        return visits
 
-    def leave(self) -> None:
-        """Go out, as often as one came in."""
-        self._mine.depth -= 1
-        if not self._mine.depth:
-            with self._changed:
+    def leave(self, visits: Visits) -> None:
+        """Go out, as often as one came in; servers end a request in another thread than they began it in."""
+        with self._changed:
+            visits.depth -= 1
+            if not visits.depth:
                 self._inside -= 1
                 if not self._inside and self._waiting:
                     self._changed.notify_all()
@@ -47,7 +59,8 @@ class Gate:
             Cancelled: While others were still inside.
             RuntimeError: This thread is.
         """
-        if getattr(self._mine, "depth", 0):
+        visits: Visits | None = getattr(self._mine, "visits", None)
+        if visits is not None and visits.depth:
             raise RuntimeError("reload() inside use() would wait for itself")
         with self._changed:
             self._waiting += 1

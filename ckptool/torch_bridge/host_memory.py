@@ -165,7 +165,7 @@ def allocate(nbytes: int) -> torch.Tensor:
     """
     try:
         if nbytes < _RETURNED or os.name != "posix":
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default is
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (RuntimeError, MemoryError, OSError) as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error

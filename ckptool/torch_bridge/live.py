@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
@@ -40,15 +40,15 @@ from ckptool.errors import Cancelled, CkptoolError, UnsupportedFeature
 from ckptool.files import Origin, file_identity
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.tables import show
-from ckptool.torch_bridge.arithmetic import check_cast, is_castable
+from ckptool.torch_bridge.arithmetic import is_castable
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, ready, with_weights
 from ckptool.torch_bridge.digests import digest_of
-from ckptool.torch_bridge.filling import choose_targets
+from ckptool.torch_bridge.filling import choose_renamed, choose_targets
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
-from ckptool.torch_bridge.loading import chosen_weights, opened, torch_state_dict
+from ckptool.torch_bridge.loading import check_choice, check_options, opened, torch_state_dict
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, available, placement
 from ckptool.weights import Which
@@ -106,7 +106,7 @@ class LiveModel:
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
-        ValueError: ``dtype`` is no floating type.
+        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
         CkptoolError: As ``reload``, where there is a ``source``.
     """
 
@@ -123,7 +123,8 @@ class LiveModel:
         mmap: Mmap = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        check_cast(dtype)
+        check_options(dtype, weights, mmap)
+        check_choice("commit", commit, get_args(Commit))
         self._serving = Serving(model, None)
         self._commit = commit
         self._which = (key, weights)
@@ -164,27 +165,28 @@ class LiveModel:
         """Call the model."""
         if self._commit == "swap":
             return self._serving.model(*arguments, **keywords)
-        self._gate.enter()
+        visits = self._gate.enter()
         try:
             return self._serving.model(*arguments, **keywords)
         finally:
-            self._gate.leave()
+            self._gate.leave(visits)
 
     @contextmanager
     def use(self) -> Iterator[Serving]:
         """
-        Give model and digest for a block in which both stay what they are. Blocks may be nested.
+        Give model and digest for a block in which both stay what they are. Blocks may be nested, and end in another
+        thread than they began in.
 
         What is given can be called as the model, has ``model`` and ``digest``, and can be taken apart into the two.
         """
         if self._commit == "swap":
             yield self._serving
             return
-        self._gate.enter()
+        visits = self._gate.enter()
         try:
             yield self._serving
         finally:
-            self._gate.leave()
+            self._gate.leave(visits)
 
     def reload(self, source: Origin, *, limits: Limits | None = None) -> Reload:
         """
@@ -258,7 +260,7 @@ class LiveModel:
 
     def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
         """Let a copy of the model load in its own way, and serve that."""
-        chosen = chosen_weights(checkpoint, *self._which, "wrappers")
+        chosen, changes = choose_renamed(self.model, checkpoint, *self._which)
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         state = torch_state_dict(checkpoint, chosen, assembly)
         checkpoint.check_unchanged()
@@ -269,7 +271,8 @@ class LiveModel:
                 state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
         taken = load_through(fresh, state, strict=True)
         self._serving = Serving(ready(fresh), digest)
-        return Reload(report_through(fresh, checkpoint.path, chosen, taken, started), digest)
+        report = report_through(fresh, checkpoint.path, chosen, taken, started)
+        return Reload(report._replace(changes=changes), digest)
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of a tensor on the meta device."""

@@ -106,6 +106,7 @@ def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: Ow
         nbytes=_nbytes(chosen.tensors.values()),
         missing=taken.missing,
         unexpected=taken.unexpected,
+        tied=taken.tied,
     )
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import join
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
 
@@ -36,6 +36,7 @@ from ckptool.transfer import check_others
 from ckptool.weights import NameChanges, Weights, Which, choose, prepare
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
+STRIP: Final = ("wrappers", "module", None)
 
 logger = logging.getLogger("ckptool")
 
@@ -66,7 +67,8 @@ def load(
     ``mmap`` the CPU's are views of a private mapping of the file, whose pages all processes share until they write to
     them; replacing the file by renaming another over it is safe, but truncating it kills every process that maps it.
     ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors are cast
-    to. ``verify`` first holds the file against the checksums in it, in a pass of its own. A process that has loaded,
+    to. ``verify`` first holds the file against the checksums in it, in a pass of its own. ``progress`` is called with
+    the bytes that were read so far, and those to be read in all; what is mapped is not read. A process that has loaded,
     with or without a cast, can fork. Safe to call from several threads.
 
     Raises:
@@ -78,10 +80,11 @@ def load(
         WeightsNotFound: No state dict is the weights that were asked for.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
-        ValueError: ``dtype`` is no floating type.
+        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
     """
     place = placement(map_location)
-    check_cast(dtype)
+    check_options(dtype, weights, mmap)
+    check_choice("strip", strip, STRIP)
 
     def state_dict() -> OrderedDict[str, Any]:
         with opened(source, limits) as checkpoint:
@@ -114,13 +117,26 @@ def predict_memory(
 
     Raises:
         CkptoolError: As ``load``.
-        ValueError: ``dtype`` is no floating type.
+        ValueError: As ``load``.
     """
     place = placement(device)
-    check_cast(dtype)
+    check_options(dtype, weights, mmap)
     with opened(source, limits) as checkpoint:
         chosen = chosen_weights(checkpoint, key, weights, None)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
+
+
+def check_options(dtype: object, weights: object, mmap: object) -> None:
+    """Raise ValueError unless these are what whatever loads can be given."""
+    check_cast(dtype)
+    check_choice("weights", weights, get_args(Which))
+    check_choice("mmap", mmap, (True, False, "auto"))
+
+
+def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
+    """Raise ValueError if an option is given what it does not take: a misspelling must not pass for another choice."""
+    if given not in choices:
+        raise ValueError(f"{option}={given!r} is none of {', '.join(map(repr, choices))}")
 
 
 def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:

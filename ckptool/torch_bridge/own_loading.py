@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.match_keys import is_benign
 from ckptool.torch_bridge.arithmetic import in_own_thread
+from ckptool.torch_bridge.fill_plan import PARTLY, model_tensors
 
 
 class OwnLoading(NamedTuple):
@@ -24,6 +25,8 @@ class OwnLoading(NamedTuple):
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    tied: tuple[tuple[str, str], ...]
+    """Names that were not there, and the name of the same tensor that was."""
 
 
 def own_loader(model: torch.nn.Module) -> str | None:
@@ -50,10 +53,35 @@ def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
     Raises:
         KeyMismatch, ShapeMismatch, UnsupportedFeature: As below; the model is as it was.
     """
-    found = _try_loading(model, state, strict=strict)
-    is_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    in_own_thread(lambda: model.load_state_dict(state, strict=False, assign=is_meta))
+    tensors = model_tensors(model).values()
+    is_meta = any(tensor.is_meta for tensor in tensors)
+    # What was made in inference mode can be written to in that mode alone, and a thread of its own is not in it.
+    is_inference = any(tensor.is_inference() for tensor in tensors)
+    with torch.inference_mode(is_inference or torch.is_inference_mode_enabled()):
+        found = _try_loading(model, state, strict=strict)
+    tied = _tied_places(model) if is_meta else []
+
+    def load() -> None:
+        with torch.inference_mode(is_inference), torch.no_grad():
+            model.load_state_dict(state, strict=False, assign=is_meta)
+
+    in_own_thread(load)
+    for places in tied:
+        made = [slots[name] for slots, name in places if not slots[name].is_meta]
+        for slots, name in places if made else ():
+            slots[name] = made[-1]  # of several the last counts, as where they are copied
     return found
+
+
+def _tied_places(model: torch.nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
+    """Return, for each tensor that stands in a model more than once, where it does."""
+    found: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        for slots in (module._parameters, module._buffers):
+            for name, tensor in slots.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), []).append((slots, name))
+    return [places for places in found.values() if len(places) > 1]
 
 
 def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
@@ -66,12 +94,13 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         UnsupportedFeature: The model's code cannot be tried on tensors without memory.
     """
     fresh: dict[int, Any] = {id(tensor): _hollow(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say.
-    hollow = OrderedDict(
-        (name, _hollow(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else value)
-        for name, value in state.items()
-    )
-    hollow._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say, and all that
+    # may be packed with quantised weights, which needs values.
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
+    emptied = {} if any(value.is_quantized for value in tensors.values()) else tensors
+    hollow = OrderedDict((name, _hollow(value) if name in emptied else value) for name, value in state.items())
+    # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
+    hollow._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
     try:
         found = copy.deepcopy(model, fresh).load_state_dict(hollow, strict=False, assign=True)
     except RuntimeError as error:
@@ -81,17 +110,27 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         raise ShapeMismatch(reason, hint="Build the model with the sizes that it was saved with.") from error
     except Exception as error:  # whatever the model's own code raises
         raise _untried(model, error) from error
-    missing = tuple(name for name in found.missing_keys if not is_benign(name))
+    tied = _tied(model, found.missing_keys)
+    lacking = tuple(name for name in found.missing_keys if name not in tied)
+    missing = tuple(name for name in lacking if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected_keys if not is_benign(name))
-    if (missing or unexpected) and (strict or len(unexpected) == len(state)):
+    nothing_fits = len(unexpected) == len(state)
+    if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
             f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
-            hint="Pass strict=False to load what fits.",
+            hint="Check that this is the model's file." if nothing_fits else PARTLY,
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
-    return OwnLoading(tuple(found.missing_keys), tuple(found.unexpected_keys))
+    return OwnLoading(lacking, tuple(found.unexpected_keys), tuple(tied.items()))
+
+
+def _tied(model: torch.nn.Module, missing: Collection[str]) -> dict[str, str]:
+    """Return the missing names of tensors that were there under another name, and that name."""
+    tensors = model_tensors(model)
+    there = {id(tensor): name for name, tensor in tensors.items() if name not in missing}
+    return {name: there[id(tensors[name])] for name in missing if name in tensors and id(tensors[name]) in there}
 
 
 def _hollow(tensor: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,8 @@ def available(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=wanted).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        # torch goes on with a list of all that it was built for.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise DeviceUnavailable(
             f"device '{wanted}' is not here: {reason}", hint="List the devices that are with 'ckptool devices'."
         ) from error

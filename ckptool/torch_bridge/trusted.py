@@ -33,6 +33,8 @@ def load_model(
         CkptoolError: The file cannot be read.
     """
     name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"a path is wanted, not {type(path).__name__}")
     if trust is not True:
         raise UnsafePickle(
             "a whole model can only be made by running the code that the file names",
@@ -43,11 +45,13 @@ def load_model(
     with open_checkpoint(path) as checkpoint:
         form, is_script, is_packed = checkpoint.form, checkpoint.format == "torchscript", checkpoint.member is not None
         is_wrapped = bool(checkpoint.state_dicts) and checkpoint.state_dicts[0].class_name in modules.WRAPPERS
+        inside = next((one.key for one in checkpoint.state_dicts if one.class_name is not None), None)
     if is_script:
         return _made(name, partial(torch.jit.load, name, map_location=place.everywhere or CPU))
     if form != "model":
+        holds = "no whole model" if inside is None else f"a whole model as one part of it alone, {inside!r}"
         raise UnsupportedFeature(
-            f"holds a {form} and no whole model", path=name, hint="Build the model, and use ckptool.load_into."
+            f"holds a {form} and {holds}", path=name, hint="Build the model, and use ckptool.load_into."
         )
     if not (is_packed or (unwrap and is_wrapped)):
         return _unpickled(name, name, place)

@@ -582,3 +582,27 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
 
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1] == (40_000, 40_000)
+
+
+@pytest.mark.parametrize("option", [{"weights": "best"}, {"strip": False}, {"mmap": "no"}, {"dtype": "float16"}])
+def test_an_option_that_is_misspelt_is_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    saved({"a": torch.ones(1)}, tmp_path / "x.pth")
+
+    with pytest.raises(ValueError, match=next(iter(option))):
+        ckptool.load(tmp_path / "x.pth", **option)
+    if "strip" not in option:
+        with pytest.raises(ValueError, match=next(iter(option))):
+            ckptool.predict_memory(tmp_path / "x.pth", **option)
+        with pytest.raises(ValueError, match=next(iter(option))):
+            ckptool.load_into(torch.nn.Linear(1, 1), tmp_path / "x.pth", **option)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_default_device_says_nothing_of_where_weights_go(device: str, tmp_path: Path) -> None:
+    content = {"a": torch.rand(5), "empty": torch.ones(0, 3), "q": quantised_per_tensor(torch.qint8)}
+    saved(content, tmp_path / "x.pth")
+
+    with torch.device(device):
+        found = ckptool.load(tmp_path / "x.pth", mmap=False)
+
+    assert_same(found, torch_load(tmp_path / "x.pth"))

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -358,6 +359,23 @@ def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_pa
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
 
 
+def test_a_copy_of_a_model_with_code_of_its_own_keeps_its_types(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    live = LiveModel(Renaming().bfloat16().eval(), tmp_path / "x.pth", commit="swap")
+
+    assert_same(live.model.state_dict(), lenet(1).bfloat16().state_dict())
+
+
+def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    saved(nn.DataParallel(lenet(1)).state_dict(), tmp_path / "y.pth")
+    live = LiveModel(nn.DataParallel(Renaming()).eval(), tmp_path / "x.pth", commit="swap")
+    first = live.digest
+
+    assert live.reload(tmp_path / "y.pth").digest == first
+    assert_same(live.model.module.state_dict(), lenet(1).state_dict())
+
+
 def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
     saved(old_names(1), tmp_path / "x.pth")
     live = LiveModel(Renaming())
@@ -625,7 +643,7 @@ def test_blocks_that_overlap_in_one_thread_keep_the_gate_shut_until_the_last_end
     waiting.join(10)
 
     assert not waiting.is_alive()
-    assert (live._gate._inside, live._gate._mine.depth) == (0, 0)
+    assert (live._gate._inside, live._gate._mine.visits.depth) == (0, 0)
 
 
 def test_a_reload_inside_of_use_is_a_mistake_and_no_deadlock(files: tuple[Path, Path]) -> None:
@@ -947,3 +965,40 @@ def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Pa
         live.reload(files[0].read_bytes())
         with pytest.raises(ValueError, match="which one to watch"):
             live.watch()
+
+
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    with torch.device("meta"):
+        live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit)
+
+    assert_same(live.model.state_dict(), lenet(1).state_dict())
+
+
+def test_a_commit_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="commit='inplace' is none of 'in_place', 'swap'"):
+        LiveModel(LeNet(), commit="inplace")  # type: ignore[arg-type]
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=30)
+
+
+def test_a_block_may_end_in_another_thread_than_it_began_in(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    saved(lenet(2).state_dict(), tmp_path / "y.pth")
+    live = LiveModel(LeNet().eval(), tmp_path / "x.pth")
+    block = live.use()
+    limits = ckptool.Limits(cancellation=ckptool.Cancellation(0.2))
+
+    now = in_another_thread(block.__enter__)
+    with pytest.raises(ckptool.Cancelled):  # it is still open
+        live.reload(tmp_path / "y.pth", limits=limits)
+    assert torch.equal(now(IMAGES), lenet(1)(IMAGES))
+    in_another_thread(lambda: block.__exit__(None, None, None))
+
+    limits = ckptool.Limits(cancellation=ckptool.Cancellation(30))
+    assert live.reload(tmp_path / "y.pth", limits=limits).digest != now.digest
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))

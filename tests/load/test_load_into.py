@@ -257,8 +257,57 @@ def test_a_prefix_is_not_guessed_where_names_are_left_over(tmp_path: Path) -> No
     content = {f"model.{name}": tensor for name, tensor in LeNet().state_dict().items()}
     saved(content | {"loss.weight": torch.ones(3)}, tmp_path / "x.pth")
 
-    with pytest.raises(ckptool.KeyMismatch):
+    with pytest.raises(ckptool.KeyMismatch) as caught:
         ckptool.load_into(LeNet(), tmp_path / "x.pth")
+
+    assert (caught.value.missing, caught.value.unexpected) == ((), ("loss.weight",))
+    assert caught.value.hint == "Load what fits with ckptool.load_into(model, path, strict=False)."
+
+
+def test_without_strict_a_prefix_that_all_of_the_model_needs_comes_off(tmp_path: Path) -> None:
+    source, model = LeNet(), LeNet()
+    content = {f"model.{name}": tensor for name, tensor in source.state_dict().items()}
+    saved(content | {"loss.weight": torch.ones(3)}, tmp_path / "x.pth")
+
+    report = ckptool.load_into(model, tmp_path / "x.pth", strict=False)
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert list(map(str, report.changes)) == ["--strip-prefix model"]
+    assert report.unexpected == ("loss.weight",)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_of_two_prefixes_that_would_do_none_is_taken_and_both_are_told(strict: bool, tmp_path: Path) -> None:
+    names = LeNet().state_dict().items()
+    saved({f"{head}.{name}": tensor for head in ("net", "ema_net") for name, tensor in names}, tmp_path / "x.pth")
+
+    with pytest.raises(ckptool.KeyMismatch) as caught:
+        ckptool.load_into(LeNet(), tmp_path / "x.pth", strict=strict)
+
+    assert "10 names meet after --strip-prefix net or --strip-prefix ema_net" in str(caught.value.hint)
+
+
+class Answering(nn.Module):
+    """A network with a head that is tied to it, as GPT-2 has one; files of it hold the inner network's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.transformer[0].weight  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_a_prefix_may_be_all_that_a_model_with_tied_weights_needs(meta: bool, tmp_path: Path) -> None:
+    source = Answering()
+    saved(source.transformer.state_dict(), tmp_path / "x.pth")
+    model = on_meta(Answering) if meta else Answering()
+
+    report = ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert list(map(str, report.changes)) == ["--add-prefix transformer"]
+    assert report.tied == (("head.weight", "transformer.0.weight"),)
 
 
 @pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
@@ -437,6 +486,115 @@ def test_progress_ends_at_the_whole(meta: bool, tmp_path: Path) -> None:
         assert told[-1][0] == told[-1][1] > 0
 
 
+# Models that load through code of their own
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Linear(6, 2))
+
+
+OWN = {
+    "plain": lambda net: net,
+    "data parallel": nn.DataParallel,
+    "compiled": lambda net: wrap(net, "compile", torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+@pytest.mark.parametrize("model_is", OWN)
+@pytest.mark.parametrize("file_is", [*OWN, "lightning"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wrappers_and_prefixes_are_seen_through_for_models_with_hooks(
+    file_is: str, model_is: str, meta: bool, tmp_path: Path
+) -> None:
+    source, model = normed(), on_meta(normed) if meta else normed()
+    if file_is == "lightning":
+        saved({"state_dict": {f"model.{name}": one for name, one in source.state_dict().items()}}, tmp_path / "x.pth")
+    else:
+        saved(OWN[file_is](source).state_dict(), tmp_path / "x.pth")
+
+    report = ckptool.load_into(OWN[model_is](model), tmp_path / "x.pth")
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert bool(report.changes) == (file_is != model_is)
+    assert (report.loaded, report.missing, report.unexpected) == (5, (), ())
+
+
+def test_a_model_with_hooks_keeps_its_memory_and_its_types(tmp_path: Path) -> None:
+    source, model = normed(), normed().half()
+    saved(source.state_dict(), tmp_path / "x.pth")
+    before = {name: (id(tensor), tensor.data_ptr()) for name, tensor in model.named_parameters()}
+
+    ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert {name: (id(tensor), tensor.data_ptr()) for name, tensor in model.named_parameters()} == before
+    assert_same(model.state_dict(), source.half().state_dict())
+
+
+class Hooked(Answering):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+@pytest.mark.parametrize("left_out", [None, "head.weight", "transformer.0.weight"])
+def test_weights_that_are_tied_stay_tied_in_models_with_hooks(left_out: str | None, meta: bool, tmp_path: Path) -> None:
+    source = Hooked()
+    saved({name: tensor for name, tensor in source.state_dict().items() if name != left_out}, tmp_path / "x.pth")
+    model = on_meta(Hooked) if meta else Hooked()
+
+    report = ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert model.head.weight is model.transformer[0].weight
+    assert [name for name, _ in report.tied] == ([left_out] if left_out else [])
+    assert (report.share, report.missing, report.still_meta) == (1.0, (), ())
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_inference_tensors_of_models_with_hooks_are_filled_too(meta: bool, inside: bool, tmp_path: Path) -> None:
+    source = Hooked()
+    saved(source.state_dict(), tmp_path / "x.pth")
+    with torch.inference_mode():
+        model = on_meta(Hooked) if meta else Hooked()
+
+    with torch.inference_mode(inside):
+        ckptool.load_into(model, tmp_path / "x.pth")
+        live = ckptool.LiveModel(model, tmp_path / "x.pth", commit="swap")
+
+    assert_same(model.state_dict(), source.state_dict())
+    assert_same(live.model.state_dict(), source.state_dict())
+
+
+def test_of_several_candidates_the_one_that_fits_a_model_with_hooks_is_taken(tmp_path: Path) -> None:
+    source, model = normed(), normed()
+    saved({"generator": source.state_dict(), "judge": LeNet().state_dict()}, tmp_path / "x.pth")
+
+    report = ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert report.key == "generator"
+    assert_same(model.state_dict(), source.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_pack_quantised_weights_are_filled(tmp_path: Path) -> None:
+    def quantised() -> nn.Module:
+        net = torch.ao.quantization.QuantWrapper(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)))
+        net.eval().qconfig = torch.ao.quantization.get_default_qconfig("fbgemm")  # type: ignore[assignment]
+        torch.ao.quantization.prepare(net, inplace=True)
+        net(torch.rand(1, 1, 8, 8))
+        return torch.ao.quantization.convert(net, inplace=True)  # type: ignore[no-any-return]
+
+    source, model, images = quantised(), quantised(), torch.rand(1, 1, 8, 8)
+    saved(source.state_dict(), tmp_path / "x.pth")
+
+    ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert torch.equal(model(images), source(images))
+
+
 # What fails changes nothing.
 
 
@@ -555,3 +713,10 @@ def test_loading_many_times_leaves_no_descriptor_and_no_thread_behind(tmp_path: 
 
     after = descriptors(), threading.active_count()
     assert after == before
+
+
+def test_shapes_that_all_differ_are_no_question_of_names(tmp_path: Path) -> None:
+    saved(nn.Linear(8, 8).state_dict(), tmp_path / "x.pth")
+
+    with pytest.raises(ckptool.ShapeMismatch):
+        ckptool.load_into(nn.Linear(4, 4), tmp_path / "x.pth")

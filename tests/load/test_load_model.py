@@ -219,3 +219,16 @@ def test_bad_files_are_named_before_anything_runs(tmp_path: Path) -> None:
         assert caught.value.path == str(path)
         assert pickle.loads(pickle.dumps(caught.value)).path == str(path)
     assert ran == []
+
+
+def test_a_model_inside_a_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    torch.save({"model": LeNet(), "epoch": 3}, path)
+
+    with pytest.raises(ckptool.UnsupportedFeature, match="a whole model as one part of it alone, 'model'"):
+        ckptool.load_model(path, trust=True)
+
+
+def test_bytes_are_no_path() -> None:
+    with pytest.raises(TypeError, match="a path is wanted, not bytes"):
+        ckptool.load_model(b"x.pth", trust=True)  # type: ignore[arg-type]
