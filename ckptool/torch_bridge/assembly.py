@@ -24,7 +24,7 @@ from ckptool.torch_bridge.device_memory import DeviceMemory
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap, buffer_of
 from ckptool.torch_bridge.host_memory import Progress as Count
 from ckptool.torch_bridge.layouts import QUANTIZED, SPARSE, special_tensor
-from ckptool.torch_bridge.placement import CPU, META, Mover, Placement
+from ckptool.torch_bridge.placement import CPU, META, Placement, moved_by
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the bytes read so far, and those in all."""
@@ -324,7 +324,7 @@ class Assembly:
         if block.root.big_endian and not memory.is_meta:
             _swap_bytes(memory, block)
         if self._place.mover is not None:
-            block.memory = memory = _moved(self._place.mover, memory, block.root.location)
+            block.memory = memory = moved_by(self._place.mover, memory, block.root.location)
         target = self._cast_of(block)
         if target is not None:
             values = memory[: block.nbytes // block.itemsize * block.itemsize].view(next(iter(block.types)))
@@ -352,14 +352,21 @@ class Assembly:
         if storage is None:
             return torch.empty_strided(info.shape, info.stride, dtype=wanted, device=META)
         block = self._block(storage)
-        if block.memory is None or not info.numel:
-            where = self._place.device(storage.location)
-            return torch.empty_strided(info.shape, info.stride, dtype=wanted, device=where)
-        memory = block.memory
-        start = storage.offset - block.root.offset - block.first
-        made = torch.empty(0, dtype=block.cast or dtype, device=memory.device)
-        offset = start // info.dtype.itemsize + info.storage_offset
-        made.set_(memory.untyped_storage(), offset, info.shape, info.stride)
+        memory, has, offset = block.memory, block.cast or dtype, 0
+        if memory is None or not info.numel:
+            memory, has = torch.empty(0, dtype=torch.uint8, device=self._place.device(storage.location)), wanted
+        else:
+            start = storage.offset - block.root.offset - block.first
+            offset = start // info.dtype.itemsize + info.storage_offset
+        made = torch.empty(0, dtype=has, device=memory.device)
+        try:
+            made.set_(memory.untyped_storage(), offset, info.shape, info.stride)
+        except NotImplementedError as error:
+            raise UnsupportedFeature(
+                f"torch has no tensors of {dtype} on {memory.device}",
+                kind="no-such-dtype",
+                hint="Load it to the CPU, or leave it out.",
+            ) from error
         if info.conj:
             made = made.conj()
         if info.neg:
@@ -385,15 +392,3 @@ def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
             hint="Load it to the CPU, or migrate the file first.",
         )
     memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
-
-
-def _moved(mover: Mover, memory: torch.Tensor, tag: str) -> torch.Tensor:
-    """Return the bytes where the user's function puts them."""
-    moved = mover(memory.untyped_storage(), tag)
-    if moved is None:
-        return memory
-    if isinstance(moved, torch.storage.TypedStorage):
-        moved = moved._untyped_storage
-    if not isinstance(moved, torch.UntypedStorage):
-        raise TypeError(f"map_location returned {type(moved).__name__}, not a storage")
-    return torch.empty(0, dtype=torch.uint8, device=moved.device).set_(moved, 0, (memory.numel(),), (1,))

@@ -79,3 +79,15 @@ def available(device: str | torch.device) -> torch.device:
         raise DeviceUnavailable(
             f"device '{wanted}' is not here: {reason}", hint="List the devices that are with 'ckptool devices'."
         ) from error
+
+
+def moved_by(mover: Mover, memory: torch.Tensor, tag: str) -> torch.Tensor:
+    """Return the bytes where the user's function puts them."""
+    moved = mover(memory.untyped_storage(), tag)
+    if moved is None:
+        return memory
+    if isinstance(moved, torch.storage.TypedStorage):
+        moved = moved._untyped_storage
+    if not isinstance(moved, torch.UntypedStorage):
+        raise TypeError(f"map_location returned {type(moved).__name__}, not a storage")
+    return torch.empty(0, dtype=torch.uint8, device=moved.device).set_(moved, 0, (memory.numel(),), (1,))

@@ -72,6 +72,7 @@ def test_every_view_is_loaded_as_torch_loads_it(legacy: bool, mmap: Any, tmp_pat
     content = {f"{name.replace(' ', '-')}": make() for name, make in VIEWS.items()}
     # Views of nothing at all keep their strides.
     content |= {"no-columns": torch.ones(4, 6)[:, 3:3], "no-rows": torch.ones(4, 6).t()[2:2]}
+    content["no-conjugates"] = torch.ones(4, 0, dtype=torch.complex64).conj()
     data = saved(content, tmp_path / "x.pth", legacy=legacy)
 
     assert_same(load(tmp_path / "x.pth", mmap=mmap), torch_load(data))
@@ -123,12 +124,24 @@ def test_quantised_tensors_are_loaded_as_torch_loads_them(legacy: bool, mmap: bo
         content |= {f"by.{axis}.{name}": quantised_per_channel(dtype, axis) for name, dtype in QUANTISED.items()}
     content["floating"] = quantised_per_channel(torch.quint4x2, 0)
     content["part"] = content["whole.qint8"][1:3, ::2]
+    content["nothing"] = torch.quantize_per_tensor(torch.zeros(0, 3), 0.1, 0, torch.qint8)
+    content["nothing.by.0"] = torch.quantize_per_channel(
+        torch.zeros(2, 0), torch.ones(2), torch.zeros(2), 0, torch.quint8
+    )
     data = saved(content, tmp_path / "x.pth", legacy=legacy)
 
     found, expected = load(tmp_path / "x.pth", mmap=mmap), torch_load(data)
 
     assert_same(found, expected)
     assert all(torch.equal(found[name].dequantize(), expected[name].dequantize()) for name in expected)
+
+
+def test_quantised_tensors_are_refused_on_devices_that_have_none(tmp_path: Path) -> None:
+    for name, content in (("some", quantised_per_tensor(torch.qint8)), ("none", quantised_per_tensor(torch.qint8)[:0])):
+        saved({name: content, "w": torch.rand(4)}, tmp_path / "x.pth")
+
+        with pytest.raises(ckptool.UnsupportedFeature, match=r"no tensors of torch\.qint8 on meta"):
+            load(tmp_path / "x.pth", "meta")
 
 
 def test_the_parameters_of_quantised_tensors_are_not_cast(tmp_path: Path) -> None:
