@@ -23,6 +23,7 @@ from ckptool.errors import FileUnavailable, SourceChanged
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 _CLOSED = "the checkpoint is closed"
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
 
 
 class Source(Protocol):
@@ -241,7 +242,7 @@ def open_source(origin: Origin) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 
-    A file object that cannot seek is read into memory.
+    A file object is read from its beginning, wherever it stands; one that cannot seek, into memory.
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
@@ -264,6 +265,11 @@ def open_source(origin: Origin) -> tuple[Source, str]:
     if origin.seekable():
         return StreamSource(origin), shown
     return BytesSource(origin.read(), is_file=True), shown
+
+
+def is_likely(name: str) -> bool:
+    """Say whether files of this name mostly are checkpoints."""
+    return name.lower().endswith(_SUFFIXES)
 
 
 def directory_entries(path: str) -> list[str]:
@@ -336,7 +342,7 @@ def _unavailable(path: str, error: OSError) -> FileUnavailable:
 
 
 def _directory(path: str) -> FileUnavailable:
-    names = directory_entries(path)
+    names = sorted(directory_entries(path), key=lambda name: (not name.endswith(".index.json"), not is_likely(name)))
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     many = "one file" if len(names) == 1 else f"{len(names):,} files"
     fact = f"a directory with {many}" if names else "a directory without files"

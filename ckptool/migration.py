@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias, get_args
 
 from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
 from ckptool.cancellable_sources import cancellation_of, check_cancelled
@@ -21,6 +21,7 @@ from ckptool.collector import collector_paused
 from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
+from ckptool.options import check_choice
 from ckptool.outputs import Output
 from ckptool.payloads import Payload
 from ckptool.report import MigrationReport, Side, planned_safetensors, planned_torch, side_of
@@ -123,7 +124,10 @@ def migrate(
         OutputFailed: It could not be written, or is not what was to be written.
         Cancelled: ``limits`` have a cancellation, and it was. What stood under ``dst`` still stands there.
         CkptoolError: ``src`` cannot be read, or is damaged.
+        ValueError: ``form`` or ``weights`` is none that there is.
     """
+    check_choice("form", form, (None, *get_args(TargetForm)))
+    check_choice("weights", weights, get_args(Which))
     changes = Changes(
         form=form,
         to=to,

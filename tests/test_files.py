@@ -120,6 +120,15 @@ def test_a_directory_says_what_is_in_it(tmp_path: Path) -> None:
     assert "one file" in unavailable(tmp_path / "folder").message
 
 
+def test_the_hint_for_a_directory_begins_with_what_is_likely_meant(tmp_path: Path) -> None:
+    shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    for name in ("README.md", "config.json", "merges.txt", "MODEL.PTH", "model.safetensors.index.json", *shards):
+        (tmp_path / name).touch()
+
+    hint = unavailable(tmp_path).hint
+    assert hint == f"Name a file in it: model.safetensors.index.json, MODEL.PTH, {', '.join(shards[:2])} and 4 more"
+
+
 @pytest.mark.parametrize("name", ["missing.pth", "missing/model.pth", "nul\0.pth", "a.zip::member", ""])
 def test_a_missing_file_is_told_of(tmp_path: Path, name: str) -> None:
     assert unavailable(f"{tmp_path}/{name}" if name else "").kind == "missing"

@@ -12,7 +12,7 @@ from ckptool.cancellable_sources import cancellable
 from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
-from ckptool.files import BytesSource, Source
+from ckptool.files import BytesSource, Source, is_likely
 from ckptool.probe import Probe
 
 NAME = "packed"
@@ -23,7 +23,6 @@ _KNOWN_OF = (
     ("/attributes.pkl", "TorchScript of PyTorch 1.0 or 1.1 (model.json)"),
 )
 """Members that tell archives of torch's that no format here reads."""
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
 
 
 def sniff(probe: Probe) -> bool:
@@ -105,7 +104,7 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
             archive.source, NAME, Contents(), form="archive", members=members, notes=notes, archives=(archive,)
         )
     for name, error in failures.items():
-        if name.endswith(_SUFFIXES):
+        if is_likely(name):
             error.message = f"member {name!r}: {error.message}"
             raise error
     from ckptool.foreign import name_foreign_zip
@@ -118,7 +117,7 @@ def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint]
     opened: dict[str, Checkpoint] = {}
     failures: dict[str, CkptoolError] = {}
     # What may be inflated is limited for all together: likely members first.
-    for name in sorted(archive, key=lambda name: not name.endswith(_SUFFIXES)):
+    for name in sorted(archive, key=lambda name: not is_likely(name)):
         try:
             opened[name] = probe.read_inner(archive.open(name))
         except Cancelled:
@@ -131,9 +130,7 @@ def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint]
 def _unreadable(failures: dict[str, CkptoolError]) -> tuple[str, ...]:
     """Say which members should have been checkpoints, going by their names, and why they are not there."""
     return tuple(
-        f"member {name!r} cannot be read: {error.message}"
-        for name, error in failures.items()
-        if name.endswith(_SUFFIXES)
+        f"member {name!r} cannot be read: {error.message}" for name, error in failures.items() if is_likely(name)
     )
 
 

@@ -39,6 +39,7 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, UnsupportedFeature
 from ckptool.files import Origin, file_identity
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.options import check_choice
 from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import is_castable
 from ckptool.torch_bridge.assembly import Assembly
@@ -48,7 +49,7 @@ from ckptool.torch_bridge.filling import choose_renamed, choose_targets
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
-from ckptool.torch_bridge.loading import check_choice, check_options, opened, torch_state_dict
+from ckptool.torch_bridge.loading import check_options, opened, torch_state_dict
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, available, placement
 from ckptool.weights import Which
@@ -178,6 +179,7 @@ class LiveModel:
         thread than they began in.
 
         What is given can be called as the model, has ``model`` and ``digest``, and can be taken apart into the two.
+        Threads that a block starts and waits for call it, not the live model: that may wait for the block to end.
         """
         if self._commit == "swap":
             yield self._serving

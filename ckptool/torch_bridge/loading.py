@@ -26,6 +26,7 @@ from ckptool.errors import (
 from ckptool.files import Origin
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.options import check_choice
 from ckptool.tables import show
 from ckptool.torch_bridge.arithmetic import check_cast
 from ckptool.torch_bridge.assembly import Assembly, Cost, Progress
@@ -131,12 +132,6 @@ def check_options(dtype: object, weights: object, mmap: object) -> None:
     check_cast(dtype)
     check_choice("weights", weights, get_args(Which))
     check_choice("mmap", mmap, (True, False, "auto"))
-
-
-def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
-    """Raise ValueError if an option is given what it does not take: a misspelling must not pass for another choice."""
-    if given not in choices:
-        raise ValueError(f"{option}={given!r} is none of {', '.join(map(repr, choices))}")
 
 
 def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:

@@ -203,6 +203,12 @@ def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) 
     assert equal(torch.load(tmp_path / "b.pth"), content["right"])
 
 
+@pytest.mark.parametrize("options", [{"form": "safetensor"}, {"weights": "averaged"}], ids=str)
+def test_what_is_misspelt_is_refused_before_anything_is_read(options: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is none of"):
+        migrate(tmp_path / "missing.pth", tmp_path / "b.pth", **options)
+
+
 @pytest.mark.parametrize("which", ["raw", "ema"])
 def test_a_kind_of_weights_that_is_not_there_is_refused(which: Any, tmp_path: Path) -> None:
     content = {"ema": Net().state_dict()} if which == "raw" else {"state_dict": Net().state_dict()}
