@@ -291,10 +291,11 @@ class LiveModel:
         """
         Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
 
-        Without a path, it is the one that was loaded last. Looks every so many seconds, in a thread of its own. A file
-        that is still being written is left until it rests for one look; one that cannot be loaded is reported, through
-        ``logging``, ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to
-        call this after the fork. Of an index of shards, the index alone is looked at: put it there last.
+        Without a path, it is the one that was loaded last; where there is no file yet, a warning is logged, and the
+        first that comes is loaded. Looks every so many seconds, in a thread of its own. A file that is still being
+        written is left until it rests for one look; one that cannot be loaded is reported, through ``logging``,
+        ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
+        after the fork. Of an index of shards, the index alone is looked at: put it there last.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.
@@ -304,6 +305,8 @@ class LiveModel:
                 raise ValueError("nothing was loaded from a path yet: say which one to watch")
             path = self._seen[0]
         self.unwatch()
+        if file_identity(os.fspath(path)) is None:
+            logger.warning("watching a path without a file: %s", show(os.fspath(path)))
         self._watcher = _Watcher(self, os.fspath(path), every, on_reload)
 
     def unwatch(self) -> None:

@@ -849,6 +849,20 @@ def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_p
     live.unwatch()
 
 
+def test_a_path_without_a_file_is_told_and_the_first_that_comes_is_loaded(
+    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = list[Any]()
+    with LiveModel(LeNet().eval(), files[0]) as live:
+        live.watch(files[0])
+        assert "without a file" not in caplog.text
+        live.watch(tmp_path / "later.pth", every=0.02, on_reload=told.append)
+        assert f"without a file: {tmp_path / 'later.pth'}" in caplog.text
+        put(tmp_path / "later.pth", files[1].read_bytes())
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
 def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "serving.pth"
     path.write_bytes(files[0].read_bytes())
