@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import join
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -37,7 +37,6 @@ from ckptool.transfer import check_others
 from ckptool.weights import NameChanges, Weights, Which, choose, prepare
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
-STRIP: Final = ("wrappers", "module", None)
 
 logger = logging.getLogger("ckptool")
 
@@ -85,7 +84,7 @@ def load(
     """
     place = placement(map_location)
     check_options(dtype, weights, mmap)
-    check_choice("strip", strip, STRIP)
+    check_choice("strip", strip, ("wrappers", "module", None))
 
     def state_dict() -> OrderedDict[str, Any]:
         with opened(source, limits) as checkpoint:
