@@ -158,6 +158,8 @@ class Checkpoint:
         self.walks: tuple[tuple[str, StateDictWalk], ...] = tuple(contents.walks)
         self.unreadable: tuple[tuple[str, str], ...] = tuple(contents.unreadable)
         """Entries of a state_dict that are tensors of a kind we cannot read: their names, and their classes."""
+        self.clashes: Mapping[str, str] = dict(contents.clashes)
+        """Names that were given to tensors whose own name another has already (``a.b#2``), and that own name."""
         self.bound_method = contents.bound_method
         self.tensors: dict[str, LazyTensor] = {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
         """Every tensor by full dotted name, in file order; one that is tied stands under each of its names."""

@@ -5,17 +5,21 @@ Strategy: two walks, neither recursive. The first visits every container once, b
 a tensor anywhere below; the second follows only the marked ones, in file order, and gives each tensor its full dotted
 name. A subtree without tensors is one extra, whatever its size. So a tree that shares its parts a billion times over
 costs what it stores, unless it holds tensors, and then the limit on names stops it.
+
+No name makes a file unreadable: keys that are no text are named by their value or numbered (see ``keys``), and names
+that are equal all the same are told apart by a number after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final, Literal, Protocol, TypeAlias
 
 from ckptool import inert, modules
 from ckptool.cancellation import checked, each
 from ckptool.errors import AmbiguousFile, LimitExceeded
 from ckptool.inert import Call, Inert, PersistentId
+from ckptool.keys import KeyNames
 from ckptool.limits import Limits
 from ckptool.rebuild import Rebuilder
 from ckptool.tensors import Kind, TensorInfo
@@ -54,7 +58,7 @@ class Group:
 class Contents:
     """Everything in a tree of objects, by full dotted name, in file order."""
 
-    __slots__ = ("attributes", "bound_method", "extras", "groups", "tensors", "unreadable", "walks")
+    __slots__ = ("attributes", "bound_method", "clashes", "extras", "groups", "tensors", "unreadable", "walks")
 
     def __init__(self, tensors: dict[str, TensorInfo] | None = None, *, bound_method: bool = False) -> None:
         self.tensors = tensors if tensors is not None else {}
@@ -67,6 +71,8 @@ class Contents:
         """For each whole model: its path, and what could not be known about its state_dict()."""
         self.unreadable: list[tuple[str, str]] = []
         """Parameters and buffers that are no tensors we know: the name, and what the pickle calls to make one."""
+        self.clashes: dict[str, str] = {}
+        """Names that were given to tensors whose own name another has already, and that own name."""
         self.bound_method = bound_method
 
 
@@ -100,7 +106,7 @@ def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph
 
     Raises:
         MalformedFile: A tensor contradicts its storage.
-        AmbiguousFile: Two tensors would have the same full name.
+        AmbiguousFile: A mapping or a model holds two tensors under one and the same key.
         LimitExceeded: There are more names than ``limits`` allow, or longer ones.
     """
     return _Collector(root, rebuilder, limits, graph or modules.PickledModules()).collect()
@@ -116,7 +122,9 @@ class _Collector:
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""
+        self._keys = KeyNames()
         self._walks: dict[int, modules.StateDictWalk] = {}
+        self._last_number: dict[str, int] = {}
         self._told: set[int] = set()  # tensors inside models that already have a name
 
     def collect(self) -> Contents:
@@ -147,6 +155,7 @@ class _Collector:
         infos = [self._tensor(child) for _, child in below]
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below, infos)
+        below = self._named(node, below)
         tensors = [info for info in infos if info is not None]
         if len(tensors) < len(below):
             return [(child, self._join(path, component), group) for component, child in below]
@@ -157,8 +166,9 @@ class _Collector:
     def _group(
         self, node: Inert, path: str, below: list[tuple[Inert, Inert]], infos: list[TensorInfo | None]
     ) -> Group | None:
-        keys = [key for key, _ in below if isinstance(key, str)]
-        if "state" in keys and "param_groups" in keys:
+        texts = [key for key, _ in below if isinstance(key, str)]
+        if "state" in texts and "param_groups" in texts:
+            self._keys.number_parameters(below)
             return self._new_group(Group(path, "optimizer", node=node))
         others = [child for (_, child), info in zip(below, infos, strict=True) if info is None]
         direct = len(below) - len(others)
@@ -166,10 +176,10 @@ class _Collector:
             return None
         # Some tensors among other things (best_acc, rng_state beside "model") are no state dict.
         nested = any(id(child) in self._holding for child in others)
-        named = len(keys) == len(below)
+        named = len(texts) == len(below)
         kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
         # Their weights are in tuples, and what stands beside them is numbers: by counting, no state dict either.
-        if named and nested and any(key.endswith(_PACKED) for key in keys):
+        if named and nested and any(key.endswith(_PACKED) for key in texts):
             kind = "packed"
         return self._new_group(Group(path, kind, node=node))
 
@@ -180,12 +190,21 @@ class _Collector:
     def _add_tensor(self, name: str, info: TensorInfo, group: Group | None) -> None:
         tensors = self._contents.tensors
         if name in tensors:
-            raise AmbiguousFile(f"two tensors are called {name!r}", kind="ambiguous-name")
+            wanted, name = name, self._apart(name, tensors)
+            self._contents.clashes[name] = wanted
         if len(tensors) >= self._limits.tensors:
             raise LimitExceeded(f"more than {self._limits.tensors:,} names of tensors", actual=self._limits.tensors)
         tensors[name] = info
         if group is not None:
             group.names.append(name)
+
+    def _apart(self, name: str, taken: Container[str]) -> str:
+        """Return a name that nothing has yet, for a tensor whose own name another has."""
+        number = self._last_number.get(name, 1) + 1
+        while f"{name}#{number}" in taken:
+            number += 1
+        self._last_number[name] = number
+        return self._charged(f"{name}#{number}")
 
     def _add_model(self, node: Inert, path: str) -> None:
         walk = self._walks.get(id(node))
@@ -194,6 +213,9 @@ class _Collector:
             walk = self._walks[id(node)] = self._graph.walk(node, self._limits)
         self._contents.walks.append((path, walk))
         group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node), node=node))
+        own = {entry.name for entry in walk.entries}
+        if len(own) < len(walk.entries):
+            raise AmbiguousFile("a model has two tensors of one name", kind="ambiguous-name")
         for entry in walk.entries:
             name = self._join(path, entry.name)
             info = self._tensor(entry.node)
@@ -218,17 +240,39 @@ class _Collector:
             if info is not None:
                 if id(node) not in self._told:
                     self._told.add(id(node))
-                    self._contents.attributes[name] = info
+                    attributes = self._contents.attributes
+                    attributes[self._apart(name, attributes) if name in attributes else name] = info
             elif id(node) in self._holding:
                 below = [
                     (child, name if component in _MODULE_DICTS else self._join(name, component))
-                    for component, child in self._graph.children(node)
+                    for component, child in self._named(node, list(self._graph.children(node)))
                 ]
                 todo.extend(reversed(below))
 
-    def _join(self, path: str, component: Inert) -> str:
-        text = component if isinstance(component, str) else _component(component)
-        joined = f"{path}.{text}" if path else text
+    def _named(self, node: Inert, below: list[tuple[Inert, Inert]]) -> list[tuple[str, Inert]]:
+        """Return what a container holds, by components of names."""
+        keys = [key for key, _ in below]
+        texts = {key for key in keys if isinstance(key, str)}
+        if len(texts) == len(below):  # most mappings
+            return below
+        if inert.mapping_pairs(node) is not None:
+            self._refuse_repeated(below)
+        return list(zip(self._keys.components(node, keys), (child for _, child in below), strict=True))
+
+    def _refuse_repeated(self, mapping: list[tuple[Inert, Inert]]) -> None:
+        """Refuse a key that a mapping has twice, each time for a tensor: which one it is depends on the reader."""
+        seen: set[str] = set()
+        for key, child in mapping:
+            if isinstance(key, str) and (id(child) in self._holding or self._tensor(child) is not None):
+                if key in seen:
+                    raise AmbiguousFile(f"a mapping has two tensors under the key {key!r}", kind="ambiguous-name")
+                seen.add(key)
+
+    def _join(self, path: str, component: str) -> str:
+        return self._charged(f"{path}.{component}" if path else component)
+
+    def _charged(self, joined: str) -> str:
+        """Return a path, once its cost was taken from what paths may cost."""
         if len(joined) > self._limits.name_nbytes:
             raise LimitExceeded(
                 f"a name of {len(joined):,} characters; {self._limits.name_nbytes:,} are allowed",
@@ -302,14 +346,3 @@ def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int,
 
 def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:
     return info if info.kind == kind else info._replace(kind=kind)
-
-
-def _component(key: Inert) -> str:
-    """Return a dict key that is no string as a path component: its value where it has a short one, else its class."""
-    if key is None or isinstance(key, bool | int | float):
-        return str(key) if not isinstance(key, int) or key.bit_length() < 128 else "int"
-    if isinstance(key, bytes) and len(key) < 256:
-        return str(key, "utf-8", "replace")
-    if isinstance(key, tuple) and len(key) < 16 and all(isinstance(part, str | int) for part in key):
-        return "(" + ", ".join(_component(part) if isinstance(part, int) else part for part in key) + ")"
-    return inert.class_name(key)

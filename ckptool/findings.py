@@ -110,6 +110,19 @@ def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
         )
 
 
+def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK109: two tensors have one dotted name."""
+    if checkpoint.clashes:
+        head = f"{weights.key}." if (weights := checkpoint.weights) and weights.key else ""
+        in_weights = any(name.removeprefix(head) in (weights or ()) for name in checkpoint.clashes)
+        yield Finding(
+            "CK109",
+            "warning" if in_weights else "info",
+            f"{many(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without it: "
+            f"{some(list(checkpoint.clashes))}",
+        )
+
+
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something that is not part of torch, numpy or Python's containers."""
     names = foreign(checkpoint)
@@ -286,6 +299,7 @@ CHECKS: tuple[Check, ...] = (
     container_notes,
     other_members,
     announced_size,
+    clashing_names,
     bound_method,
     wrapper_prefixes,
     several_weights,

@@ -66,6 +66,8 @@ def numpy_scalar(node: Inert) -> tuple[str, object] | None:
     code, order = _dtype(node.args[0])
     raw = raw_bytes(node.args[1]) if len(node.args) > 1 else None
     name = _NAMES.get(code, code)
+    if raw is not None and code.startswith("U"):
+        return "str_", raw.decode("utf-32-be" if order == ">" else "utf-32-le", "replace")
     if raw is None or code not in _STRUCT_CODES:
         return name, None
     layout = (">" if order == ">" else "<") + _STRUCT_CODES[code]

@@ -221,6 +221,8 @@ def _rename_state_dicts(
     left_out: dict[str, None] = {}
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     mappings = [one for one in found if one.class_name is None]
+    if changes == NameChanges():
+        return new_names, left_out
     if found and not mappings and changes.is_by_name:
         raise MigrationRefused(
             "the names inside a whole model are its class's",

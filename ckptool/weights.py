@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ckptool import inert, transforms
 from ckptool.cancellable_sources import check_cancelled
 from ckptool.checkpoint import Checkpoint, StateDict
-from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.inert import Inert
 from ckptool.modules import version_of
 from ckptool.state_dicts import Role
@@ -131,9 +131,11 @@ def prepare(
     Return the weights of a state dict under their new names, without the paths in ``drop``.
 
     Raises:
+        AmbiguousFile: Two of its tensors have one name.
         MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
     """
     check_cancelled(checkpoint.source)
+    _refuse_clashes(checkpoint, state_dict)
     pairs = _entries(state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
@@ -164,6 +166,16 @@ def prepare(
         tuple(name for name in entries if name not in new),
         tuple(texts),
     )
+
+
+def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
+    """Raise AmbiguousFile where two tensors would need one name."""
+    head = f"{state_dict.key}." if state_dict.key else ""
+    for given, wanted in checkpoint.clashes.items():
+        if given.startswith(head) and given[len(head) :] in state_dict:
+            raise AmbiguousFile(
+                f"two tensors are called {wanted!r}; the second is listed as {given!r}", kind="ambiguous-name"
+            )
 
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:

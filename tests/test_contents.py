@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, inert, open_checkpoint
+from ckptool.findings import examine
+from ckptool.weights import NameChanges, prepare
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 
 T = tensor(storage())
@@ -34,8 +36,8 @@ def module(parameters: Any = None, buffers: Any = None, children: Any = None, **
         ({None: T, 1.5: T}, ["None", "1.5"]),
         ({("a", 1): T}, ["(a, 1)"]),
         (b"}C\2a\xffrN\0\0\0"[:5] + T + b"s", ["a\ufffd"]),
-        (b"}" + ops(1 << 500) + T + b"s", ["int"]),
-        (b"}]" + T + b"s", ["list"]),
+        (b"}" + ops(1 << 500) + T + b"s", ["0"]),
+        (b"}]" + T + b"s", ["0"]),
         (call(named("collections", "OrderedDict")) + ops("a") + T + b"s", ["a"]),
         (b"\x8f(" + T + b"\x90", ["0"]),
         (call(named("my", "Batch"), 1, T), ["1"]),
@@ -72,20 +74,35 @@ def test_a_file_without_tensors_is_one_extra() -> None:
 
 
 @pytest.mark.parametrize(
-    "tree",
+    ("tree", "names"),
     [
-        {"a.b": T, "a": {"b": T}},
-        b"}(" + ops(1) + T + ops("1") + T + b"u",
-        b"}(" + ops("a") + T + ops("a") + T + b"u",
-        b"}(" + ops(None) + T + ops("None") + T + b"u",
-        b"}(]" + T + b"]" + T + b"u",
+        ({"a.b": T, "a": {"b": T}}, ["a.b", "a.b#2"]),
+        (b"}(" + ops(1) + T + ops("1") + T + ops(1.0) + T + b"u", ["1", "1#2", "1.0"]),
+        (b"}(" + ops("x#2") + T + ops("x") + T + b"C\1x" + T + b"u", ["x#2", "x", "x#3"]),
+        (b"}(" + ops(None) + T + ops("None") + T + b"u", ["None", "None#2"]),
+        (b"}(]" + T + ops(0) + T + b"]" + T + b"u", ["1", "0", "2"]),
     ],
 )
-def test_two_tensors_may_not_have_one_name(tree: Any) -> None:
+def test_names_that_are_equal_are_told_apart(tree: Any, names: list[str]) -> None:
+    found = opened(tree)
+
+    assert list(found.tensors) == names
+    assert {finding.code for finding in examine(found)} >= {"CK109"} or not found.clashes
+
+
+def test_a_key_that_a_mapping_has_twice_is_refused() -> None:
     with pytest.raises(AmbiguousFile) as caught:
-        opened(tree)
+        opened(b"}(" + ops("a") + T + ops("a") + T + b"u")
 
     assert caught.value.kind == "ambiguous-name"
+
+
+def test_only_what_needs_both_under_one_name_refuses() -> None:
+    found = opened({"model": {"w": T}, "log": {"a.b": T, "a": {"b": T}}})
+
+    assert prepare(found, found.weights, NameChanges()).names == ["w"]
+    with pytest.raises(AmbiguousFile):
+        prepare(found, next(one for one in found.state_dicts if one.key == "log.a"), NameChanges())
 
 
 @pytest.mark.parametrize(

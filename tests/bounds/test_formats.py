@@ -491,13 +491,13 @@ def test_paths_may_cost_as_much_as_is_allowed(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("key", "shown"),
     [
-        ((1 << 127), "int"),
+        ((1 << 127), "0"),
         ((1 << 127) - 1, str((1 << 127) - 1)),
         (-(1 << 127) + 1, str(-(1 << 127) + 1)),
         (build.raw(b"x" * 255), "x" * 255),
-        (build.raw(b"x" * 256), "bytes"),
-        ((1,) * 15, f"({', '.join('1' * 15)})"),
-        ((1,) * 16, "tuple"),
+        (build.raw(b"x" * 256), "0"),
+        ((1,) * 16, f"({', '.join('1' * 16)})"),
+        ((1,) * 17, "0"),
         (1.5, "1.5"),
     ],
 )
