@@ -220,22 +220,22 @@ def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
     if not stock.refusals or checkpoint.format == "safetensors":
         return []
     first, *rest = stock.refusals
+    names = some([refusal.what for refusal in rest])
     hint = state_dict_command(checkpoint) or (
         "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
     )
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:
-            names = some([refusal.what for refusal in rest])
             found.append(
                 Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", hint)
             )
         return found
     if first.kind == "container":
-        names = f"; it asks for what is not allowed: {some([refusal.what for refusal in rest])}" if rest else ""
-        return [Finding("CK202", "warning", f"torch.load() refuses it: {first.what}{names}", hint)]
-    what = some([refusal.what for refusal in stock.refusals])
-    fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
+        fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
+    else:
+        what = some([refusal.what for refusal in stock.refusals])
+        fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
     return [Finding("CK202", "warning", fact, hint)]
 
 
