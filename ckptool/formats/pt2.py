@@ -58,7 +58,7 @@ def read(probe: Probe) -> Checkpoint:
 def _is_pickled(record: Record) -> bool:
     """Say whether a member is pickled, going by its name; those that were read as tensors are left out."""
     name = record.name.rpartition("/")[2]
-    return record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt") or name.startswith(_OBJECTS)
+    return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or name.startswith(_OBJECTS)
 
 
 def _add_pickles(probe: Probe, archive: Archive, checkpoint: Checkpoint, name: str) -> None:
