@@ -1,11 +1,13 @@
 """
-What ``torch.load(weights_only=True)`` accepts, as data: the names and opcodes of PyTorch 2.13.
+What ``torch.load(weights_only=True)`` accepts, as data: the names and opcodes of PyTorch 2.13. And which other names
+TorchScript and honest pickles are full of.
 
 Nothing here is looked up. A test holds both tables against torch's own. See torch/_weights_only_unpickler.py.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 TORCH: Final = "2.13"
@@ -48,6 +50,23 @@ ALLOWED: Final = frozenset(
 OPCODES: Final = frozenset(b"caes(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.Rbu\x81")
 """Opcodes that it knows: those of protocol 2 that ``torch.save`` writes, and a few more."""
 
+TORCHSCRIPT: Final = frozenset(
+    _each("torch.jit._pickle.build_{}", "intlist tensorlist doublelist boollist tensor_from_id")
+    | {"torch.jit._pickle.restore_type_tag"}
+)
+"""Functions that ``torch.jit.save`` calls in its pickles; each returns what it is given."""
+
+_USUAL: Final = frozenset(
+    _each("builtins.{}", "object dict list tuple frozenset int long float str unicode bytes bool slice range")
+    | _each("collections.{}", "defaultdict deque")
+    | _each("copyreg.{}", "_reconstructor __newobj__ __newobj_ex__")
+    | _each("numpy.{}", "dtype ndarray core.numeric._frombuffer _core.numeric._frombuffer")
+    | _each("numpy.core.multiarray.{}", "scalar _reconstruct")
+    | _each("numpy._core.multiarray.{}", "scalar _reconstruct")
+    | _each("torch.{}", "_utils._rebuild_sparse_csr_tensor storage._load_from_bytes")
+)
+_CLASS_OF_TORCH: Final = re.compile(r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*")
+
 _PYTHON_2: Final = {
     "__builtin__": "builtins",
     "UserDict": "collections",
@@ -60,3 +79,14 @@ _PYTHON_2: Final = {
 def is_allowed(module: str, name: str) -> bool:
     """Say whether ``torch.load(weights_only=True)`` takes ``module.name`` without being told to."""
     return f"{_PYTHON_2.get(module, module)}.{name}" in ALLOWED
+
+
+def is_torchscripts(module: str, name: str) -> bool:
+    """Say whether TorchScript puts ``module.name`` in its pickles: a class in the archive's own code, or a type tag."""
+    return module.partition(".")[0] == "__torch__" or f"{module}.{name}" in TORCHSCRIPT
+
+
+def is_usual(module: str, name: str) -> bool:
+    """Say whether ``module.name`` only makes a container, a number, an array, a tensor, or an object of torch's own."""
+    full = f"{'copyreg' if module == 'copy_reg' else _PYTHON_2.get(module, module)}.{name}"
+    return full in ALLOWED or full in _USUAL or _CLASS_OF_TORCH.fullmatch(full) is not None

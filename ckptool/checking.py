@@ -7,7 +7,7 @@ Quick by default: the structure alone, in time that does not grow with the tenso
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool import findings as known
@@ -43,7 +43,9 @@ class CheckReport(NamedTuple):
     matching: int | None = None
     """Of them, those that match their checksums."""
     globals: tuple[Asked, ...] = ()
-    """Every name that unpickling would import, and where it is asked for."""
+    """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
+    members: int = 0
+    """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
     error: CkptoolError | None = None
     """Why it cannot be opened."""
 
@@ -71,6 +73,8 @@ class CheckReport(NamedTuple):
         if self.depth == "structure":
             return "looked at the structure alone, --deep reads every byte"
         values = ", and every value looked at" if self.depth == "values" else ""
+        if values and self.members:
+            values += f" but those of {many(self.members, 'member')}"
         if not self.matching:
             return f"every byte was read{values}; there are no checksums, so a changed byte would not show"
         share = "all" if self.matching == self.records else f"{self.matching:,} of"
@@ -112,17 +116,12 @@ def check(
     shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with open_checkpoint(origin, limits=limits) as checkpoint:
-            report = _examine(checkpoint, depth, devices, expected, key, limits)
-            return report._replace(findings=tuple(map(_strictly, report.findings))) if strict else report
+            return _examine(checkpoint, depth, devices, expected, key, limits, strict=strict)
     except Cancelled as error:
         error.path = error.path or shown
         raise
     except CkptoolError as error:
         return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
-
-
-def _strictly(finding: Finding) -> Finding:
-    return finding._replace(severity="error") if finding.code == "CK101" else finding
 
 
 def _expected(
@@ -148,13 +147,15 @@ def _examine(
     expected: list[tuple[str, Shapes]],
     key: str | None,
     limits: Limits,
+    *,
+    strict: bool,
 ) -> CheckReport:
-    summary = summarise(checkpoint)
-    check_cancelled(checkpoint.source)
-    stock = stock_load.judge(checkpoint)
-    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
-    check_cancelled(checkpoint.source)
-    found += needs.examine(checkpoint, summary, devices)
+    found, asked = _structure(checkpoint, devices, strict=strict)
+    members = tuple(_inside(checkpoint))
+    for member in members:
+        its_findings, its_names = _structure(member, devices, strict=strict)
+        found += _of_member(checkpoint, member, its_findings)
+        asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_names)
     for name, shapes in expected:
         from ckptool import fit
 
@@ -178,22 +179,63 @@ def _examine(
         shards=len(checkpoint.shards),
         records=whole and whole.records,
         matching=whole and whole.matching,
-        globals=stock.asked,
+        globals=tuple(asked),
+        members=len(members),
     )
+
+
+def _structure(
+    checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool
+) -> tuple[list[Finding], list[Asked]]:
+    """Return what the structure alone shows, and the names that unpickling would import."""
+    summary = summarise(checkpoint)
+    check_cancelled(checkpoint.source)
+    stock = stock_load.judge(checkpoint)
+    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    check_cancelled(checkpoint.source)
+    found += needs.examine(checkpoint, summary, devices)
+    if strict:
+        found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]
+    return found, list(stock.asked)
+
+
+def _inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    for member in checkpoint.inside.values():
+        yield member
+        yield from _inside(member)
+
+
+def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Finding]) -> list[Finding]:
+    """CK115: another checkpoint in the archive has a problem; those of its names come first."""
+    found = [one for one in findings if one.severity != "info"]
+    found.sort(key=lambda one: (one.severity != "error", not one.code.startswith("CK2")))
+    if not found:
+        return []
+    fact = f"member {member.member!r}: {some([one.message for one in found])}"
+    return [Finding("CK115", found[0].severity, fact, known.run(checkpoint, "check", member=member.member))]
 
 
 def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
-    """CK202: plain torch.load(path) refuses the file."""
+    """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
     if not stock.refusals or checkpoint.format == "safetensors":
         return []
-    if stock.refusals[0].kind == "loader":
-        return [Finding("CK202", "info", f"not for torch.load(): {stock.refusals[0].what}")]
-    what = some([refusal.what for refusal in stock.refusals])
-    why = ", as weights_only=True is its default since 2.6" if stock.refusals[0].kind in ("name", "opcode") else ""
-    fact = f"torch.load() refuses it{why}: {what}"
+    first, *rest = stock.refusals
+    names = some([refusal.what for refusal in rest])
     hint = state_dict_command(checkpoint) or (
         "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
     )
+    if first.kind == "loader":
+        found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
+        if rest:
+            found.append(
+                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", hint)
+            )
+        return found
+    if first.kind == "container":
+        fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
+    else:
+        what = some([refusal.what for refusal in stock.refusals])
+        fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
     return [Finding("CK202", "warning", fact, hint)]
 
 

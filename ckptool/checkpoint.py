@@ -155,6 +155,10 @@ class Checkpoint:
         self.damage = damage
         """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
         self.members = members
+        self.inside: Mapping[str, Checkpoint] = {}
+        """The other checkpoints in its archive by name, as ``FILE::NAME`` opens them; all, where none was picked."""
+        self.unopened: tuple[tuple[str, str], ...] = ()
+        """Members of its archive that seem to be checkpoints and cannot be opened: their names, and why."""
         self.walks: tuple[tuple[str, StateDictWalk], ...] = tuple(contents.walks)
         self.unreadable: tuple[tuple[str, str], ...] = tuple(contents.unreadable)
         """Entries of a state_dict that are tensors of a kind we cannot read: their names, and their classes."""
@@ -217,6 +221,7 @@ class Checkpoint:
         self.root = self.rebuilder = None
         self.extras = ()
         self.walks = ()
+        self.inside = {}
         for state_dict in self.state_dicts:
             state_dict.node = None
 

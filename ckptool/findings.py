@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from shlex import join
 from typing import Literal, NamedTuple, TypeAlias
 
+from ckptool import allowed
 from ckptool.checkpoint import Checkpoint
 from ckptool.summary import WRAPPER_COMPONENTS, Summary, summarise
 from ckptool.tensors import identity
@@ -92,6 +93,13 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
+    for name, why in checkpoint.unopened:
+        hint = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
+        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", hint)
+
+
 def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK107: an index of shards announces another size than its tensors have."""
     said = checkpoint.announced_nbytes
@@ -124,8 +132,13 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK201: unpickling would import something that is not part of torch, numpy or Python's containers."""
-    names = foreign(checkpoint)
+    """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
+    own = checkpoint.format in ("torchscript", "pt2")
+    names = [
+        str(one)
+        for one in checkpoint.globals
+        if not allowed.is_usual(one.module, one.name) and not (own and allowed.is_torchscripts(one.module, one.name))
+    ]
     if names:
         yield Finding(
             "CK201",
@@ -298,6 +311,7 @@ CHECKS: tuple[Check, ...] = (
     damaged_index,
     container_notes,
     other_members,
+    unopened_members,
     announced_size,
     clashing_names,
     bound_method,

@@ -64,22 +64,17 @@ class StockLoad(NamedTuple):
 def judge(checkpoint: Checkpoint) -> StockLoad:
     """Hold a checkpoint against the stock loader's rules. Its pickles are walked once more; no tensor is read."""
     scans = [scan(stream.source, stream.start, stream.end) for stream in checkpoint.streams]
-    asked = _asked(checkpoint, scans)
-    refusals = list(_container(checkpoint))
-    if not refusals:
-        refusals += [
-            Refusal("name", f"{one.name} ({place_of(one)})")
-            for one in asked
-            if not one.is_allowed and one.nested_at is None
-        ]
-        refusals += _opcodes(checkpoint, scans)
-    return StockLoad(asked, tuple(refusals))
+    refusals = _container(checkpoint)
+    opcodes = [] if refusals else _opcodes(checkpoint, scans)
+    # Whatever the container: somebody unpacks it, or opens it with another loader.
+    return StockLoad(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
 
 
 def place_of(asked: Asked) -> str:
     """Return where a name is asked for, for people to read."""
     inside = "" if asked.nested_at is None else f" of a pickle inside, at {asked.nested_at:,}"
-    record = asked.record.rpartition("/")[2]
+    member, mark, record = asked.record.rpartition("::")
+    record = f"{member}{mark}{record.rpartition('/')[2]}"
     return f"{record + ', ' if record else ''}byte {asked.offset:,}{inside}"
 
 
@@ -93,6 +88,19 @@ def _asked(checkpoint: Checkpoint, scans: list[Scan]) -> tuple[Asked, ...]:
 
 def _ask(found: Global, record: str, nested_at: int | None = None) -> Asked:
     return Asked(str(found), record, found.offset, allowed.is_allowed(found.module, found.name), nested_at)
+
+
+def _names(checkpoint: Checkpoint) -> list[Refusal]:
+    """Return the names that neither torch's list has nor TorchScript writes; those that are seldom met come first."""
+    own = checkpoint.format in ("torchscript", "pt2")
+    found = [
+        (allowed.is_usual(one.module, one.name), _ask(one, stream.record))
+        for stream in checkpoint.streams
+        for one in stream.globals
+        if not (own and allowed.is_torchscripts(one.module, one.name))
+    ]
+    found.sort(key=lambda pair: pair[0])
+    return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]
 
 
 def _container(checkpoint: Checkpoint) -> list[Refusal]:

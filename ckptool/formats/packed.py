@@ -11,7 +11,7 @@ from ckptool.archive import Archive, gunzip
 from ckptool.cancellable_sources import cancellable
 from ckptool.checkpoint import Checkpoint, Member
 from ckptool.contents import Contents
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnsupportedFeature
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.files import BytesSource, Source, is_likely
 from ckptool.probe import Probe
 
@@ -62,10 +62,7 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
     archive = probe.zip or probe.tar
     outer, _, inner = name.partition("::")
     if archive is not None and inner and name not in archive and outer in archive:
-        checkpoint = read_member(probe.inner(archive.open(outer)), inner)
-        checkpoint.member = f"{outer}::{checkpoint.member}"
-        checkpoint.archives = (archive, *checkpoint.archives)
-        return checkpoint
+        return _placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
     if archive is None or name not in archive:
         near = [member for member in archive or () if not member.endswith("/")]
         raise MalformedFile(
@@ -73,9 +70,16 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
             kind="no-member",
             hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
         )
-    checkpoint = probe.read_inner(archive.open(name))
+    return _placed(probe.read_inner(archive.open(name)), archive, name)
+
+
+def _placed(checkpoint: Checkpoint, archive: Archive, name: str) -> Checkpoint:
+    """Say in a checkpoint that it is this member of an archive: so do the names of members that it knows."""
     checkpoint.member = name if checkpoint.member is None else f"{name}::{checkpoint.member}"
     checkpoint.archives = (archive, *checkpoint.archives)
+    checkpoint.members = tuple(one._replace(name=f"{name}::{one.name}") for one in checkpoint.members)
+    checkpoint.inside = {f"{name}::{key}": _placed(one, archive, name) for key, one in checkpoint.inside.items()}
+    checkpoint.unopened = tuple((f"{name}::{key}", why) for key, why in checkpoint.unopened)
     return checkpoint
 
 
@@ -90,19 +94,15 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
     modelled = {name: found for name, found in holding.items() if found.weights is not None or found.members}
     for candidates in (modelled, holding, opened):
         if len(candidates) == 1:
-            ((name, chosen),) = candidates.items()
-            chosen.member = name if chosen.member is None else f"{name}::{chosen.member}"
-            chosen.notes += archive.notes
-            chosen.archives = (archive, *chosen.archives)
-            chosen.members = tuple(_member(other, found, archive) for other, found in opened.items())
-            chosen.notes += _unreadable(failures)
-            return chosen
+            return _chosen(next(iter(candidates)), opened, failures, archive)
     if opened:
         members = tuple(_member(name, found, archive) for name, found in (holding or opened).items())
-        notes = archive.notes + _unreadable(failures)
-        return Checkpoint(
-            archive.source, NAME, Contents(), form="archive", members=members, notes=notes, archives=(archive,)
+        listed = Checkpoint(
+            archive.source, NAME, Contents(), form="archive", members=members, notes=archive.notes, archives=(archive,)
         )
+        listed.inside = {name: _placed(found, archive, name) for name, found in opened.items()}
+        listed.unopened = _unopened(failures, archive)
+        return listed
     for name, error in failures.items():
         if is_likely(name):
             error.message = f"member {name!r}: {error.message}"
@@ -111,6 +111,22 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
 
     foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None
     raise foreign or _no_checkpoint(archive)
+
+
+def _chosen(
+    name: str, opened: dict[str, Checkpoint], failures: dict[str, CkptoolError], archive: Archive
+) -> Checkpoint:
+    """Return the checkpoint that is meant, with what is known of the others."""
+    chosen = _placed(opened[name], archive, name)
+    members: list[Member] = []
+    for other, found in opened.items():
+        members += (found is chosen and chosen.members) or (_member(other, found, archive),)
+    others = {other: _placed(found, archive, other) for other, found in opened.items() if found is not chosen}
+    chosen.notes += archive.notes
+    chosen.members = tuple(members)
+    chosen.inside = {**chosen.inside, **others}
+    chosen.unopened += _unopened(failures, archive)
+    return chosen
 
 
 def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint], dict[str, CkptoolError]]:
@@ -127,10 +143,13 @@ def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint]
     return {name: opened[name] for name in archive if name in opened}, failures
 
 
-def _unreadable(failures: dict[str, CkptoolError]) -> tuple[str, ...]:
-    """Say which members should have been checkpoints, going by their names, and why they are not there."""
+def _unopened(failures: dict[str, CkptoolError], archive: Archive) -> tuple[tuple[str, str], ...]:
+    """Return the members that should have been checkpoints, going by name or content, and why they are not there."""
     return tuple(
-        f"member {name!r} cannot be read: {error.message}" for name, error in failures.items() if is_likely(name)
+        (name, error.message)
+        for name, error in failures.items()
+        if (is_likely(name) and not name.rpartition("/")[2].startswith("._"))  # macOS puts those beside others
+        or (archive[name].nbytes and not isinstance(error, (NotACheckpoint, UnknownFormat)))
     )
 
 

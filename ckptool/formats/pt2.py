@@ -10,24 +10,29 @@ Before:
     serialized_state_dict.pt or .json                  a torch.save zip of the state dict
     serialized_constants.pt or .json                   a torch.save zip of the constants
 
+Both also hold pickles that are no weights, which torch.export.load() unpickles: inputs to try it with, custom objects.
+
 See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 """
 
 from __future__ import annotations
 
 from ckptool import dtypes
-from ckptool.archive import Archive
+from ckptool.archive import Archive, Record
 from ckptool.checkpoint import Checkpoint
 from ckptool.contents import Contents, Group
-from ckptool.errors import AmbiguousFile, MalformedFile
+from ckptool.errors import AmbiguousFile, Cancelled, CkptoolError, MalformedFile
 from ckptool.probe import Probe
 from ckptool.tensors import StorageRef, TensorInfo, check_extent
 
 NAME = "pt2"
 
 _OLD_PROGRAM = "serialized_exported_program.json"
+_OLD_TENSORS = ("serialized_state_dict.pt", "serialized_constants.pt")
 _WEIGHTS = ("weights", "_weights_config.json")
 _CONSTANTS = ("constants", "_constants_config.json")
+_OBJECTS = ("custom_obj_", "opaque_obj_")
+"""What the names of constants begin with that are pickles of something else than a tensor."""
 
 
 def sniff(probe: Probe) -> bool:
@@ -42,7 +47,32 @@ def read(probe: Probe) -> Checkpoint:
     archive = probe.zip
     assert archive is not None  # noqa: S101 - sniff saw it
     folder = _new_folder(archive)
-    return _read_new(probe, archive, folder) if folder is not None else _read_old(probe, archive)
+    pickled: set[str] = set()
+    checkpoint = _read_old(probe, archive) if folder is None else _read_new(probe, archive, folder, pickled)
+    for name in archive:
+        if name in pickled or _is_pickled(archive[name]):
+            _add_pickles(probe, archive, checkpoint, name)
+    return checkpoint
+
+
+def _is_pickled(record: Record) -> bool:
+    """Say whether a member is pickled, going by its name; those that were read as tensors are left out."""
+    name = record.name.rpartition("/")[2]
+    return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or name.startswith(_OBJECTS)
+
+
+def _add_pickles(probe: Probe, archive: Archive, checkpoint: Checkpoint, name: str) -> None:
+    """Add the pickles of a member to those that tell what unpickling would import."""
+    try:
+        inner = probe.read_inner(archive.open(name))
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        checkpoint.unopened += ((name, error.message),)
+        return
+    checkpoint.streams += tuple(
+        one._replace(record=f"{name}::{one.record}" if one.record else name) for one in inner.streams
+    )
 
 
 def _new_folder(archive: Archive) -> str | None:
@@ -57,9 +87,9 @@ def _old_folder(archive: Archive) -> str | None:
     return found[0][: -len(_OLD_PROGRAM)] if found else None
 
 
-def _read_new(probe: Probe, archive: Archive, folder: str) -> Checkpoint:
+def _read_new(probe: Probe, archive: Archive, folder: str, pickled: set[str]) -> Checkpoint:
     contents = Contents()
-    for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS).items():
+    for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS, pickled).items():
         group = Group(model, "module", class_name="torch.export.ExportedProgram")
         contents.groups.append(group)
         for name, info in infos.items():
@@ -69,15 +99,19 @@ def _read_new(probe: Probe, archive: Archive, folder: str) -> Checkpoint:
             contents.tensors[full] = info
             group.names.append(full)
     checkpoint = Checkpoint(archive.source, NAME, contents, form="model", notes=archive.notes, archives=(archive,))
-    for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS).items():
+    for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS, pickled).items():
         checkpoint.add_attributes(f"constants.{model}" if model else "constants", Contents(tensors=infos))
     return checkpoint
 
 
 def _read_configs(
-    probe: Probe, archive: Archive, folder: str, kind: str, suffix: str
+    probe: Probe, archive: Archive, folder: str, kind: str, suffix: str, pickled: set[str]
 ) -> dict[str, dict[str, TensorInfo]]:
-    """Return the tensors of each program in the archive, by its name; the name of the only one is left out."""
+    """
+    Return the tensors of each program in the archive, by its name; the name of the only one is left out.
+
+    The records that are pickled are added to ``pickled``.
+    """
     place = f"{folder}data/{kind}/"
     configs = [name for name in archive if name.startswith(place) and name.endswith(suffix)]
     models: dict[str, dict[str, TensorInfo]] = {}
@@ -85,6 +119,8 @@ def _read_configs(
     for config in configs:
         tensors = models.setdefault("" if len(configs) == 1 else config[len(place) : -len(suffix)], {})
         for name, entry in _entries(archive, config).items():
+            if entry.get("use_pickle"):
+                pickled.add(f"{place}{entry.get('path_name')}")
             info = _tensor(probe, archive, place, name, entry, storages)
             if info is not None:
                 tensors[name] = info

@@ -274,9 +274,11 @@ def test_check_reads_every_shard(kind: str, tmp_path: Path) -> None:
 
     quick, deep = ckptool.check(path), ckptool.check(path, values=True)
 
-    assert quick.worst in (None, "info")
+    # Tensors in plain pickles are streams that torch.load() reads as it did before weights_only: a warning of its own.
+    warned = ["CK204"] if kind == "pickle" else []
+    assert [one.code for one in quick.findings if one.severity != "info"] == warned
     assert (quick.shards, quick.file_nbytes) == (3, deep.file_nbytes)
-    assert [one.code for one in deep.findings if one.severity != "info"] == []
+    assert [one.code for one in deep.findings if one.severity != "info"] == warned
     assert "every byte was read" in deep.verdict
     assert "in 3 shards" in CliRunner().invoke(cli, ["check", str(path)]).output
     assert deep.matching == deep.records
