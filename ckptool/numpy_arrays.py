@@ -67,7 +67,8 @@ def numpy_scalar(node: Inert) -> tuple[str, object] | None:
     raw = raw_bytes(node.args[1]) if len(node.args) > 1 else None
     name = _NAMES.get(code, code)
     if raw is not None and code.startswith("U"):
-        return "str_", raw.decode("utf-32-be" if order == ">" else "utf-32-le", "replace")
+        text = raw.decode("utf-32-be" if order == ">" else "utf-32-le", "replace")
+        return "str_", text.rstrip("\0")  # as numpy does
     if raw is None or code not in _STRUCT_CODES:
         return name, None
     layout = (">" if order == ">" else "<") + _STRUCT_CODES[code]

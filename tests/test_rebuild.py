@@ -349,7 +349,8 @@ def numpy_scalar_of(code: str, data: bytes, order: str = "<", encoded: bool = Fa
         ("f2", pack("<e", 0.5), "<", ("float16", 0.5)),
         ("f8", b"\0" * 7, "<", ("float64", None)),
         ("c16", bytes(16), "<", ("complex128", None)),
-        ("U4", bytes(16), "<", ("U4", None)),
+        ("U4", bytes(16), "<", ("str_", "")),
+        ("U4", "ab\0\0".encode("utf-32-be"), ">", ("str_", "ab")),
     ],
 )
 @pytest.mark.parametrize("encoded", [False, True])
