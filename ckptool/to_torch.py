@@ -26,7 +26,7 @@ from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
 from ckptool.storage_ids import TypedStorage
 from ckptool.tensors import LazyTensor, TensorInfo
-from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
+from ckptool.weights import ModuleFacts, NameChanges, Weights, by_name, prepare
 from ckptool.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -219,9 +219,9 @@ def _rename_state_dicts(
     """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
     new_names: dict[str, str] = {}
     left_out: dict[str, None] = {}
-    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
-    mappings = [one for one in found if one.class_name is None]
-    if found and not mappings and changes.is_by_name:
+    mappings = by_name(checkpoint)
+    models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.class_name is not None]
+    if models and not mappings and changes.is_by_name:
         raise MigrationRefused(
             "the names inside a whole model are its class's",
             kind="names-of-a-model",
