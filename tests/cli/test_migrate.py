@@ -206,6 +206,7 @@ CONTRADICTIONS = {
     "a model elsewhere": [STATE_DICT, "--to", "cuda", "--model", "ckptool.reference.nets:LeNet"],
     "names of a class": [LEGACY_MODEL, "--rename", "conv=x"],
     "globs for a class": [LEGACY_MODEL, "--include", "conv*"],
+    "globs for a model that is taken alone": [LEGACY_MODEL, "--form", "model", "--exclude", "*"],
     "no such entry": [CHECKPOINT, "--form", "state_dict", "--drop", "nothing"],
     "nothing left": [CHECKPOINT, "--form", "state_dict", "--drop", "model"],
     "an optimizer": [CHECKPOINT, "--key", "optimizer"],
