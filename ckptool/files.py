@@ -50,6 +50,8 @@ class Source(Protocol):
 class FileSource:
     """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
+    _fd = -1  # closed: another file may have its number by now, so whatever uses the number looks here once more after
+
     def __init__(self, path: str, fd: int | None = None) -> None:
         self._beside: list[FileSource] = []
         self._fd = _open_regular(path) if fd is None else fd
@@ -59,17 +61,19 @@ class FileSource:
         self.nbytes = status.st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        if self._fd < 0:
-            raise ValueError(_CLOSED)
+        fd = self._fd
         try:
-            data = os.pread(self._fd, nbytes, offset)
+            data = os.pread(fd, nbytes, offset)
             while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
-                more = os.pread(self._fd, nbytes - len(data), offset + len(data))
+                more = os.pread(fd, nbytes - len(data), offset + len(data))
                 if not more:
                     raise _changed(offset, nbytes, len(data), self.path)
                 data += more
         except OSError as error:
             raise _unreadable(error, offset, self.path) from error
+        finally:
+            if self._fd < 0:
+                raise ValueError(_CLOSED)
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -77,9 +81,11 @@ class FileSource:
         filled = 0
         while filled < buffer.nbytes:
             try:
-                count = os.preadv(self.fileno(), [buffer[filled:]], offset + filled)
+                count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
             except OSError as error:
                 raise _unreadable(error, offset + filled, self.path) from error
+            finally:
+                self.fileno()
             if not count:
                 raise _changed(offset, buffer.nbytes, filled, self.path)
             filled += count
@@ -92,14 +98,17 @@ class FileSource:
             SourceChanged: It shrank since it was opened. If it shrinks later, touching what is gone kills the process.
             OSError: The system has no room for it.
         """
+        # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
         try:
-            # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
-            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection)
         except ValueError as error:
-            raise _changed(0, self.nbytes, _status(self.fileno()).st_size, self.path) from error
+            raise _changed(0, self.nbytes, self._status().st_size, self.path) from error
+        finally:
+            self.fileno()
 
     def fileno(self) -> int:
-        """Return the open file's descriptor."""
+        """Return the open file's descriptor; raise ValueError if the source is closed."""
         if self._fd < 0:
             raise ValueError(_CLOSED)
         return self._fd
@@ -119,6 +128,9 @@ class FileSource:
         fd = open_beside(self.path, self.place, name)
         found = self._of_its_kind(os.path.join(os.path.dirname(self.path), name), fd)  # noqa: PTH118, PTH120 - a name
         self._beside.append(found)
+        if self._fd < 0:
+            found.close()
+            raise ValueError(_CLOSED)
         return found
 
     def _of_its_kind(self, path: str, fd: int) -> FileSource:
@@ -129,24 +141,30 @@ class FileSource:
         """The device and the inode that it has, which no two files have in common."""
         return self._identity[0], self._identity[1]
 
+    def _status(self) -> os.stat_result:
+        try:
+            return _status(self.fileno())
+        finally:
+            self.fileno()
+
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
-        if _identity(_status(self._fd)) != self._identity:
+        if _identity(self._status()) != self._identity:
             hint = "Read it again once it is complete."
             raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
         for one in self._beside:
             one.check_unchanged()
 
     def close(self) -> None:
-        while self._beside:
-            self._beside.pop().close()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):  # nothing was written to it
-                os.close(fd)
+        fd = self._fd
+        with suppress(AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
+            del self._fd
+            os.close(fd)
+        for one in self._beside:
+            one.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+        if self._fd >= 0:
             self._beside.clear()  # tensors may still read from them
             self.close()
 

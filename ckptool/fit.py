@@ -85,6 +85,8 @@ class _Fit:
             guesses = guess_renames(matched, self._expected, self._found)
             if guesses != matched.changes:
                 hint = self._migrate(guesses, (), why="If these are the same tensors, rename them.")
+            elif not self._taken:
+                hint = self._another
             elif near:
                 hint = "If these are the same tensors, rename them with 'ckptool migrate --rename RE=REPL'."
             else:
@@ -100,8 +102,9 @@ class _Fit:
             return
         others = [name for name in unexpected if not is_benign(name)]
         options = self._left_out()
-        why = "Leave out what the model has no use for."
-        hint = self._migrate(self._matched.changes, options, why=why) if options else "Load with strict=False."
+        hint = "Load with strict=False." if self._taken else self._another
+        if options:
+            hint = self._migrate(self._matched.changes, options, why="Leave out what the model has no use for.")
         what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
         yield Finding("CK604", "warning" if others else "info", what, hint)
 
@@ -110,17 +113,28 @@ class _Fit:
         if not reshaped:
             return
         listed = [f"{one.found_name} is {list(one.found)}, not {list(one.expected)}" for one in reshaped]
-        names = [one.found_name for one in reshaped]
-        why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
-        hint = self._migrate(self._matched.changes, (*self._left_out(), *_excluding(names)), why=why)
+        paired = list(self._matched.pairs.values())
+        options = _excluding([one.found_name for one in reshaped], paired) if paired else ()
+        hint = "Build the model with the file's sizes."
+        if options:
+            why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
+            hint = self._migrate(self._matched.changes, (*self._left_out(), *options), why=why)
         yield Finding("CK605", "warning", f"{len(reshaped):,} of another shape: {some(listed)}", hint)
 
+    @property
+    def _taken(self) -> list[str]:
+        """The names of the file that the model has a place for, of another shape too."""
+        return [*self._matched.pairs.values(), *(one.found_name for one in self._matched.reshaped)]
+
+    @property
+    def _another(self) -> str:
+        return f"Check that this file and {self._model} belong together: they have no name in common."
+
     def _left_out(self) -> tuple[str, ...]:
-        """Return the options that leave out what is unexpected, where a few of them can."""
-        unexpected = self._matched.unexpected
-        if not unexpected:
+        """Return the options that leave out what is unexpected, where a few of them can, and anything is left."""
+        unexpected, taken = self._matched.unexpected, self._taken
+        if not unexpected or not taken:
             return ()
-        taken = [*self._matched.pairs.values(), *(one.found_name for one in self._matched.reshaped)]
         for change in self._matched.changes:
             head = f"{change.argument}."
             if (
@@ -141,14 +155,15 @@ def _options(changes: Changes) -> str:
     return " ".join(word for change in changes for word in change.arguments)
 
 
-def _excluding(names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+def _excluding(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:
     """Return the options that leave these names out and not those that are taken: by their heads, if they are many."""
     globs = [_literal(name) for name in names]
     if len(names) > _MOST_EXCLUDED:
-        heads = dict.fromkeys(name.partition(".")[0] for name in names)
+        parts = [name.partition(".") for name in names]
+        heads = {head for head, _, _ in parts}
         if any(name.partition(".")[0] in heads for name in taken):
             return ()
-        globs = [f"{_literal(head)}.*" for head in heads]
+        globs = list(dict.fromkeys(f"{_literal(head)}.*" if dot else _literal(head) for head, dot, _ in parts))
     if len(globs) > _MOST_EXCLUDED:
         return ()
     return tuple(word for glob in globs for word in ("--exclude", glob))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn, TypeAlias, get_args
+from typing import NamedTuple, TypeAlias, get_args
 
-from ckptool import modules, to_safetensors, to_torch, transforms, verify_torch
+from ckptool import modules, selection, to_safetensors, to_torch, transforms, verify_torch
 from ckptool.cancellable_sources import cancellation_of, check_cancelled
 from ckptool.cancellation import Cancellation
 from ckptool.casting import Casting
+from ckptool.changes import Changes, refuse_contradictions
 from ckptool.checkpoint import Checkpoint, StateDict
 from ckptool.collector import collector_paused
 from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
@@ -31,37 +32,6 @@ from ckptool.to_safetensors import SafetensorsPlan
 from ckptool.to_torch import TorchPlan
 from ckptool.transfer import check_others
 from ckptool.weights import NameChanges, Weights, Which, choose, prepare
-
-
-class Changes(NamedTuple):
-    """What is to be different in the target. Everything else stays as it is."""
-
-    form: TargetForm | None = None
-    """None goes by the target's suffix."""
-    to: str | None = None
-    """The device tag that every storage gets."""
-    key: str | None = None
-    """Which state dict to take, by its path in the source."""
-    weights: Which = "auto"
-    strip_module: bool = False
-    strip_wrappers: bool = False
-    rules: tuple[transforms.Rule, ...] = ()
-    """Changes of names, applied in order; the wrappers are stripped before."""
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    """Globs: which names of the weights to take, as they were before."""
-    drop: tuple[str, ...] = ()
-    """Paths or roles (``optimizer``, ``ema``) to leave out."""
-    dtype: str | None = None
-    """Floating type that weights are cast to, averaged ones too; an optimizer's state is not."""
-    keep_dtype: tuple[str, ...] = ()
-    saturate: bool = False
-    expand_tied: bool = False
-    drop_unsupported: bool = False
-    model: str | None = None
-    """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
-    model_arguments: Mapping[str, object] = {}
-
 
 _Told: TypeAlias = Callable[[int, int], None] | None
 
@@ -96,6 +66,7 @@ def migrate(
     saturate: bool = False,
     expand_tied: bool = False,
     drop_unsupported: bool = False,
+    allow_empty: bool = False,
     model: str | None = None,
     model_arguments: Mapping[str, object] | None = None,
     force: bool = False,
@@ -119,7 +90,8 @@ def migrate(
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
-        MigrationRefused: It would lose or confuse something; the hint names the option that allows it.
+        MigrationRefused: It would lose or confuse something, leave no tensor say; the hint names the option that allows
+            it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
         Cancelled: ``limits`` have a cancellation, and it was. What stood under ``dst`` still stands there.
@@ -135,7 +107,7 @@ def migrate(
         weights=weights,
         strip_module=strip_module,
         strip_wrappers=strip_wrappers,
-        rules=tuple(rules),
+        rules=selection.noted(rules),
         include=tuple(include),
         exclude=tuple(exclude),
         drop=tuple(drop),
@@ -144,6 +116,7 @@ def migrate(
         saturate=saturate,
         expand_tied=expand_tied,
         drop_unsupported=drop_unsupported,
+        allow_empty=allow_empty,
         model=model,
         model_arguments=model_arguments or {},
     )
@@ -171,6 +144,7 @@ def _carry_out(
         checkpoint.check_index()
         with collector_paused():
             job = _plan(checkpoint, dst, changes)
+            selection.refuse_nothing(checkpoint, job.weights, job.plan, changes)
         refuse_repeated(job.plan.nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source)
         report = _report(checkpoint, job, changes)
@@ -213,7 +187,7 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         form = "safetensors"
     elif form == "same" and checkpoint.shards:  # each is a tree of its own
         form = "state_dict"
-    _refuse_contradictions(form, changes, picks=picks)
+    refuse_contradictions(form, changes, picks=picks)
     marks = [mark for mark in (changes.dtype, changes.to if form != "safetensors" else None) if mark]
     target = place_of(dst, checkpoint, form, marks)
     wrappers: tuple[transforms.Rule, ...] = ()
@@ -241,24 +215,6 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         return _Job(form, target, planned, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
     return _Job(form, target, to_torch.plan_weights(checkpoint, weights, location, root), weights, casting)
-
-
-def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:
-    """Raise MigrationRefused where one thing asked for would make another have no effect."""
-    if changes.model is not None and form != "model":
-        _refuse(f"form {form!r} builds no model", "Leave --form out, or --model.")
-    if changes.model is not None and changes.to not in (None, "cpu"):
-        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with --to.")
-    if form == "same" and picks:
-        _refuse("form 'same' takes everything", "Leave --form out to take those weights alone.")
-    if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
-        _refuse("nothing is cast", "Say to which type with --dtype.")
-    if changes.model_arguments and changes.model is None:
-        _refuse("no model is built", "Name its class with --model package.module:Class.")
-
-
-def _refuse(fact: str, hint: str) -> NoReturn:
-    raise MigrationRefused(fact, kind="contradiction", hint=hint)
 
 
 def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, verify: Limits | None) -> int:
@@ -390,6 +346,7 @@ def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_trainin
         yield "safetensors keeps no device tags: there is none to set"
     if (changes.strip_module or changes.strip_wrappers) and not job.plan.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
+    yield from selection.notes(checkpoint, job.weights, changes)
 
 
 def _loses_training(checkpoint: Checkpoint, job: _Job, dropped: list[str]) -> bool:

@@ -26,7 +26,7 @@ from ckptool.rebuild import Rebuilder
 from ckptool.rewrite import TreeRewriter
 from ckptool.storage_ids import TypedStorage
 from ckptool.tensors import LazyTensor, TensorInfo
-from ckptool.weights import ModuleFacts, NameChanges, Weights, prepare
+from ckptool.weights import ModuleFacts, NameChanges, Weights, by_name, prepare
 from ckptool.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -131,6 +131,7 @@ def plan_same(
         MigrationRefused: The format has no pickled tree, or two names would become one.
     """
     _refuse_what_has_no_tree(checkpoint)
+    _refuse_names_of_a_model(checkpoint, changes, model)
     recast = casting.info if casting is not None else None
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location, recast)
     tree = checkpoint.root if model is None else model.node
@@ -219,17 +220,7 @@ def _rename_state_dicts(
     """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
     new_names: dict[str, str] = {}
     left_out: dict[str, None] = {}
-    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
-    mappings = [one for one in found if one.class_name is None]
-    if changes == NameChanges():
-        return new_names, left_out
-    if found and not mappings and changes.is_by_name:
-        raise MigrationRefused(
-            "the names inside a whole model are its class's",
-            kind="names-of-a-model",
-            hint="Take its weights: --form state_dict or --form safetensors.",
-        )
-    for state_dict in mappings:
+    for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
         own = changes
         # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it.
         if state_dict is not checkpoint.weights and not transforms.COMPANIONS.isdisjoint(state_dict):
@@ -283,6 +274,16 @@ def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
         raise MigrationRefused(
             f"{beside} cannot be written by anything but torch" if beside else f"{checkpoint.format} has no objects",
             kind="no-tree",
+            hint="Take its weights: --form state_dict or --form safetensors.",
+        )
+
+
+def _refuse_names_of_a_model(checkpoint: Checkpoint, changes: NameChanges, model: StateDict | None) -> None:
+    is_model = any(one.role in ("model", "ema") for one in checkpoint.state_dicts) and not by_name(checkpoint)
+    if changes.is_by_name and (is_model or model is not None):
+        raise MigrationRefused(
+            "the names inside a whole model are its class's",
+            kind="names-of-a-model",
             hint="Take its weights: --form state_dict or --form safetensors.",
         )
 

@@ -86,7 +86,21 @@ def add_prefix(prefix: str) -> Rule:
     return lambda names: [head + name for name in names]
 
 
-def substitute(pattern: str, replacement: str) -> Rule:
+class Substitution:
+    """The rule that replaces every match of a regular expression, as ``re.sub`` does."""
+
+    def __init__(self, pattern: re.Pattern[str], replacement: str) -> None:
+        self.pattern = pattern
+        self.replacement = replacement
+
+    def __call__(self, names: Sequence[str]) -> list[str]:
+        return [self.pattern.sub(self.replacement, name) for name in names]
+
+    def __str__(self) -> str:
+        return f"{self.pattern.pattern}={self.replacement}"
+
+
+def substitute(pattern: str, replacement: str) -> Substitution:
     """
     Return the rule that replaces every match of a regular expression, as ``re.sub`` does.
 
@@ -98,7 +112,7 @@ def substitute(pattern: str, replacement: str) -> Rule:
         compiled.sub(replacement, "")
     except (re.error, IndexError) as error:
         raise MigrationRefused(f"not a regular expression: {pattern!r}: {error}", kind="bad-pattern") from error
-    return lambda names: [compiled.sub(replacement, name) for name in names]
+    return Substitution(compiled, replacement)
 
 
 def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:

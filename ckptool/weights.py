@@ -117,6 +117,11 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
     raise _listing(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
 
 
+def by_name(checkpoint: Checkpoint) -> list[StateDict]:
+    """Return the state dicts of weights whose names can be changed where everything is taken: a model's are its own."""
+    return [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.class_name is None]
+
+
 def _listing(error: WeightsNotFound, found: Sequence[StateDict]) -> WeightsNotFound:
     error.candidates = tuple(one.key for one in found)
     listed = ", ".join(key or "(root)" for key in error.candidates[:12])

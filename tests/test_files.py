@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import gc
 import io
+import mmap
 import os
+import pkgutil
 import socket
+import sys
 import tempfile
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +34,7 @@ from ckptool.files import (
     open_source,
 )
 from ckptool.read_ahead import ReadAhead
+from ckptool.tensors import LazyTensor
 from tests import build
 
 DATA = bytes(range(256)) * 4
@@ -433,6 +439,119 @@ def test_no_descriptor_is_left_open(tmp_path: Path, checkpoint_path: Path) -> No
 
 
 # Threads
+
+
+USES: dict[str, tuple[str, Callable[[FileSource], object]]] = {
+    "read": ("os.pread", lambda source: source.read(0, len(DATA))),
+    "read into": ("os.preadv", lambda source: source.read_into(0, memoryview(bytearray(len(DATA))))),
+    "map": ("mmap.mmap", FileSource.map),
+    "status": ("os.fstat", FileSource.check_unchanged),
+}
+
+
+@posix
+@pytest.mark.parametrize("other", [b"x" * len(DATA), b"short", None], ids=["as long", "shorter", "no file"])
+@pytest.mark.parametrize("use", USES)
+def test_a_file_that_is_closed_during_a_call_never_gives_the_bytes_of_the_next_one(
+    use: str, other: bytes | None, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, call = USES[use]
+    real: Callable[..., Any] = pkgutil.resolve_name(called.replace(".", ":"))
+    source = FileSource(str(path))
+    number = source.fileno()
+    opened: list[int] = []
+
+    def closed_before(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        source.close()
+        if other is not None:
+            (path.parent / "other.bin").write_bytes(other)
+            opened.append(os.open(path.parent / "other.bin", os.O_RDONLY))
+            assert opened == [number]
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(called, closed_before)
+    try:
+        with pytest.raises(ValueError, match="the checkpoint is closed"):
+            call(source)
+    finally:
+        for one in opened:
+            os.close(one)
+
+
+@posix
+def test_a_map_of_the_next_file_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FileSource(str(path))
+    real, made = mmap.mmap, []
+
+    class Seen(real):  # type: ignore[misc, valid-type]
+        def __new__(cls, *arguments: Any, **options: Any) -> Any:
+            found = super().__new__(cls, *arguments, **options)
+            made.append(weakref.ref(found))
+            source.close()
+            return found
+
+    monkeypatch.setattr(mmap, "mmap", Seen)
+    with pytest.raises(ValueError, match="closed"):
+        source.map()
+    assert [one() for one in made] == [None]
+
+
+@posix
+def test_closing_from_two_threads_closes_one_descriptor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FileSource(str(path))
+    real, closed, answers = os.close, [], []
+
+    def close(number: int) -> None:
+        closed.append(number)
+        real(number)
+        answers.append(os.open(path, os.O_RDONLY))  # somebody opens another file at once
+        thread = threading.Thread(target=source.close)
+        thread.start()
+        thread.join()
+
+    number = source.fileno()
+    monkeypatch.setattr(os, "close", close)
+    source.close()
+    monkeypatch.undo()
+    assert closed == answers == [number]
+    real(number)
+
+
+def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_an_error(tmp_path: Path) -> None:
+    count = 300_000
+    for name in "ab":
+        tree = {"w": build.tensor(build.storage(numel=count, dtype="ByteStorage"), (count,))}
+        (tmp_path / f"{name}.pth").write_bytes(build.torch_zip(tree, {"0": name.encode() * count}))
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong: list[bytes] = []
+    try:
+        for number in range(150):
+            checkpoint, go = open_checkpoint(tmp_path / "a.pth"), threading.Event()
+
+            def read(tensor: LazyTensor = checkpoint.tensors["w"], go: threading.Event = go) -> None:
+                go.wait()
+                with suppress(ValueError, CkptoolError):
+                    for _ in range(6):
+                        found = tensor.read()
+                        wrong.extend([found[:4]] if found.count(b"a") != count else [])
+
+            threads = [threading.Thread(target=read) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            go.set()
+            for _ in range(number % 7):
+                time.sleep(0)
+            checkpoint.close()
+            others = [open_checkpoint(tmp_path / "b.pth") for _ in range(3)]
+            for thread in threads:
+                thread.join()
+            for other in others:
+                other.close()
+    finally:
+        sys.setswitchinterval(switch)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", ["path", "stream", "bytes"])

@@ -81,6 +81,7 @@ class _InOrder(click.Command):
 @click.option("--saturate", is_flag=True, help="Let values too large for --dtype become its largest.")
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
+@click.option("--allow-empty", is_flag=True, help="Let no tensor be left, and an --include match nothing.")
 @click.option(
     "--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, load the weights, save the whole model."
 )
@@ -150,7 +151,7 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
 def _arguments(options: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
     same = (
         "form to key weights strip_module strip_wrappers include exclude drop dtype keep_dtype saturate expand_tied "
-        "drop_unsupported model force dry_run"
+        "drop_unsupported allow_empty model force dry_run"
     )
     return {
         **{name: options[name] for name in same.split()},

@@ -79,10 +79,8 @@ class HostMemory:
         if file is not source:
             whole = self.mapped(file)
             return None if whole is None else (whole[0], start)
-        if self._wanted == "auto" and filesystems.is_network(file.fileno()):
-            return None
-        with suppress(OSError):  # no room for a mapping that may be written to: read
-            return file.map(), 0
+        with suppress(OSError):  # no room for a mapping that may be written to, or closed just now: reading tells
+            return None if self._wanted == "auto" and filesystems.is_network(file.fileno()) else (file.map(), 0)
         return None
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:

@@ -171,3 +171,59 @@ def test_a_model_with_wrappers_inside_is_seen_through(tmp_path: Path) -> None:
 
     assert (finding.code, finding.severity) == ("CK601", "info")
     assert finding.hint == "Load it before the model is wrapped."
+
+
+def state_of(**sizes: int) -> dict[str, torch.Tensor]:
+    """Return tensors of these numbers of elements; two underscores in a name are a dot."""
+    return {name.replace("__", "."): torch.ones(size) for name, size in sizes.items()}
+
+
+LAYERS = {f"body.{index}.weight": torch.ones(3) for index in range(12)}
+EXPECTED: dict[str, dict[str, torch.Tensor]] = {
+    "two layers": state_of(head__weight=3, head__bias=2),
+    "many layers": {**LAYERS, "head.weight": torch.ones(4)},
+    "no dots": state_of(weight=3, bias=2),
+}
+FOUND: dict[str, dict[str, torch.Tensor]] = {
+    "others, wrapped": {f"module.{name}x": value for name, value in LAYERS.items()},
+    "few others": state_of(fc__weight=5, fc__bias=6),
+    "as many as there are options for": state_of(**{f"n{index}": 9 for index in range(8)}),
+    "others without dots": state_of(**{f"n{index}": 9 for index in range(9)}),
+    "all reshaped": {name: torch.ones(7) for names in EXPECTED.values() for name in names},
+    "reshaped beside paired": {**LAYERS, **{f"body.{index}.weight": torch.ones(9) for index in range(2, 12)}},
+    "reshaped beside others": {"head.weight": torch.ones(8), "other.weight": torch.ones(3)},
+    "paired beside others": {**EXPECTED["two layers"], **{f"other.{index}": torch.ones(1) for index in range(9)}},
+    "prefixed beside others": {f"model.{name}": value for name, value in LAYERS.items()} | state_of(loss=1),
+    "heads and names": {**LAYERS, **{f"loss.{index}": torch.ones(1) for index in range(8)}, "scale": torch.ones(1)},
+    "renamed": {name.replace("body", "trunk"): value for name, value in LAYERS.items()},
+    "nothing but a prefix": {f"module.{name}": torch.ones(7) for name in LAYERS},
+}
+
+
+@pytest.mark.parametrize("expected", EXPECTED)
+@pytest.mark.parametrize("found", FOUND)
+def test_no_command_in_a_hint_leaves_nothing(found: str, expected: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.pth"
+    torch.save(EXPECTED[expected], other)
+    report = check(write(tmp_path, FOUND[found]), like=other)
+
+    for command in commands(report):
+        assert torch.load(migrated([*command, "--allow-empty"])), command
+
+
+def test_the_commands_of_one_file_leave_out_what_they_say(tmp_path: Path) -> None:
+    other = tmp_path / "other.pth"
+    torch.save(EXPECTED["many layers"], other)
+    (command,) = commands(check(write(tmp_path, FOUND["heads and names"]), like=other))
+
+    assert list(torch.load(migrated(command))) == list(LAYERS)
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_a_file_of_another_model_is_said_to_be_one(count: int, tmp_path: Path) -> None:
+    state = OrderedDict((f"module.conv{index}.scale", torch.ones(index + 20)) for index in range(count))
+    report = check(write(tmp_path, state), model=SPEC)
+    hints = {one.code: one.hint for one in report.findings if one.code in ("CK603", "CK604") and one.severity != "info"}
+
+    hint = f"Check that this file and {SPEC} belong together: they have no name in common."
+    assert hints == {"CK603": hint, "CK604": hint}

@@ -206,10 +206,13 @@ CONTRADICTIONS = {
     "a model elsewhere": [STATE_DICT, "--to", "cuda", "--model", "ckptool.reference.nets:LeNet"],
     "names of a class": [LEGACY_MODEL, "--rename", "conv=x"],
     "globs for a class": [LEGACY_MODEL, "--include", "conv*"],
+    "globs for a model that is taken alone": [LEGACY_MODEL, "--form", "model", "--exclude", "*"],
     "no such entry": [CHECKPOINT, "--form", "state_dict", "--drop", "nothing"],
     "nothing left": [CHECKPOINT, "--form", "state_dict", "--drop", "model"],
     "an optimizer": [CHECKPOINT, "--key", "optimizer"],
     "no averaged weights": [CHECKPOINT, "--weights", "ema"],
+    "nothing that matches": [STATE_DICT, "--include", "zzz*"],
+    "nothing kept": [STATE_DICT, "--form", "state_dict", "--exclude", "module.*"],
 }
 
 
@@ -221,6 +224,17 @@ def test_what_would_have_no_effect_is_refused(case: str) -> None:
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
     assert sorted(Path().iterdir()) == before
+
+
+def test_a_result_without_tensors_can_be_meant() -> None:
+    found = as_json(STATE_DICT, "out.pth", "--include", "zzz*", "--allow-empty")
+
+    assert (found["before"]["tensors"], found["after"]["tensors"]) == (10, 0)
+    assert found["notes"] == ["--include 'zzz*' matches no name"]
+    assert torch.load("out.pth") == {}
+    error = as_json(STATE_DICT, "b.pth", "--include", "zzz*", code=1)["error"]
+    assert error["kind"] == "no-tensor-left"
+    assert error["message"] == "none of the 10 tensors is left: --include 'zzz*' matches none"
 
 
 def test_weights_that_are_picked_are_taken_alone() -> None:

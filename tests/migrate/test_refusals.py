@@ -13,6 +13,7 @@ from ckptool.errors import DamagedFile, MigrationRefused, OutputFailed
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration import migrate
 from ckptool.to_safetensors import _open_with_reference
+from ckptool.transforms import substitute
 from ckptool.verify_torch import verify_model
 from tests import build
 
@@ -43,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def migrated(folder: Path, tree: Any, **options: Any) -> Any:
     """Return the tensors of what a checkpoint with this tree becomes."""
-    (folder / "old.pth").write_bytes(build.torch_zip(tree, {"0": build.floats()}))
+    (folder / "old.pth").write_bytes(build.torch_zip(tree, {"0": build.floats(), "1": b""}))
     migrate(folder / "old.pth", folder / "new.pth", force=True, **options)
     with open_checkpoint(folder / "new.pth") as found:
         return {name: (tensor.info.dtype.name, tensor.info.location) for name, tensor in found.tensors.items()}
@@ -143,3 +144,105 @@ def test_an_archive_of_several_checkpoints_is_refused_with_their_names(folder: P
         migrate(folder / "both.zip", folder / "new.pth")
     assert caught.value.kind == "archive"
     assert f"{folder / 'both.zip'}::a.pt" in str(caught.value.hint)
+
+
+# Nothing left
+
+STUB = build.tensor(build.storage("1", 0), (0,))
+WEIGHTS = {"module.conv.weight": PLAIN, "module.conv.bias": PLAIN, "module.norm.weight": PLAIN}
+TRAINING = {"state_dict": WEIGHTS, "optimizer": {"state": {0: {"momentum_buffer": PLAIN}}, "param_groups": []}}
+ALONE: dict[str, Any] = {"state_dict": WEIGHTS}
+
+
+def refused(folder: Path, tree: Any, **options: Any) -> MigrationRefused:
+    """Return how a migration is refused that ``allow_empty`` allows, and that leaves what is there alone."""
+    (folder / "old.pth").write_bytes(build.torch_zip(tree, {"0": build.floats(), "1": b""}))
+    (folder / "new.pth").write_bytes(b"as it was")
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(folder / "old.pth", folder / "new.pth", force=True, **options)
+    with pytest.raises(MigrationRefused):
+        migrate(folder / "old.pth", folder / "new.pth", force=True, dry_run=True, **options)
+    assert (folder / "new.pth").read_bytes() == b"as it was"
+    migrate(folder / "old.pth", folder / "new.pth", force=True, allow_empty=True, **options)
+    return caught.value
+
+
+EMPTYING: dict[str, tuple[dict[str, Any], str]] = {
+    "include": ({"include": ["zzz*"]}, "--include 'zzz*' matches none"),
+    "includes": ({"include": ["zzz*", "conv"]}, "--include 'zzz*' --include conv match none"),
+    "exclude": ({"exclude": ["module.*"]}, "--exclude 'module.*'"),
+    "both": ({"include": ["*.bias"], "exclude": ["*conv*"]}, "--include '*.bias' --exclude '*conv*'"),
+    "renamed": ({"exclude": ["*"], "rules": [substitute("conv", "x")]}, "--exclude '*'"),
+}
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+@pytest.mark.parametrize("tree", [WEIGHTS, ALONE, TRAINING], ids=["alone", "in a checkpoint", "beside an optimizer"])
+@pytest.mark.parametrize("case", EMPTYING)
+def test_a_migration_that_leaves_no_weights_is_refused(case: str, tree: Any, form: str, folder: Path) -> None:
+    options, cause = EMPTYING[case]
+    error = refused(folder, tree, form=form, **options)
+
+    assert (error.kind, error.message) == ("no-tensor-left", f"none of the 3 tensors is left: {cause}")
+    assert error.hint is not None
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_weights_that_are_dropped_by_their_paths_are_counted(form: str, folder: Path) -> None:
+    error = refused(folder, {"w": PLAIN, "v": PLAIN, "n": 3}, form=form, drop=["w", "v"], drop_unsupported=True)
+
+    assert error.message == "none of the 2 tensors is left: --drop w --drop v --drop-unsupported"
+
+
+def test_everything_can_be_dropped_but_the_last_tensor(folder: Path) -> None:
+    error = refused(folder, ALONE | {"epoch": 3}, form="same", drop=["state_dict"])
+    assert error.message == "none of the 3 tensors is left: --drop state_dict"
+
+    assert migrated(folder, TRAINING, form="same", drop=["state_dict"])
+
+
+def test_a_format_that_can_hold_no_tensor_of_them_is_refused(folder: Path) -> None:
+    made = build.call(build.named("torch._utils", "_rebuild_meta_tensor_no_storage"), None, (3,), (1,), False)
+    tree = {"w": made.replace(b"N", build.named("torch", "float32"), 1), "v": ON_A_DEVICE}
+    error = refused(folder, tree, form="safetensors", drop_unsupported=True, include=["w"])
+
+    assert error.message == "none of the 2 tensors is left: --include w --drop-unsupported"
+
+
+def test_the_nearest_names_of_a_glob_that_matches_none_are_named(folder: Path) -> None:
+    error = refused(folder, WEIGHTS, include=["norm.*", "*.bias"])
+
+    assert (error.kind, error.message) == ("no-such-name", "--include 'norm.*' matches none of the 3 names")
+    assert error.hint == "The nearest names are module.norm.weight, module.conv.weight, module.conv.bias."
+
+
+@pytest.mark.parametrize("form", ["state_dict", "same"])
+def test_globs_and_rules_that_change_nothing_are_noted(form: Any, folder: Path) -> None:
+    (folder / "old.pth").write_bytes(build.torch_zip(TRAINING | {"n": 1}, {"0": build.floats()}))
+    rules = [substitute("nothing", "x"), substitute("conv", "fold"), substitute("fold", "c")]
+    report = migrate(
+        folder / "old.pth", folder / "b", form=form, exclude=["zzz*", "*.bias"], rules=rules, include=["*conv*"]
+    )
+
+    effects = [note for note in report.notes if "matches" in note or "changes" in note]
+    assert effects == ["--exclude 'zzz*' matches no name", "--rename nothing=x changes no name"]
+    with open_checkpoint(folder / "b") as found:
+        assert found.weights is not None
+        assert list(found.weights) == ["module.c.weight"]
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_weights_without_elements_are_refused(form: str, folder: Path) -> None:
+    stubs = {"module": dict.fromkeys("abcd", STUB), "param_shapes": [3]}
+    error = refused(folder, stubs, form=form)
+
+    assert (error.kind, error.message) == ("no-elements", "all 4 tensors of the weights have no elements")
+    assert migrated(folder, stubs | {"scale": PLAIN}, form="same")["scale"] == ("float32", "cpu")
+    refused(folder, {"w": PLAIN, "stub": STUB}, form="same", exclude=["w"])
+
+
+def test_a_file_that_holds_no_tensors_is_migrated_as_before(folder: Path) -> None:
+    assert migrated(folder, {"epoch": 3}, form="same") == {}
+    (folder / "stubs.pth").write_bytes(build.torch_zip({"module": {"a": STUB}, "n": 1}, {"1": b""}))
+    notes = migrate(folder / "stubs.pth", folder / "b.pth", form="same").notes
+    assert "the weights have no elements: their values may be in other files" in notes

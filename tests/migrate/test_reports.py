@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "same": {"form": "same", "to": "cuda:1", "strip_wrappers": True},
     "cast": {"form": "same", "dtype": "float16", "saturate": True},
     "state_dict": {"form": "state_dict", "strip_module": True, "to": "cpu"},
-    "safetensors": {"form": "safetensors", "drop_unsupported": True},
+    "safetensors": {"form": "safetensors", "drop_unsupported": True, "allow_empty": True},
 }
 
 

@@ -92,7 +92,7 @@ def test_tensors_stand_where_the_reference_library_puts_them(
     state = {name: filled(dtype, shape) for name, (dtype, shape) in kinds.items() if shape or "float4" not in dtype}
     if not state:
         return
-    path, report = converted(state, folder)
+    path, report = converted(state, folder, allow_empty=True)
     save_file({name: tensor.clone() for name, tensor in state.items()}, folder / "c.safetensors", {"format": "pt"})
 
     ours, theirs = header_of(path), header_of(folder / "c.safetensors")
