@@ -196,8 +196,8 @@ class LiveModel:
 
         A file that is damaged, or does not fit, changes nothing: the old weights go on serving. One reload runs at a
         time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
-        loads through code of its own (hooks, overrides, packed parameters) can be swapped alone: a copy of it loads,
-        and needs memory for the weights once more.
+        loads through code of its own (hooks before loading, overrides, packed parameters) can be swapped alone: a copy
+        of it loads, and needs memory for the weights once more.
 
         Hooks that the model has for after loading are run before any call meets the new weights. What they raise is
         raised as it is. To swap, the old weights then go on serving; in place, the new ones serve without what those

@@ -10,17 +10,16 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from ckptool.errors import CkptoolError, KeyMismatch, ShapeMismatch, UnsupportedFeature
+from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.match_keys import is_benign
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.fill_plan import PARTLY, model_tensors
 from ckptool.torch_bridge.hollow import hollow, hollow_model
-from ckptool.torch_bridge.post_hooks import drop_post_hooks, has_post_hooks, reaches
+from ckptool.torch_bridge.post_hooks import drop_post_hooks, has_post_hooks, with_tried_hooks
 
 
 class OwnLoading(NamedTuple):
@@ -95,7 +94,7 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
     Hooks that run after it may take names out, but may need values: they are tried only where names do not fit.
 
     Raises:
-        KeyMismatch: Names are missing or unexpected.
+        KeyMismatch: Names are missing or unexpected; where hooks were tried, those that they leave.
         ShapeMismatch: torch says that shapes differ; the message is torch's.
         UnsupportedFeature: The model's code cannot be tried on tensors without memory.
     """
@@ -109,15 +108,9 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         if not strict or not has_post_hooks(model):
             raise
         try:
-            return left(partial(_with_own_hooks, model))
-        except CkptoolError:
+            return left(lambda hollowed: with_tried_hooks(hollowed, model))
+        except UnsupportedFeature:
             raise mismatch from None
-
-
-def _with_own_hooks(model: torch.nn.Module, tried: torch.nn.Module) -> torch.nn.Module:
-    if (name := reaches(tried, model)) is not None:
-        raise UnsupportedFeature(f"a hook of {name} uses the model itself", kind="own-loading")
-    return tried
 
 
 def _load_hollow(

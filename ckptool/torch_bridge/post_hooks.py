@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ckptool.errors import UnsupportedFeature
 from ckptool.torch_bridge.hollow import hollow_model
 
 
@@ -64,12 +65,30 @@ def run_post_hooks(model: torch.nn.Module, names: Names) -> Left:
 
 
 def try_post_hooks(model: torch.nn.Module, names: Names) -> Left | None:
-    """Return what the hooks would leave, tried on a copy without memory; None if they fail there or cannot be tried."""
+    """Return what the hooks would leave, tried on a copy without memory; None if they cannot be tried."""
     with suppress(Exception):  # whatever the model's own code raises
-        tried = hollow_model(model)
-        if reaches(tried, model) is None:
-            return run_post_hooks(tried, names)
+        return run_post_hooks(with_tried_hooks(hollow_model(model), model), names)
     return None
+
+
+def with_tried_hooks(hollowed: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """
+    Let the hooks of a copy without memory fail: most compute with values, and what counts is which names they leave.
+
+    Raises:
+        UnsupportedFeature: The hooks use the model itself.
+    """
+    if (name := reaches(hollowed, model)) is not None:
+        raise UnsupportedFeature(f"a load_state_dict post-hook of {name} uses the model itself", kind="own-loading")
+    for module in hollowed.modules():
+        hooks = module._load_state_dict_post_hooks
+        module._load_state_dict_post_hooks = OrderedDict((key, partial(_tried, hook)) for key, hook in hooks.items())
+    return hollowed
+
+
+def _tried(hook: Any, module: torch.nn.Module, keys: Any) -> None:
+    with suppress(Exception):
+        hook(module, keys)
 
 
 def drop_post_hooks(model: torch.nn.Module) -> torch.nn.Module:
