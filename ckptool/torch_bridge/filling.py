@@ -76,9 +76,9 @@ def load_into(
     matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
     themselves (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that
     fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes
-    part in loading (hooks before it, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
-    Hooks that run after loading are run on the filled model, and may edit what is missing and unexpected, as for torch;
-    where names do not fit without them, they are tried on such a copy first.
+    part in loading (hooks before it, overrides, packed parameters) is tried on a copy without memory, then given mapped
+    tensors. Hooks after loading are run on the filled model, and may edit what is missing and unexpected, as for torch;
+    where names do not fit without that, they are tried on such a copy first, unless they use the model itself.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
     file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
