@@ -12,6 +12,7 @@ from ckptool.errors import UnsupportedFeature
 from ckptool.torch_bridge.arithmetic import apart_on_cpu, in_own_thread
 from ckptool.torch_bridge.fill_plan import Target, model_tensors
 from ckptool.torch_bridge.filling import assign, parameter_like
+from ckptool.torch_bridge.post_hooks import has_post_hooks, reaches
 from ckptool.torch_bridge.room import room_for
 from ckptool.torch_bridge.streams import wait_for_all, wait_for_own
 
@@ -54,12 +55,13 @@ def with_weights(
     model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
     """
-    Return a copy of the model around other weights; what is not replaced, it shares.
+    Return a copy of the model around other weights; what is not replaced, it shares, unless hooks may write to it.
 
     Raises:
-        UnsupportedFeature: The model holds something that cannot be copied, a lock say.
+        UnsupportedFeature: As ``copied``.
     """
-    fresh: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared = () if has_post_hooks(model) else (*model.parameters(), *model.buffers())
+    fresh: dict[int, Any] = {id(tensor): tensor for tensor in shared}
     for one in targets:
         old = one.tensor
         new = staged[one.name] if old.is_meta else moved(staged[one.name], old.device, old.dtype)
@@ -79,13 +81,21 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
     Return a copy of a model; ``kept`` says by ``id`` what stands in it for what, and is not copied.
 
     Raises:
-        UnsupportedFeature: The model holds something that cannot be copied, a lock say.
+        UnsupportedFeature: The model holds something that cannot be copied, a lock say, or hooks that would work on the
+            model and not on its copy.
     """
     try:
-        return copy.deepcopy(model, kept)
+        fresh = copy.deepcopy(model, kept)
     except Exception as error:
         raise UnsupportedFeature(
             f"the model cannot be copied: {error}",
             kind="not-copyable",
             hint="Use commit='in_place', which needs no copy.",
         ) from error
+    if (name := reaches(fresh, model)) is not None:
+        raise UnsupportedFeature(
+            f"the model cannot be copied: a load_state_dict post-hook of {name} uses the model itself",
+            kind="not-copyable",
+            hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
+        )
+    return fresh

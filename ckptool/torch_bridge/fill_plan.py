@@ -8,7 +8,8 @@ a wrapper is paired, and what differs by a prefix alone, if that explains all na
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -18,10 +19,12 @@ from ckptool.guess_keys import nearest
 from ckptool.match_keys import Change, Changes, KeyMatch, Shape, is_benign
 from ckptool.tensors import LazyTensor
 from ckptool.torch_bridge.assembly import torch_dtype
+from ckptool.torch_bridge.post_hooks import Names, has_post_hooks, try_post_hooks
 
 PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
 """The hint where names are missing or left over; a ``LiveModel`` takes nothing by halves."""
 _LISTED: Final = 8
+_NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Target(NamedTuple):
@@ -44,13 +47,22 @@ class FillPlan(NamedTuple):
     """Names of the model that the file has not, and the name of the same tensor that it has."""
     cast: tuple[tuple[str, str, str], ...]
     """Name, type in the file, type in the model."""
+    facts: Mapping[str, Any] = _NO_FACTS
+    """The ``_metadata`` of the file's state dict."""
 
 
-def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: bool = True) -> FillPlan:
+def plan(
+    model: torch.nn.Module,
+    found: Mapping[str, LazyTensor],
+    *,
+    strict: bool = True,
+    facts: Mapping[str, Any] = _NO_FACTS,
+) -> FillPlan:
     """
     Return where each tensor of the file goes.
 
-    Without ``strict``, names may be left over on both sides, but not on all of one.
+    Without ``strict``, names may be left over on both sides, but not on all of one. With it, the model's own hooks may
+    take names out of what is missing or left over: that is tried on a copy.
 
     Raises:
         KeyMismatch: Names are missing or left over; the nearest are named.
@@ -64,7 +76,13 @@ def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: boo
     matched = best if _is_certain(best, tensors) else match_keys.KeyMatch(*_by_name(expected, shapes))
     tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
-    _refuse(matched, missing, expected, shapes, strict=strict, hint=_hint(matched, best))
+    unexpected = matched.unexpected
+    facts = _NO_FACTS if matched.changes else facts  # they are told by the file's names
+    if strict and not all(map(is_benign, (*missing, *unexpected))) and has_post_hooks(model):
+        left = try_post_hooks(model, names_for_hooks(matched, tied, facts))
+        missing, unexpected = left or (missing, unexpected)
+    remaining = matched._replace(unexpected=unexpected)
+    _refuse(remaining, missing, expected, shapes, strict=strict, hint=_hint(matched, best))
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
     for target in targets:
         if not target.tensor.is_meta:
@@ -74,9 +92,19 @@ def plan(model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: boo
         targets,
         matched,
         missing,
-        matched.unexpected,
+        unexpected,
         tied,
         tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
+        facts,
+    )
+
+
+def names_for_hooks(matched: KeyMatch, tied: Mapping[str, str], facts: Mapping[str, Any]) -> Names:
+    """Return what the model's hooks are told."""
+    left = matched.unexpected
+    renamed = match_keys.renamed(left, matched.changes) or left
+    return Names(
+        tuple(matched.pairs), {new or old: old for new, old in zip(renamed, left, strict=True)}, tuple(tied), facts
     )
 
 

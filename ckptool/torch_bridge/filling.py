@@ -20,20 +20,30 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.files import Origin, file_under
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.match_keys import Changes
+from ckptool.match_keys import Changes, is_benign
 from ckptool.state_dicts import Role
 from ckptool.tables import show
 from ckptool.tensors import LazyTensor
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.assembly import Assembly, Progress
 from ckptool.torch_bridge.device_memory import DeviceMemory
-from ckptool.torch_bridge.fill_plan import FillPlan, Target, fits_bytewise, is_own_memory, name_changes, plan
+from ckptool.torch_bridge.fill_plan import (
+    PARTLY,
+    FillPlan,
+    Target,
+    fits_bytewise,
+    is_own_memory,
+    name_changes,
+    names_for_hooks,
+    plan,
+)
 from ckptool.torch_bridge.host_memory import HostMemory, Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
 from ckptool.torch_bridge.loading import check_options, chosen_weights, opened, torch_state_dict
 from ckptool.torch_bridge.optimizers import read_optimizer
 from ckptool.torch_bridge.own_loading import load_through, own_loader
 from ckptool.torch_bridge.placement import CPU, MapLocation, placement
+from ckptool.torch_bridge.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.transfer import check_others
 from ckptool.weights import NameChanges, Weights, Which, prepare
 
@@ -66,11 +76,14 @@ def load_into(
     matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
     themselves (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that
     fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes
-    part in loading (hooks, overrides, packed parameters) is tried on a copy without memory, then given mapped tensors.
+    part in loading (hooks before it, overrides, packed parameters) is tried on a copy without memory, then given mapped
+    tensors. Hooks after loading are run on the filled model, and may edit what is missing and unexpected, as for torch;
+    where names do not fit without that, they are tried on such a copy first, unless they use the model itself.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
     file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
-    of it may be new.
+    of it may be new. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it adds:
+    then all weights are new, and what hooks make of them may not be.
     ``verify`` first holds the file against its own checksums, in a pass of its own.
 
     Raises:
@@ -96,6 +109,7 @@ def load_into(
             if verify:
                 check_others([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
+            filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
             chosen, changes = choose_renamed(model, checkpoint, key, weights)
@@ -122,6 +136,29 @@ def _load_plainly(
     assign(model, {id(one.tensor): made[one.name] for one in filling.targets if one.name in made})
 
 
+def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = True) -> FillPlan:
+    """
+    Run the hooks of a model that was filled, and return the plan with the names that they have left.
+
+    Raises:
+        KeyMismatch: With ``strict``, there are some that they have not taken out, or that they have added.
+    """
+    if not has_post_hooks(model):
+        return filling
+    names = names_for_hooks(filling.match, filling.tied, filling.facts)
+    left = in_own_thread(lambda: run_post_hooks(model, names))
+    missing, unexpected = (tuple(name for name in some if not is_benign(name)) for some in left)
+    if strict and (missing or unexpected):
+        mismatch = KeyMismatch(
+            f"the model was filled, but its hooks leave names: missing {', '.join(missing[:8]) or 'nothing'}; "
+            f"unexpected {', '.join(unexpected[:8]) or 'nothing'}",
+            hint=PARTLY,
+        )
+        mismatch.missing, mismatch.unexpected = missing, unexpected
+        raise mismatch
+    return filling._replace(missing=left.missing, unexpected=left.unexpected)
+
+
 def choose_targets(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which, *, strict: bool = True
 ) -> tuple[str, FillPlan]:
@@ -133,7 +170,7 @@ def choose_targets(
         return False
 
     chosen = _choose(checkpoint, key, weights, fits)
-    return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict)
+    return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict, facts=chosen.modules)
 
 
 def choose_renamed(

@@ -45,7 +45,7 @@ from ckptool.torch_bridge.arithmetic import is_castable
 from ckptool.torch_bridge.assembly import Assembly
 from ckptool.torch_bridge.commits import by_first_name, copied, moved, overwrite, ready, with_weights
 from ckptool.torch_bridge.digests import digest_of
-from ckptool.torch_bridge.filling import choose_renamed, choose_targets
+from ckptool.torch_bridge.filling import after_hooks, choose_renamed, choose_targets
 from ckptool.torch_bridge.gate import Gate
 from ckptool.torch_bridge.host_memory import Mmap
 from ckptool.torch_bridge.load_report import LoadReport, report_of, report_through
@@ -83,7 +83,7 @@ class Serving(NamedTuple):
 
     model: torch.nn.Module
     digest: str | None
-    """As of ``Reload``; None before the first, and after one whose copying broke off."""
+    """As of ``Reload``; None before the first, and after one in place whose copying or hooks broke off."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
@@ -196,8 +196,12 @@ class LiveModel:
 
         A file that is damaged, or does not fit, changes nothing: the old weights go on serving. One reload runs at a
         time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
-        loads through code of its own (hooks, overrides, packed parameters) can be swapped alone: a copy of it loads,
-        and needs memory for the weights once more.
+        loads through code of its own (hooks before loading, overrides, packed parameters) can be swapped alone: a copy
+        of it loads, and needs memory for the weights once more.
+
+        Hooks that the model has for after loading are run before any call meets the new weights. What they raise is
+        raised as it is. To swap, the old weights then go on serving; in place, the new ones serve without what those
+        hooks would have made of them, and ``digest`` is None, until a reload goes well.
 
         ``limits`` stand in for the model's own: with a ``Cancellation`` in them, the reload can be stopped until the
         new weights are committed, and the old ones go on serving.
@@ -252,12 +256,15 @@ class LiveModel:
             if one.tensor.is_meta:
                 staged[one.name] = self._as_asked(staged[one.name])
         if self._commit == "swap":
-            self._serving = Serving(ready(with_weights(model, filling.targets, staged)), digest)
+            fresh = with_weights(model, filling.targets, staged)
+            filling = after_hooks(fresh, filling)
+            self._serving = Serving(ready(fresh), digest)
         else:
             with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
                 overwrite(model, filling.targets, staged)
-                self._serving = Serving(model, digest)
+                filling = after_hooks(model, filling)
+                self._serving = Serving(ready(model), digest)
         return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
 
     def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.match_keys import is_benign
 from ckptool.torch_bridge.arithmetic import in_own_thread
 from ckptool.torch_bridge.fill_plan import PARTLY, model_tensors
+from ckptool.torch_bridge.hollow import hollow, hollow_model
+from ckptool.torch_bridge.post_hooks import drop_post_hooks, has_post_hooks, with_tried_hooks
 
 
 class OwnLoading(NamedTuple):
@@ -51,7 +53,8 @@ def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
     Load a state dict in the model's own way, after it was tried, and return what was left out.
 
     Raises:
-        KeyMismatch, ShapeMismatch, UnsupportedFeature: As below; the model is as it was.
+        KeyMismatch, ShapeMismatch, UnsupportedFeature: As below; the model is as it was, unless it was what the hooks
+            left that did not fit. What hooks raise is raised, too, after the weights were loaded.
     """
     tensors = model_tensors(model).values()
     is_meta = any(tensor.is_meta for tensor in tensors)
@@ -61,16 +64,16 @@ def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         found = _try_loading(model, state, strict=strict)
     tied = _tied_places(model) if is_meta else []
 
-    def load() -> None:
+    def load() -> Any:
         with torch.inference_mode(is_inference), torch.no_grad():
-            model.load_state_dict(state, strict=False, assign=is_meta)
+            return model.load_state_dict(state, strict=False, assign=is_meta)
 
-    in_own_thread(load)
+    left = in_own_thread(load)
     for places in tied:
         made = [slots[name] for slots, name in places if not slots[name].is_meta]
         for slots, name in places if made else ():
             slots[name] = made[-1]  # of several the last counts, as where they are copied
-    return found
+    return _left_out(model, left, len(state), strict=strict) if has_post_hooks(model) else found
 
 
 def _tied_places(model: torch.nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
@@ -88,21 +91,41 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
     """
     Return what ``load_state_dict`` would leave out, without changing the model.
 
+    Hooks that run after it may take names out, but may need values: they are tried only where names do not fit.
+
     Raises:
-        KeyMismatch: Names are missing or unexpected.
+        KeyMismatch: Names are missing or unexpected; where hooks were tried, those that they leave.
         ShapeMismatch: torch says that shapes differ; the message is torch's.
         UnsupportedFeature: The model's code cannot be tried on tensors without memory.
     """
-    fresh: dict[int, Any] = {id(tensor): _hollow(tensor) for tensor in (*model.parameters(), *model.buffers())}
+
+    def left(prepared: Callable[[torch.nn.Module], torch.nn.Module]) -> OwnLoading:
+        return _left_out(model, _load_hollow(model, state, prepared), len(state), strict=strict)
+
+    try:
+        return left(drop_post_hooks)
+    except KeyMismatch as mismatch:
+        if not strict or not has_post_hooks(model):
+            raise
+        try:
+            return left(lambda hollowed: with_tried_hooks(hollowed, model))
+        except UnsupportedFeature:
+            raise mismatch from None
+
+
+def _load_hollow(
+    model: torch.nn.Module, state: Mapping[str, Any], prepared: Callable[[torch.nn.Module], torch.nn.Module]
+) -> Any:
+    """Return what ``load_state_dict`` of a copy without memory returns."""
     # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say, and all that
     # may be packed with quantised weights, which needs values.
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
     emptied = {} if any(value.is_quantized for value in tensors.values()) else tensors
-    hollow = OrderedDict((name, _hollow(value) if name in emptied else value) for name, value in state.items())
+    without = OrderedDict((name, hollow(value) if name in emptied else value) for name, value in state.items())
     # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
-    hollow._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
+    without._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
     try:
-        found = copy.deepcopy(model, fresh).load_state_dict(hollow, strict=False, assign=True)
+        return prepared(hollow_model(model)).load_state_dict(without, strict=False, assign=True)
     except RuntimeError as error:
         if "size mismatch" not in str(error):
             raise _untried(model, error) from error
@@ -110,11 +133,20 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         raise ShapeMismatch(reason, hint="Build the model with the sizes that it was saved with.") from error
     except Exception as error:  # whatever the model's own code raises
         raise _untried(model, error) from error
+
+
+def _left_out(model: torch.nn.Module, found: Any, total: int, *, strict: bool) -> OwnLoading:
+    """
+    Return what ``load_state_dict`` has left out of a state dict of so many entries.
+
+    Raises:
+        KeyMismatch: Names are missing or unexpected.
+    """
     tied = _tied(model, found.missing_keys)
     lacking = tuple(name for name in found.missing_keys if name not in tied)
     missing = tuple(name for name in lacking if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected_keys if not is_benign(name))
-    nothing_fits = len(unexpected) == len(state)
+    nothing_fits = len(unexpected) == total
     if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
@@ -131,17 +163,6 @@ def _tied(model: torch.nn.Module, missing: Collection[str]) -> dict[str, str]:
     tensors = model_tensors(model)
     there = {id(tensor): name for name, tensor in tensors.items() if name not in missing}
     return {name: there[id(tensors[name])] for name in missing if name in tensors and id(tensors[name]) in there}
-
-
-def _hollow(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same kind that has no memory."""
-    with torch.no_grad():
-        if isinstance(tensor, torch.nn.UninitializedParameter):
-            return torch.nn.UninitializedParameter(tensor.requires_grad, device="meta")  # type: ignore[call-arg, arg-type]
-        if isinstance(tensor, torch.nn.parameter.UninitializedBuffer):
-            return torch.nn.parameter.UninitializedBuffer(device="meta")  # type: ignore[call-arg]
-        made = tensor.detach().to("meta")
-    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 def _untried(model: torch.nn.Module, error: Exception) -> UnsupportedFeature:
