@@ -132,6 +132,7 @@ def work(ready, measure, leave):
 
 
 def workers():
+    gc.freeze()  # as servers do before they fork: a collection in a child copies what it looks at
     ready, measure, leave = os.pipe(), os.pipe(), os.pipe()
     streams = [start(work, ready[1], measure[0], leave[0]) for _ in range(4)]
     for _, go in (measure, leave):
