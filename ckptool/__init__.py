@@ -1,5 +1,6 @@
 """Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
@@ -102,50 +103,31 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "CheckReport": "ckptool.checking",
+    "Cost": "ckptool.torch_bridge.assembly",
+    "DiffReport": "ckptool.diff_report",
+    "LiveModel": "ckptool.torch_bridge.live",
+    "LoadReport": "ckptool.torch_bridge.load_report",
+    "MigrationReport": "ckptool.report",
+    "Reload": "ckptool.torch_bridge.live",
+    "Serving": "ckptool.torch_bridge.live",
+    "check": "ckptool.checking",
+    "diff": "ckptool.comparison",
+    "load": "ckptool.torch_bridge.loading",
+    "load_into": "ckptool.torch_bridge.filling",
+    "load_model": "ckptool.torch_bridge.trusted",
+    "migrate": "ckptool.migration",
+    "predict_memory": "ckptool.torch_bridge.loading",
+}
+"""Names whose modules are imported when they are asked for: most of what there is to import, and seldom needed."""
+
+
 def __getattr__(name: str) -> Any:
-    # Writing, and torch, are imported when they are asked for: most of what there is to import, and seldom needed.
-    if name == "migrate":
-        from ckptool import migration
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
 
-        return migration.__dict__[name]
-    if name == "MigrationReport":
-        from ckptool import report
 
-        return report.__dict__[name]
-    if name == "diff":
-        from ckptool import comparison
-
-        return comparison.__dict__[name]
-    if name == "DiffReport":
-        from ckptool import diff_report
-
-        return diff_report.__dict__[name]
-    if name in ("CheckReport", "check"):
-        from ckptool import checking
-
-        return checking.__dict__[name]
-    if name in ("load", "predict_memory"):
-        from ckptool.torch_bridge import loading
-
-        return loading.__dict__[name]
-    if name == "load_into":
-        from ckptool.torch_bridge import filling
-
-        return filling.__dict__[name]
-    if name == "LoadReport":
-        from ckptool.torch_bridge import load_report
-
-        return load_report.__dict__[name]
-    if name in ("LiveModel", "Reload", "Serving"):
-        from ckptool.torch_bridge import live
-
-        return live.__dict__[name]
-    if name == "Cost":
-        from ckptool.torch_bridge import assembly
-
-        return assembly.__dict__[name]
-    if name == "load_model":
-        from ckptool.torch_bridge import trusted
-
-        return trusted.__dict__[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "errors"]

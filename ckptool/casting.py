@@ -73,9 +73,9 @@ class CastSource:
         return data[:nbytes]
 
     def _cast(self, data: bytes) -> bytes:
-        from ckptool import torch_bridge  # nobody else on the way to a file needs it
+        from ckptool.torch_bridge import values as torch_values  # nobody else on the way to a file needs it
 
-        cast = torch_bridge.cast(data, self._tensor.info.dtype.name, self._target.name)
+        cast = torch_values.cast(data, self._tensor.info.dtype.name, self._target.name)
         if cast.overflowed and not self._saturate:
             raise MigrationRefused(
                 f"tensor {self._tensor.name!r} has values that are too large for {self._target.name}: "

@@ -134,9 +134,9 @@ def _expected(
         with open_checkpoint(like, limits=limits) as other:
             found.append((other.path, shapes_of(other)))
     if model is not None:
-        from ckptool import torch_bridge
+        from ckptool.torch_bridge import models as torch_models
 
-        found.append((model, torch_bridge.model_shapes(model, arguments)))
+        found.append((model, torch_models.model_shapes(model, arguments)))
     return found
 
 

@@ -130,7 +130,7 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
 
     Imports torch. Tensors that have no plain bytes are left out, and said to be (CK113).
     """
-    from ckptool import torch_bridge
+    from ckptool.torch_bridge import values as torch_values
 
     trained = _trained(checkpoint)
     nan: list[str] = []
@@ -150,7 +150,7 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             unread.append(tensor.name)
             continue
         try:
-            facts = torch_bridge.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), info.dtype.name)
+            facts = torch_values.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), info.dtype.name)
         except (UnsupportedFeature, LimitExceeded):
             unread.append(tensor.name)
             continue

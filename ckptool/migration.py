@@ -224,9 +224,9 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
     check: Callable[[Limits], None]
     copied: tuple[Payload, ...] = ()
     if job.form == "model" and job.weights is not None and changes.model is not None:
-        from ckptool import torch_bridge
+        from ckptool.torch_bridge import models as torch_models
 
-        torch_bridge.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
+        torch_models.save_model(changes.model, changes.model_arguments, job.weights.tensors, path)
         check = partial(verify_torch.verify_model, path, job.weights)
     elif isinstance(job.plan, TorchPlan):
         check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify is not None))

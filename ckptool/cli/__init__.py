@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import click
@@ -14,62 +14,21 @@ import click
 from ckptool import __version__
 from ckptool.errors import CkptoolError
 
-
-def _inspect() -> click.Command:
-    from ckptool.cli.inspect import inspect
-
-    return inspect
-
-
-def _check() -> click.Command:
-    from ckptool.cli.check import check
-
-    return check
-
-
-def _migrate() -> click.Command:
-    from ckptool.cli.migrate import migrate
-
-    return migrate
-
-
-def _diff() -> click.Command:
-    from ckptool.cli.diff import diff
-
-    return diff
-
-
-def _devices() -> click.Command:
-    from ckptool.cli.devices import devices
-
-    return devices
-
-
-def _fixtures() -> click.Command:
-    from ckptool.cli.fixtures import fixtures
-
-    return fixtures
-
-
-COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "inspect": _inspect,
-    "check": _check,
-    "migrate": _migrate,
-    "diff": _diff,
-    "devices": _devices,
-    "fixtures": _fixtures,
-}
+VERBS = ("inspect", "check", "migrate", "diff", "devices", "fixtures")
+"""Each is a command of the same name, in a module of the same name."""
 
 
 class _Verbs(click.Group):
     """A group that imports a verb's module only when the verb is used, or help is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(COMMANDS)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        load = COMMANDS.get(cmd_name)
-        return load() if load else None
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(f"ckptool.cli.{cmd_name}"), cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; an error about a file or a device that it lets through is two lines, never a traceback."""

@@ -74,9 +74,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
     devices = None
     if options["device_check"]:
-        from ckptool import torch_bridge
+        from ckptool.torch_bridge import devices as torch_devices
 
-        found = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
+        found = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
         devices = [device.tag for device in found]
     arguments: dict[str, Any] = {name: options[name] for name in ("deep", "values", "strict", "like", "model", "key")}
     if options["model_args"]:

@@ -24,11 +24,11 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     machine with CUDA the files really are saved from CUDA; elsewhere the tags are forged, and the names say
     so.
     """
-    from ckptool import torch_bridge
     from ckptool.reference.devices import choose
     from ckptool.reference.fixtures import write_fixtures
+    from ckptool.torch_bridge import devices as torch_devices
 
-    choice = choose(device, torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    choice = choose(device, torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
     click.echo(f"training on {choice.device}: {choice.why}", err=True)
 
     def tell(case: Case) -> None:

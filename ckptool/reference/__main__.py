@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptool import torch_bridge
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.reference import data
 from ckptool.reference.devices import Choice, choose
@@ -25,6 +24,7 @@ from ckptool.reference.nets import NETS
 from ckptool.reference.saving import HABITS, parts_of, save
 from ckptool.reference.trainer import Batches, Epoch, Recipe, Trained, Watch, train
 from ckptool.reference.wraps import WRAPS, process_group
+from ckptool.torch_bridge import devices as torch_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     if args.target is not None and not args.target.parent.is_dir():
         # Better before the training than after it.
         raise FileUnavailable("its folder does not exist", path=str(args.target), hint="Make the folder first.")
-    report = torch_bridge.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    report = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     choice = choose(args.device, report, local_rank=local_rank)
     with ExitStack() as stack:
         processes = stack.enter_context(process_group(choice.device)) if args.wrap == "ddp" else 1

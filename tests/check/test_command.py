@@ -15,9 +15,9 @@ import torch
 from click.testing import CliRunner
 
 import ckptool
-from ckptool import torch_bridge
 from ckptool.checking import CheckReport, check
 from ckptool.cli import cli
+from ckptool.torch_bridge import devices as torch_devices
 from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
 
@@ -118,7 +118,7 @@ def test_devices_are_compared_with_those_that_are_given() -> None:
 
 @pytest.mark.parametrize("path", [path for path in OURS if path.suffix == ".pth"], ids=lambda path: path.name)
 def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
-    report = check(path, devices=[device.tag for device in torch_bridge.devices().devices])
+    report = check(path, devices=[device.tag for device in torch_devices.devices().devices])
     codes = {(finding.code, finding.severity) for finding in report.findings}
     if ("CK202", "warning") in codes:
         pytest.skip("torch.load() refuses the file, whatever its devices")

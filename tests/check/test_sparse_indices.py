@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import sparse_indices, torch_bridge
+from ckptool import sparse_indices
 from ckptool.checking import check
+from ckptool.torch_bridge import values as torch_values
 
 warnings.filterwarnings("ignore", message="Sparse .* is in beta")
 
@@ -79,8 +80,8 @@ def many_views(count: int) -> bytes:
 
 def test_looking_at_values_costs_no_more_than_the_file_may(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    survey = torch_bridge.survey
-    monkeypatch.setattr(torch_bridge, "survey", lambda chunks, dtype: looked.append(1) or survey(chunks, dtype))
+    survey = torch_values.survey
+    monkeypatch.setattr(torch_values, "survey", lambda chunks, dtype: looked.append(1) or survey(chunks, dtype))
     report = check(many_views(30), deep=True, values=True)
 
     assert 0 < len(looked) < 5

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ckptool
-from ckptool import MigrationRefused, torch_bridge
+from ckptool import MigrationRefused
 from ckptool.cli import cli
+from ckptool.torch_bridge import values as torch_values
 from tests import build
 
 LENET = Path(__file__).parents[2] / "fixtures" / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -311,14 +312,14 @@ def test_a_large_tensor_is_read_once_however_it_lies(deflated: bool, tmp_path: P
     packed = ["archive/data/0"] if deflated else []
     (tmp_path / "a.pth").write_bytes(build.zip_file(members, deflated=packed))
     read: list[int] = []
-    real = torch_bridge.cast
+    real = torch_values.cast
 
-    def cast(piece: bytes, source: str, target: str) -> torch_bridge.CastBytes:
+    def cast(piece: bytes, source: str, target: str) -> torch_values.CastBytes:
         read.append(len(piece))
         return real(piece, source, target)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_bridge, "cast", cast)
+        patch.setattr(torch_values, "cast", cast)
         ckptool.migrate(tmp_path / "a.pth", tmp_path / "b.pth", dtype="float64")
 
     assert torch.equal(torch.load(tmp_path / "b.pth")["turned"], data.t().double())

@@ -8,8 +8,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool import torch_bridge
 from ckptool.cli.devices import devices
+from ckptool.torch_bridge import devices as torch_devices
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_cpu_only_build_is_named_as_the_reason():
 
 def test_a_driver_that_is_too_old_is_named_with_what_torch_wants(broken_cuda):
     broken_cuda("The NVIDIA driver on your system is too old (found version 11040). Please update.\nmore")
-    missing = torch_bridge.devices().cuda_missing
+    missing = torch_devices.devices().cuda_missing
 
     assert missing is not None
     assert missing.kind == "old-driver"
@@ -66,7 +66,7 @@ def test_a_driver_that_is_too_old_is_named_with_what_torch_wants(broken_cuda):
 
 def test_a_missing_driver_is_named(broken_cuda):
     broken_cuda("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU")
-    missing = torch_bridge.devices().cuda_missing
+    missing = torch_devices.devices().cuda_missing
 
     assert missing is not None
     assert missing.kind == "no-driver"
@@ -75,7 +75,7 @@ def test_a_missing_driver_is_named(broken_cuda):
 @pytest.mark.parametrize("value", ["", "-1", "-1,0"])
 def test_hidden_devices_are_named_with_the_value_that_hides_them(broken_cuda, value):
     broken_cuda("No CUDA GPUs are available")
-    missing = torch_bridge.devices(value).cuda_missing
+    missing = torch_devices.devices(value).cuda_missing
 
     assert missing is not None
     assert missing.kind == "hidden"
@@ -84,7 +84,7 @@ def test_hidden_devices_are_named_with_the_value_that_hides_them(broken_cuda, va
 
 def test_a_number_that_no_device_has_is_the_fault_of_the_variable_too(broken_cuda):
     broken_cuda("No CUDA GPUs are available")
-    missing = torch_bridge.devices("7").cuda_missing
+    missing = torch_devices.devices("7").cuda_missing
 
     assert missing is not None
     assert missing.kind == "hidden"
@@ -92,7 +92,7 @@ def test_a_number_that_no_device_has_is_the_fault_of_the_variable_too(broken_cud
 
 def test_a_fault_that_nobody_foresaw_is_told_in_its_own_words(broken_cuda):
     broken_cuda("system not yet initialized")
-    missing = torch_bridge.devices().cuda_missing
+    missing = torch_devices.devices().cuda_missing
 
     assert missing is not None
     assert "system not yet initialized" in missing.message
