@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
-from ckptool.checkpoint import Checkpoint, ClassSource, Member, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, ClassSource, Member, StateDict
 from ckptool.errors import (
     AmbiguousFile,
     AmbiguousWeights,
@@ -33,20 +33,20 @@ from ckptool.errors import (
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
-from ckptool.tensors import LazyTensor, StorageRef, TensorInfo
+from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo
 
 if TYPE_CHECKING:
-    from ckptool.checking import CheckReport, check
-    from ckptool.comparison import diff
-    from ckptool.diff_report import DiffReport
-    from ckptool.migration import migrate
-    from ckptool.report import MigrationReport
-    from ckptool.torch_bridge.assembly import Cost
-    from ckptool.torch_bridge.filling import load_into
-    from ckptool.torch_bridge.live import LiveModel, Reload, Serving
-    from ckptool.torch_bridge.load_report import LoadReport
-    from ckptool.torch_bridge.loading import load, predict_memory
-    from ckptool.torch_bridge.trusted import load_model
+    from ckptool.checking.check import CheckReport, check
+    from ckptool.diffing.diff import diff
+    from ckptool.diffing.report import DiffReport
+    from ckptool.loading.load import load, predict_memory
+    from ckptool.loading.load_into import load_into
+    from ckptool.loading.load_model import load_model
+    from ckptool.loading.memory.assembly import Cost
+    from ckptool.loading.report import LoadReport
+    from ckptool.loading.serving.live_model import LiveModel, Reload, Serving
+    from ckptool.migration.migrate import migrate
+    from ckptool.migration.report import MigrationReport
 
 __version__ = "0.1.0"
 
@@ -104,21 +104,21 @@ __all__ = [
 
 
 _LATER = {
-    "CheckReport": "ckptool.checking",
-    "Cost": "ckptool.torch_bridge.assembly",
-    "DiffReport": "ckptool.diff_report",
-    "LiveModel": "ckptool.torch_bridge.live",
-    "LoadReport": "ckptool.torch_bridge.load_report",
-    "MigrationReport": "ckptool.report",
-    "Reload": "ckptool.torch_bridge.live",
-    "Serving": "ckptool.torch_bridge.live",
-    "check": "ckptool.checking",
-    "diff": "ckptool.comparison",
-    "load": "ckptool.torch_bridge.loading",
-    "load_into": "ckptool.torch_bridge.filling",
-    "load_model": "ckptool.torch_bridge.trusted",
-    "migrate": "ckptool.migration",
-    "predict_memory": "ckptool.torch_bridge.loading",
+    "CheckReport": "ckptool.checking.check",
+    "Cost": "ckptool.loading.memory.assembly",
+    "DiffReport": "ckptool.diffing.report",
+    "LiveModel": "ckptool.loading.serving.live_model",
+    "LoadReport": "ckptool.loading.report",
+    "MigrationReport": "ckptool.migration.report",
+    "Reload": "ckptool.loading.serving.live_model",
+    "Serving": "ckptool.loading.serving.live_model",
+    "check": "ckptool.checking.check",
+    "diff": "ckptool.diffing.diff",
+    "load": "ckptool.loading.load",
+    "load_into": "ckptool.loading.load_into",
+    "load_model": "ckptool.loading.load_model",
+    "migrate": "ckptool.migration.migrate",
+    "predict_memory": "ckptool.loading.load",
 }
 """Names whose modules are imported when they are asked for: most of what there is to import, and seldom needed."""
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, inert, open_checkpoint
-from ckptool.findings import examine
-from ckptool.weights import NameChanges, prepare
+from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, open_checkpoint
+from ckptool.checking.findings import examine
+from ckptool.checkpoints.weights import NameChanges, prepare
+from ckptool.pickles import nodes
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 
 T = tensor(storage())
@@ -53,7 +54,7 @@ def test_tensors_are_named_by_the_path_to_them(tree: Any, names: list[str]) -> N
 
 def test_a_tied_tensor_stands_under_each_of_its_names() -> None:
     for tree in ({"first": T + b"q\1", "second": [b"h\1"]}, {"first": [T + b"q\1"], "second": b"h\1"}):
-        names = [name for name, _ in inert.children(opened(tree).root)]
+        names = [name for name, _ in nodes.children(opened(tree).root)]
         found = opened(tree).tensors
 
         assert [name.partition(".")[0] for name in found] == names == ["first", "second"]

@@ -9,8 +9,8 @@ import pytest
 import safetensors
 import torch
 
-from ckptool import dtypes
-from ckptool.dtypes import BY_NAME, BY_PT2, BY_SAFETENSORS, BY_STORAGE_CLASS, DTYPES, DType
+from ckptool.tensors import dtypes
+from ckptool.tensors.dtypes import BY_NAME, BY_PT2, BY_SAFETENSORS, BY_STORAGE_CLASS, DTYPES, DType
 
 # torch names these and cannot save them: `dtype torch.int4 is not recognized`.
 UNSAVABLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.files import (
+from ckptool.sources.files import (
     BytesSource,
     FileSource,
     SliceSource,
@@ -33,8 +33,8 @@ from ckptool.files import (
     exists,
     open_source,
 )
-from ckptool.read_ahead import ReadAhead
-from ckptool.tensors import LazyTensor
+from ckptool.sources.read_ahead import ReadAhead
+from ckptool.tensors.tensor import LazyTensor
 from tests import build
 
 DATA = bytes(range(256)) * 4
@@ -346,7 +346,7 @@ def test_a_file_that_changes_while_its_index_is_read_is_refused(
 
     os.utime(checkpoint_path, (1, 1))  # so that a change shows, however coarse the clock
     Meddling.meddle = staticmethod(meddle)
-    monkeypatch.setattr("ckptool.files.FileSource", Meddling)
+    monkeypatch.setattr("ckptool.sources.files.FileSource", Meddling)
 
     with pytest.raises(SourceChanged):
         open_checkpoint(checkpoint_path)

@@ -23,8 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptool.errors import CkptoolError, NotACheckpoint, TruncatedFile, UnsupportedFeature
-from ckptool.files import BytesSource
-from ckptool.foreign import name_foreign, name_foreign_zip
+from ckptool.formats.identify import name_foreign, name_foreign_zip
+from ckptool.sources.files import BytesSource
 
 if TYPE_CHECKING:
     from pathlib import Path

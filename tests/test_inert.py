@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ckptool import inert
-from ckptool.files import BytesSource
-from ckptool.inert import Call, Dict, Global, PersistentId, Set
-from ckptool.pickles import read_pickle
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.files import BytesSource
 from tests.build import call, named, ops, pickled
 
 CLASS = Global("models", "Net")
@@ -39,8 +39,8 @@ def built(state: Any) -> Call:
     ],
 )
 def test_every_way_to_make_an_object_names_its_class(node: Call) -> None:
-    assert inert.class_of(node) is CLASS
-    assert inert.class_name(node) == "models.Net"
+    assert nodes.class_of(node) is CLASS
+    assert nodes.class_name(node) == "models.Net"
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_every_way_to_make_an_object_names_its_class(node: Call) -> None:
     ],
 )
 def test_every_node_has_a_name_for_people(node: Any, name: str) -> None:
-    assert inert.class_name(node) == name
-    assert inert.class_of(node) is None
+    assert nodes.class_name(node) == name
+    assert nodes.class_of(node) is None
 
 
 @pytest.mark.parametrize("pid", ["module", ("module", CLASS, "f"), ("storage", CLASS, "f", "s"), ("a", "b", "c"), ()])
 def test_other_persistent_ids_carry_no_source(pid: Any) -> None:
-    assert inert.sourced_class(pid) == ()
-    assert inert.global_of(PersistentId(pid)) is None
+    assert nodes.sourced_class(pid) == ()
+    assert nodes.global_of(PersistentId(pid)) is None
 
 
 @pytest.mark.parametrize(
@@ -89,75 +89,75 @@ def test_other_persistent_ids_carry_no_source(pid: Any) -> None:
     ],
 )
 def test_every_mapping_gives_its_pairs_in_order(value: Any) -> None:
-    assert inert.mapping_pairs(tree(value)) == [("a", 1), ("b", 2)]
-    assert list(inert.children(tree(value))) == [("a", 1), ("b", 2)]
+    assert nodes.mapping_pairs(tree(value)) == [("a", 1), ("b", 2)]
+    assert list(nodes.children(tree(value))) == [("a", 1), ("b", 2)]
 
 
 @pytest.mark.parametrize("node", [[], (), None, "text", Set([]), CLASS, Call(CLASS, ()), Call(CLASS, ([("a", 1)],))])
 def test_what_is_no_mapping_has_no_pairs(node: Any) -> None:
-    assert inert.mapping_pairs(node) is None
+    assert nodes.mapping_pairs(node) is None
 
 
 @pytest.mark.parametrize("args", [(), None, (7,), ([1, 2],), ([("a",)],)])
 def test_an_empty_mapping_has_no_pairs_either_way(args: Any) -> None:
-    assert inert.mapping_pairs(Call(ORDERED_DICT, args)) == []
+    assert nodes.mapping_pairs(Call(ORDERED_DICT, args)) == []
 
 
 def test_attributes_are_those_of_the_dict_and_of_the_slots() -> None:
     own, slots = Dict([("a", 1)]), Dict([("b", 2)])
 
-    assert inert.attribute_pairs(built(own)) == [("a", 1)]
-    assert inert.attribute_pairs(built((own, slots))) == [("a", 1), ("b", 2)]
-    assert inert.attribute_pairs(built((None, slots))) == [("b", 2)]
+    assert nodes.attribute_pairs(built(own)) == [("a", 1)]
+    assert nodes.attribute_pairs(built((own, slots))) == [("a", 1), ("b", 2)]
+    assert nodes.attribute_pairs(built((None, slots))) == [("b", 2)]
 
 
 @pytest.mark.parametrize("state", [None, 7, [Dict()], (Dict(), 7), (Dict(), Dict(), Dict())])
 def test_other_states_have_no_attributes(state: Any) -> None:
-    assert inert.attribute_pairs(built(state)) == []
+    assert nodes.attribute_pairs(built(state)) == []
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
     pairs = [("a", 1), (b"a", 2), ("a", 3), (Dict(), 4)]
 
-    assert inert.lookup(pairs, "a") == 3
-    assert inert.lookup(pairs, "b") is None
+    assert nodes.lookup(pairs, "a") == 3
+    assert nodes.lookup(pairs, "b") is None
 
 
 def test_the_children_of_an_object_are_its_arguments_items_and_attributes() -> None:
     node = built(Dict([("x", 3)]))
     node.args, node.kwargs, node.items = (1,), Dict(), [2]
 
-    assert list(inert.children(node)) == [(0, 1), ("kwargs", node.kwargs), (0, 2), ("x", 3)]
+    assert list(nodes.children(node)) == [(0, 1), ("kwargs", node.kwargs), (0, 2), ("x", 3)]
 
 
 def test_a_state_that_is_no_dict_is_a_child() -> None:
-    assert list(inert.children(built((1, 2)))) == [("state", (1, 2))]
+    assert list(nodes.children(built((1, 2)))) == [("state", (1, 2))]
 
 
 def test_arguments_that_are_no_tuple_are_a_child() -> None:
     inner = Dict()
 
-    assert list(inert.children(Call(CLASS, inner))) == [("args", inner)]
+    assert list(nodes.children(Call(CLASS, inner))) == [("args", inner)]
 
 
 def test_containers_are_what_has_children() -> None:
     containers = [[1], (1,), Dict([("a", 1)]), Set([1]), Call(CLASS, (1,)), PersistentId(1)]
     leaves = [None, 1, 1.5, "a", b"a", bytearray(b"a"), CLASS]
 
-    assert [inert.is_container(node) for node in (*containers, *leaves)] == [True] * 6 + [False] * 7
-    assert all(list(inert.children(node)) for node in containers)
-    assert not any(list(inert.children(node)) for node in leaves)
+    assert [nodes.is_container(node) for node in (*containers, *leaves)] == [True] * 6 + [False] * 7
+    assert all(list(nodes.children(node)) for node in containers)
+    assert not any(list(nodes.children(node)) for node in leaves)
 
 
 def test_what_a_node_holds_is_what_its_children_are_found_in() -> None:
     node = built(Dict([("x", 3)]))
     node.args, node.kwargs, node.items, node.pairs = (1,), Dict(), [2], [("k", 4)]
 
-    assert list(inert.held(node)) == [node.args, node.kwargs, node.state, 2, 4]
+    assert list(nodes.held(node)) == [node.args, node.kwargs, node.state, 2, 4]
     for container in ([1, 2], (1, 2), Dict([("a", 1), ("b", 2)]), Set([1, 2])):
-        assert list(inert.held(container)) == [1, 2]
-    assert list(inert.held(PersistentId(7))) == [7]
-    assert list(inert.held("text")) == []
+        assert list(nodes.held(container)) == [1, 2]
+    assert list(nodes.held(PersistentId(7))) == [7]
+    assert list(nodes.held("text")) == []
 
 
 def test_nodes_cannot_be_called_and_compare_by_identity() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptool import transforms
-from ckptool.guess_keys import guess_renames, nearest
-from ckptool.match_keys import Change, KeyMatch, Reshaped, Shape, is_benign, match
+from ckptool.names import renaming
+from ckptool.names.matching import Change, KeyMatch, Reshaped, Shape, is_benign, match
+from ckptool.names.suggestions import guess_renames, nearest
 
 EXPECTED: dict[str, Shape] = {
     "conv1.weight": (6, 1, 3, 3),
@@ -131,7 +131,7 @@ def test_names_that_only_look_alike_are_guessed_and_never_paired() -> None:
 
     assert set(matched.missing) == {"conv1.weight", "conv1.bias", "head.weight", "head.bias"}
     guesses = guess_renames(matched, EXPECTED, found)
-    renamed = transforms.rename(list(found), [change.rule for change in guesses])
+    renamed = renaming.rename(list(found), [change.rule for change in guesses])
     assert set(renamed) == set(EXPECTED)
     assert nearest(matched.missing, EXPECTED, matched.unexpected, found)["head.weight"] == "classifier.weight"
 
@@ -142,7 +142,7 @@ def test_a_guess_that_would_touch_what_fits_is_not_made() -> None:
     matched = match(expected, found)
     guesses = guess_renames(matched, expected, found)
 
-    renamed = transforms.rename(list(found), [change.rule for change in guesses])
+    renamed = renaming.rename(list(found), [change.rule for change in guesses])
     assert "a.x.weight" in renamed
     assert set(renamed) == set(expected)
 
@@ -154,7 +154,7 @@ def test_the_numbers_of_layers_are_never_exchanged() -> None:
 
     assert not matched.pairs
     guesses = guess_renames(matched, expected, found)
-    renamed = transforms.rename(list(found), [change.rule for change in guesses])
+    renamed = renaming.rename(list(found), [change.rule for change in guesses])
     assert renamed == list(expected)
 
 
@@ -186,6 +186,6 @@ def test_every_name_is_accounted_for_once(expected: dict[str, Shape], found: dic
     assert sorted([*matched.pairs, *matched.missing, *reshaped]) == sorted(expected)
     assert sorted([*matched.pairs.values(), *matched.unexpected, *reshaped.values()]) == sorted(found)
     assert all(expected[name] == found[old] for name, old in matched.pairs.items())
-    renamed = dict(zip(found, transforms.rename(list(found), [c.rule for c in matched.changes]), strict=True))
+    renamed = dict(zip(found, renaming.rename(list(found), [c.rule for c in matched.changes]), strict=True))
     if not matched.target_wrapped:
         assert all(renamed[old] == name for name, old in matched.pairs.items())

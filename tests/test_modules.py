@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ckptool import LimitExceeded, Limits, MalformedFile, modules
-from ckptool.inert import Call, Dict, Global, Inert, PersistentId, Set
-from ckptool.modules import PickledModules, StateDictWalk, walk_state_dict
+from ckptool import LimitExceeded, Limits, MalformedFile
+from ckptool.checkpoints import modules
+from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_state_dict
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 
 LIMITS = Limits()
 

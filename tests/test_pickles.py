@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ckptool.errors import MalformedFile, TruncatedFile, UnsafePickle
-from ckptool.files import BytesSource
-from ckptool.inert import Call, Dict, Global, PersistentId, Set
-from ckptool.pickles import Pickle, read_pickle
+from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.sources.files import BytesSource
 from tests.build import named, ops, pickled
 
 
@@ -152,7 +152,7 @@ def test_a_byte_that_is_no_opcode_is_refused() -> None:
 
 @pytest.mark.parametrize("name", READABLE)
 def test_an_opcode_may_stand_across_the_end_of_a_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptool.machine._WINDOW", 16)
+    monkeypatch.setattr("ckptool.pickles.machine._WINDOW", 16)
     data, expected = READABLE[name]
     for shift in range(24):
         assert shown(read(b"K\x000" * (shift % 2) + b"N0" * (shift // 2) + data).root) == expected

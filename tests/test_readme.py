@@ -99,7 +99,6 @@ def test_every_module_is_named_where_the_readme_says_how_it_is_built() -> None:
     names = {path.stem for path in (ROOT / "ckptool").glob("[a-z]*.py")} | {
         f"{path.parent.name}/" for path in (ROOT / "ckptool").glob("*/__init__.py")
     }
-    names |= {path.stem for path in (ROOT / "ckptool" / "torch_bridge").glob("[a-z]*.py")}
 
     assert sorted(name for name in names if f"`{name}`" not in built) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 import ckptool
 from ckptool import Checkpoint, open_checkpoint
-from ckptool.state_dicts import WEIGHT_KEYS, Role, choose_weights
+from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights
 from tests import build
 
 

@@ -7,10 +7,18 @@ import tarfile
 
 import pytest
 
-from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.archive import Archive
-from ckptool.files import BytesSource
-from ckptool.tars import is_tar, read_tar
+from ckptool import (
+    AmbiguousFile,
+    CkptoolError,
+    LimitExceeded,
+    Limits,
+    MalformedFile,
+    TruncatedFile,
+    UnsupportedFeature,
+)
+from ckptool.archives.archive import Archive
+from ckptool.archives.tars import is_tar, read_tar
+from ckptool.sources.files import BytesSource
 from tests import build
 
 DIALECTS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

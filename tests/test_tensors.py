@@ -11,19 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptool import (
-    LazyTensor,
-    LimitExceeded,
-    Limits,
-    MalformedFile,
-    StorageRef,
-    TensorInfo,
-    UnsupportedFeature,
-    tensors,
-)
-from ckptool.dtypes import BY_NAME
-from ckptool.files import BytesSource
-from ckptool.tensors import identity
+from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo, UnsupportedFeature
+from ckptool.sources.files import BytesSource
+from ckptool.tensors import tensor
+from ckptool.tensors.dtypes import BY_NAME
+from ckptool.tensors.tensor import identity
 
 DATA = bytes(range(240))
 
@@ -59,7 +51,7 @@ def read(found: TensorInfo, **limits: int) -> bytes:
     ],
 )
 def test_a_tensor_inside_its_storage_is_accepted(shape: Any, stride: Any, offset: int) -> None:
-    tensors.check_extent(info(shape, stride, offset))
+    tensor.check_extent(info(shape, stride, offset))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +69,7 @@ def test_a_tensor_that_reaches_over_its_storage_is_refused_with_its_numbers(
     shape: Any, stride: Any, offset: int, needed: int
 ) -> None:
     with pytest.raises(MalformedFile) as caught:
-        tensors.check_extent(info(shape, stride, offset))
+        tensor.check_extent(info(shape, stride, offset))
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("malformed-tensor", needed, 60)
 
 
@@ -90,20 +82,20 @@ def test_what_is_no_size_is_refused(place: str, bad: Any) -> None:
     fields = {"shape": (1, 1), "stride": (1, 1), "offset": 0} | {place: bad if place == "offset" else (bad, 1)}
 
     with pytest.raises(MalformedFile):
-        tensors.check_extent(info(**fields))
+        tensor.check_extent(info(**fields))
 
 
 @pytest.mark.parametrize(("shape", "stride"), [((2,), ()), ((), (1,)), ((2, 2), (1,)), ((1,) * 65, (1,) * 65)])
 def test_strides_must_be_as_many_as_dimensions_and_no_more_than_torch_has(shape: Any, stride: Any) -> None:
     with pytest.raises(MalformedFile):
-        tensors.check_extent(info(shape, stride))
+        tensor.check_extent(info(shape, stride))
 
 
 @pytest.mark.parametrize("nbytes", [237, 238, 239])
 def test_a_storage_counts_whole_elements_only(nbytes: int) -> None:
-    tensors.check_extent(info((59,), (1,), data=DATA[:nbytes]))
+    tensor.check_extent(info((59,), (1,), data=DATA[:nbytes]))
     with pytest.raises(MalformedFile):
-        tensors.check_extent(info((60,), (1,), data=DATA[:nbytes]))
+        tensor.check_extent(info((60,), (1,), data=DATA[:nbytes]))
 
 
 def test_extents_agree_with_counting_one_by_one() -> None:
@@ -112,10 +104,10 @@ def test_extents_agree_with_counting_one_by_one() -> None:
             for offset in range(4):
                 places = [offset + i * stride[0] + j * stride[1] for i in range(shape[0]) for j in range(shape[1])]
                 needed = max(places, default=-1) + 1
-                tensors.check_extent(info(shape, stride, offset, data=bytes(4 * needed)))
+                tensor.check_extent(info(shape, stride, offset, data=bytes(4 * needed)))
                 if needed:
                     with pytest.raises(MalformedFile):
-                        tensors.check_extent(info(shape, stride, offset, data=bytes(4 * needed - 1)))
+                        tensor.check_extent(info(shape, stride, offset, data=bytes(4 * needed - 1)))
 
 
 # What can be asked of it
@@ -224,9 +216,9 @@ def test_views_of_types_of_less_than_a_byte_are_refused_by_name() -> None:
 
 
 def test_rows_that_end_inside_a_byte_need_the_whole_byte() -> None:
-    tensors.check_extent(info((2, 7), (7, 1), dtype="quint4x2", data=bytes(8)))
+    tensor.check_extent(info((2, 7), (7, 1), dtype="quint4x2", data=bytes(8)))
     with pytest.raises(MalformedFile):
-        tensors.check_extent(info((2, 7), (7, 1), dtype="quint4x2", data=bytes(7)))
+        tensor.check_extent(info((2, 7), (7, 1), dtype="quint4x2", data=bytes(7)))
 
 
 def test_only_the_bytes_of_a_view_are_read() -> None:

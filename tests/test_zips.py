@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ckptool import open_checkpoint
-from ckptool.archive import Archive
-from ckptool.files import BytesSource, open_source
+from ckptool.archives.archive import Archive
+from ckptool.archives.zips import read_zip
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.zips import read_zip
+from ckptool.sources.files import BytesSource, open_source
 from tests import build
 from tests.against_torch import oracle
 from tests.zip_bytes import (

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ckptool.checking import CheckReport
-from ckptool.checking import check as check_file
-from ckptool.findings import many
-from ckptool.render import error_text, finding_lines
-from ckptool.stock_load import Asked, place_of
-from ckptool.tables import show, show_nbytes
+from ckptool.checking.check import CheckReport
+from ckptool.checking.check import check as check_file
+from ckptool.checking.findings import many
+from ckptool.checking.torch_load import Asked, place_of
+from ckptool.cli.inspect_report import error_text, finding_lines
+from ckptool.cli.tables import show, show_nbytes
 
 SCHEMA = "ckptool.check/1"
 
@@ -74,7 +74,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
     devices = None
     if options["device_check"]:
-        from ckptool.torch_bridge import devices as torch_devices
+        from ckptool.torch_ops import devices as torch_devices
 
         found = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")).devices
         devices = [device.tag for device in found]
@@ -141,7 +141,7 @@ def _global(one: Asked) -> dict[str, object]:
 
 
 def _explain(text: str, *, as_json: bool) -> int:
-    from ckptool.explain import explain
+    from ckptool.checking.explain import explain
 
     found = explain(sys.stdin.read() if text == "-" else text)
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ckptool.torch_bridge.devices import DeviceReport
+    from ckptool.torch_ops.devices import DeviceReport
 
 _HEADERS = ("device", "name", "free", "total", "compute capability")
 
@@ -24,7 +24,7 @@ def devices(*, as_json: bool) -> None:
     Every device with its name, free and total memory and compute capability; where CUDA is missing, why. This
     is the one reading command that imports torch.
     """
-    from ckptool.torch_bridge import devices as torch_devices
+    from ckptool.torch_ops import devices as torch_devices
 
     report = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     click.echo(_as_json(report) if as_json else _as_text(report))

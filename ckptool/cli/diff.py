@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from ckptool.comparison import diff as diff_files
-from ckptool.diff_report import DiffedFile, DiffReport
+from ckptool.cli.inspect_report import error_text
+from ckptool.cli.tables import show
+from ckptool.diffing.diff import diff as diff_files
+from ckptool.diffing.report import DiffedFile, DiffReport
+from ckptool.diffing.trees import Change
+from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError
-from ckptool.render import error_text
-from ckptool.tables import show
-from ckptool.torch_bridge.differences import Number
-from ckptool.tree_diff import Change
-from ckptool.values import ValueDiff
+from ckptool.torch_ops.differences import Number
 
 SCHEMA = "ckptool.diff/1"
 

@@ -26,7 +26,7 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     """
     from ckptool.reference.devices import choose
     from ckptool.reference.fixtures import write_fixtures
-    from ckptool.torch_bridge import devices as torch_devices
+    from ckptool.torch_ops import devices as torch_devices
 
     choice = choose(device, torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
     click.echo(f"training on {choice.device}: {choice.why}", err=True)

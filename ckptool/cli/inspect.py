@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import click
 
-from ckptool import render, tables
-from ckptool.checkpoint import Checkpoint
+from ckptool.checking.findings import examine
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import sharing, summarise
+from ckptool.cli import inspect_report, tables
 from ckptool.errors import CkptoolError
-from ckptool.findings import examine
 from ckptool.formats import open_checkpoint
-from ckptool.summary import sharing, summarise
-from ckptool.tensors import LazyTensor
+from ckptool.tensors.tensor import LazyTensor
 
 _LINES_AT_ONCE = 1000
 
@@ -137,9 +137,9 @@ def inspect(
         except CkptoolError as error:
             failed = True
             if as_json:
-                objects.append(render.error_as_json(path, error))
+                objects.append(inspect_report.error_as_json(path, error))
             else:
-                click.echo(render.error_text(error), err=True)
+                click.echo(inspect_report.error_text(error), err=True)
     if as_json:
         from ckptool.cli.json_output import print_json
 
@@ -162,10 +162,10 @@ def _report(
         yield _formatted(checkpoint, tensors, columns, table_format)
         return
     summary = summarise(checkpoint)
-    yield from render.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    yield from inspect_report.head_lines(checkpoint, summary, examine(checkpoint, summary))
     if not quiet and tensors:
         yield ""
-        yield from render.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
+        yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
     if show_all:
         yield from _everything_else(checkpoint, columns)
 
@@ -176,7 +176,7 @@ def _everything_else(checkpoint: Checkpoint, columns: Sequence[str]) -> Iterator
         yield from _plain(checkpoint, list(checkpoint.attributes.values()), columns)
     if checkpoint.extras:
         yield from ("", "Not tensors:")
-        yield from render.extra_lines(checkpoint)
+        yield from inspect_report.extra_lines(checkpoint)
 
 
 def _plain(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str]) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
 def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
     summary = summarise(checkpoint)
     tensors = selection.of(checkpoint.tensors.values())
-    return render.as_json(checkpoint, summary, examine(checkpoint, summary), tensors)
+    return inspect_report.as_json(checkpoint, summary, examine(checkpoint, summary), tensors)
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

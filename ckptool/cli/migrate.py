@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from ckptool import transforms
-from ckptool.casting import TARGETS
+from ckptool.cli.inspect_report import error_text
 from ckptool.cli.migrate_report import error_as_json, report_as_json, report_lines
+from ckptool.cli.tables import show, show_nbytes
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
-from ckptool.migration import migrate as migrate_file
-from ckptool.render import error_text
-from ckptool.report import MigrationReport
-from ckptool.tables import show, show_nbytes
+from ckptool.migration.casting import TARGETS
+from ckptool.migration.migrate import migrate as migrate_file
+from ckptool.migration.report import MigrationReport
+from ckptool.names import renaming
 
 _SECONDS_UNTIL_PROGRESS = 0.5
 
@@ -161,7 +161,7 @@ def _arguments(options: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[transforms.Rule]:
+def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.Rule]:
     """Yield the changes of names in the order in which they were given."""
     given = {name: iter(options[name]) for name in _NAME_OPTIONS.values()}
     for name in order:
@@ -169,9 +169,9 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[transforms
         if value is None:  # not an option: the value of another
             continue
         if name == "strip_prefix":
-            yield transforms.strip_prefix(value)
+            yield renaming.strip_prefix(value)
         elif name == "add_prefix":
-            yield transforms.add_prefix(value)
+            yield renaming.add_prefix(value)
         elif name == "rename":
             yield _substitution(value, "--rename")
         else:
@@ -179,12 +179,12 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[transforms
             yield from (_substitution(line, "--rename-file") for line in lines if line and not line.startswith("#"))
 
 
-def _substitution(text: str, option: str) -> transforms.Rule:
+def _substitution(text: str, option: str) -> renaming.Rule:
     pattern, *replacement = _EQUALS.split(text, 1)
     if not replacement:
         raise click.BadParameter(f"not of the form RE=REPL: {text!r}", param_hint=option)
     try:
-        return transforms.substitute(pattern, replacement[0])
+        return renaming.substitute(pattern, replacement[0])
     except MigrationRefused as error:
         raise click.BadParameter(error.message, param_hint=option) from error
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptool.casting import Cast
+from ckptool.cli.inspect_report import FORMS, counts, labelled
+from ckptool.cli.tables import plain_table, show, show_nbytes
 from ckptool.errors import CkptoolError
-from ckptool.render import FORMS, counts, labelled
-from ckptool.report import MigrationReport, Side
-from ckptool.tables import plain_table, show, show_nbytes
+from ckptool.migration.casting import Cast
+from ckptool.migration.report import MigrationReport, Side
 
 SCHEMA = "ckptool.migrate/1"
 

@@ -11,12 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from ckptool import files
-from ckptool.cancellable_sources import open_source
-from ckptool.checkpoint import Checkpoint
-from ckptool.collector import collector_paused
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, LimitExceeded, UnknownFormat
-from ckptool.files import Origin
 from ckptool.formats import (
     packed,
     plain_pickle,
@@ -28,8 +24,12 @@ from ckptool.formats import (
     torch_zip,
     torchscript,
 )
+from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.probe import Probe
+from ckptool.pickles.collector import collector_paused
+from ckptool.sources import files
+from ckptool.sources.cancellable import open_source
+from ckptool.sources.files import Origin
 
 FORMATS: tuple[ModuleType, ...] = (
     safetensors,  # before pickles: the low byte of its length may be 0x80
@@ -86,7 +86,7 @@ def _read(probe: Probe) -> Checkpoint:
         if format_module.sniff(probe):
             checkpoint: Checkpoint = format_module.read(probe)
             return checkpoint
-    from ckptool.foreign import name_foreign  # thirty kinds of file, needed only when it is none of ours
+    from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when it is none of ours
 
     raise name_foreign(probe.source) or _unknown(probe)
 

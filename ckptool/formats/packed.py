@@ -7,13 +7,13 @@ member that holds a model's weights is opened; where several do, they are listed
 
 from __future__ import annotations
 
-from ckptool.archive import Archive, gunzip
-from ckptool.cancellable_sources import cancellable
-from ckptool.checkpoint import Checkpoint, Member
-from ckptool.contents import Contents
+from ckptool.archives.archive import Archive, gunzip
+from ckptool.checkpoints.checkpoint import Checkpoint, Member
+from ckptool.checkpoints.contents import Contents
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
-from ckptool.files import BytesSource, Source, is_likely
-from ckptool.probe import Probe
+from ckptool.formats.probe import Probe
+from ckptool.sources.cancellable import cancellable
+from ckptool.sources.files import BytesSource, Source, is_likely
 
 NAME = "packed"
 
@@ -107,7 +107,7 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
         if is_likely(name):
             error.message = f"member {name!r}: {error.message}"
             raise error
-    from ckptool.foreign import name_foreign_zip
+    from ckptool.formats.identify import name_foreign_zip
 
     foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None
     raise foreign or _no_checkpoint(archive)

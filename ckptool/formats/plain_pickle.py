@@ -8,16 +8,16 @@ Protocols 0 and 1 have no mark of their own, so those are taken for pickles only
 
 from __future__ import annotations
 
-from ckptool.checkpoint import Checkpoint, Stream
-from ckptool.contents import collect
+from ckptool.checkpoints.checkpoint import Checkpoint, Stream
+from ckptool.checkpoints.contents import collect
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
-from ckptool.inert import Inert, is_container
+from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
-from ckptool.pickles import read_pickle
-from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder
-from ckptool.storage_ids import TypedStorage
+from ckptool.pickles.nodes import Inert, is_container
+from ckptool.pickles.reader import read_pickle
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import TypedStorage
 
 NAME = "pickle"
 

@@ -17,13 +17,13 @@ See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 
 from __future__ import annotations
 
-from ckptool import dtypes
-from ckptool.archive import Archive, Record
-from ckptool.checkpoint import Checkpoint
-from ckptool.contents import Contents, Group
+from ckptool.archives.archive import Archive, Record
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, Cancelled, CkptoolError, MalformedFile
-from ckptool.probe import Probe
-from ckptool.tensors import StorageRef, TensorInfo, check_extent
+from ckptool.formats.probe import Probe
+from ckptool.tensors import dtypes
+from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
 NAME = "pt2"
 

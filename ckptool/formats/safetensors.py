@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from ckptool import dtypes
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoint import Checkpoint
-from ckptool.contents import Contents, Group
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.files import Source
+from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.probe import Probe
-from ckptool.tensors import StorageRef, TensorInfo, row_major
+from ckptool.sources.files import Source
+from ckptool.tensors import dtypes
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 NAME = "safetensors"
 
@@ -109,7 +109,7 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
 
 
 def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, object]:
-    from ckptool.strict_json import parse_object  # JSON is not what most files need
+    from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
 
     return parse_object(data, "the safetensors header", "safetensors", cancellation)
 

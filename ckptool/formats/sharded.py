@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MalformedFile
-from ckptool.files import FileSource
-from ckptool.probe import Probe
+from ckptool.formats.probe import Probe
+from ckptool.sources.files import FileSource
 
 NAME = "sharded"
 
@@ -36,6 +36,6 @@ def read(probe: Probe) -> Checkpoint:
     assert isinstance(probe.source, FileSource)  # noqa: S101 - sniff saw it
     if probe.depth:  # inside another source there are no files: it is beside one
         raise MalformedFile("an index of shards itself", kind="nested-index")
-    from ckptool.shards import read_shards  # for the few files that have any
+    from ckptool.formats.shards import read_shards  # for the few files that have any
 
     return read_shards(probe.source, probe)

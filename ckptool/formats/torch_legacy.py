@@ -15,19 +15,19 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 
 from __future__ import annotations
 
-from ckptool import inert
-from ckptool.checkpoint import Checkpoint, ClassSource, Stream
-from ckptool.contents import collect
+from ckptool.checkpoints.checkpoint import Checkpoint, ClassSource, Stream
+from ckptool.checkpoints.contents import collect
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.files import BytesSource, Source
-from ckptool.inert import Inert
+from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
-from ckptool.pickles import Pickle, read_pickle
-from ckptool.probe import Probe
-from ckptool.read_ahead import ReadAhead
-from ckptool.rebuild import Rebuilder
-from ckptool.storage_ids import StorageId, TypedStorage, storage_id, unify
-from ckptool.tensors import StorageRef
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.sources.files import BytesSource, Source
+from ckptool.sources.read_ahead import ReadAhead
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, unify
+from ckptool.tensors.tensor import StorageRef
 
 NAME = "torch_legacy"
 
@@ -97,8 +97,8 @@ class LegacyStream:
                 f"a legacy stream of another protocol than {PROTOCOL_VERSION}",
                 kind="future-version",
             )
-        flags = inert.mapping_pairs(system.root) or []
-        self.big_endian = inert.lookup(flags, "little_endian") is False
+        flags = nodes.mapping_pairs(system.root) or []
+        self.big_endian = nodes.lookup(flags, "little_endian") is False
         """Whether the machine was. Its elements are little-endian all the same."""
         self.tree = read_pickle(source, system.end)
         keys = read_pickle(source, self.tree.end)
@@ -211,8 +211,8 @@ def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
     """Return the source that the stream carries for each class: ``(class, file, source)``."""
     found: dict[str, ClassSource] = {}
     for node in tree.persistent_ids:
-        sourced = inert.sourced_class(node.pid)
+        sourced = nodes.sourced_class(node.pid)
         if sourced and isinstance(sourced[1], str) and isinstance(sourced[2], str):
-            name = inert.class_name(sourced[0])
+            name = nodes.class_name(sourced[0])
             found.setdefault(name, ClassSource(name, sourced[1], sourced[2]))
     return tuple(found.values())

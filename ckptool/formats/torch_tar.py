@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from struct import Struct
 
-from ckptool.archive import Archive
-from ckptool.checkpoint import Checkpoint, Stream
-from ckptool.contents import collect
+from ckptool.archives.archive import Archive
+from ckptool.checkpoints.checkpoint import Checkpoint, Stream
+from ckptool.checkpoints.contents import collect
 from ckptool.errors import MalformedFile, TruncatedFile
-from ckptool.files import Source
 from ckptool.formats import torch_legacy
-from ckptool.inert import Global, Inert
-from ckptool.pickles import read_pickle
-from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder
-from ckptool.storage_ids import TypedStorage, storage_id
-from ckptool.tensors import StorageRef, TensorInfo, check_extent
+from ckptool.formats.probe import Probe
+from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.files import Source
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import TypedStorage, storage_id
+from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
 NAME = "torch_tar"
 

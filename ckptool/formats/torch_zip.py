@@ -12,19 +12,19 @@ and _load.
 
 from __future__ import annotations
 
-from ckptool.archive import Archive
-from ckptool.checkpoint import Checkpoint, Stream
-from ckptool.contents import ModelGraph, collect
+from ckptool.archives.archive import Archive
+from ckptool.archives.zips import MAGIC
+from ckptool.checkpoints.checkpoint import Checkpoint, Stream
+from ckptool.checkpoints.contents import ModelGraph, collect
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.files import Source
 from ckptool.formats import torch_legacy
-from ckptool.inert import Inert
-from ckptool.pickles import read_pickle
-from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder
-from ckptool.storage_ids import TypedStorage, storage_id, unify
-from ckptool.tensors import StorageRef
-from ckptool.zips import MAGIC
+from ckptool.formats.probe import Probe
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.files import Source
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import TypedStorage, storage_id, unify
+from ckptool.tensors.tensor import StorageRef
 
 NAME = "torch_zip"
 

@@ -15,19 +15,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ckptool import inert
-from ckptool.archive import Archive
-from ckptool.checkpoint import Checkpoint, Stream
-from ckptool.contents import collect
+from ckptool.archives.archive import Archive
+from ckptool.checkpoints.checkpoint import Checkpoint, Stream
+from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.modules import ModuleTensor, StateDictWalk
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import torch_zip
-from ckptool.inert import Call, Inert
+from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
-from ckptool.modules import ModuleTensor, StateDictWalk
-from ckptool.pickles import read_pickle
-from ckptool.probe import Probe
-from ckptool.rebuild import Rebuilder
-from ckptool.tensors import Kind
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.reader import read_pickle
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.tensor import Kind
 
 NAME = "torchscript"
 
@@ -72,18 +72,18 @@ class ScriptModules:
 
     def is_module(self, node: Inert) -> bool:
         """Say whether a node is an object of a TorchScript class that is no named tuple and no foreign class."""
-        found = inert.class_of(node)
+        found = nodes.class_of(node)
         if found is None or not found.module.startswith(_PREFIX) or found.module.startswith("__torch__.torch.classes"):
             return False
-        return bool(inert.attribute_pairs(node)) and (not self._tables or str(found) in self._tables)
+        return bool(nodes.attribute_pairs(node)) and (not self._tables or str(found) in self._tables)
 
     def class_name(self, node: Inert) -> str:
         """Return the class's full name in the program that was scripted."""
-        return inert.class_name(node).removeprefix(f"{_PREFIX}.")
+        return nodes.class_name(node).removeprefix(f"{_PREFIX}.")
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
         """Return what a node holds."""
-        return inert.children(node)
+        return nodes.children(node)
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
         """Return what the module's state_dict() would hold; TorchScript's also has non-persistent buffers."""
@@ -100,7 +100,7 @@ class ScriptModules:
                 raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
             inside.add(id(current))
             todo.append((current, prefix, True))
-            attributes = inert.attribute_pairs(current)
+            attributes = nodes.attribute_pairs(current)
             walk.entries.extend(self._own_entries(current, attributes, prefix))
             for name, child in reversed(attributes):
                 if isinstance(name, str) and self.is_module(child):
@@ -110,8 +110,8 @@ class ScriptModules:
                 raise LimitExceeded(f"a model of more than {limits.tensors:,} names", actual=limits.tensors)
         return walk
 
-    def _own_entries(self, node: Call, attributes: inert.Pairs, prefix: str) -> list[ModuleTensor]:
-        table = self._tables.get(inert.class_name(node))
+    def _own_entries(self, node: Call, attributes: nodes.Pairs, prefix: str) -> list[ModuleTensor]:
+        table = self._tables.get(nodes.class_name(node))
         entries: list[ModuleTensor] = []
         kinds: tuple[Kind, ...] = ("parameter", "buffer")
         for kind in kinds:
@@ -126,7 +126,7 @@ class ScriptModules:
 
 
 def _is_tensor(node: Call) -> bool:
-    found = inert.class_of(node)
+    found = nodes.class_of(node)
     return found is not None and found.module == "torch._utils" and found.name.startswith("_rebuild_")
 
 

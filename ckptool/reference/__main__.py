@@ -24,7 +24,7 @@ from ckptool.reference.nets import NETS
 from ckptool.reference.saving import HABITS, parts_of, save
 from ckptool.reference.trainer import Batches, Epoch, Recipe, Trained, Watch, train
 from ckptool.reference.wraps import WRAPS, process_group
-from ckptool.torch_bridge import devices as torch_devices
+from ckptool.torch_ops import devices as torch_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

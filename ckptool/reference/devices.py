@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckptool.errors import CkptoolError
-from ckptool.torch_bridge.devices import CudaMissing, Device, DeviceReport
+from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -146,7 +146,7 @@ def loaders(path: str) -> dict[str, Callable[[], Any]]:
     import torch
 
     import ckptool
-    from ckptool.torch_bridge import loading  # noqa: F401 - imported by then, as torch is
+    from ckptool.loading import load as loading  # noqa: F401 - imported by then, as torch is
 
     return {
         "ckptool.load": lambda: ckptool.load(path),

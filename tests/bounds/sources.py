@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptool.files import BytesSource
+from ckptool.sources.files import BytesSource
 
 
 class Asked(BytesSource):

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from ckptool import LimitExceeded, MalformedFile, rebuild
-from ckptool.dtypes import BY_NAME
-from ckptool.files import BytesSource
-from ckptool.inert import Call, Dict, Global, PersistentId
-from ckptool.numpy_arrays import encoded_bytes, numpy_array, numpy_scalar
-from ckptool.rebuild import Rebuilder
-from ckptool.storage_ids import TypedStorage, storage_id
-from ckptool.tensor_args import as_device, as_layout, as_sequence, as_sizes
-from ckptool.tensors import StorageRef
+from ckptool import LimitExceeded, MalformedFile
+from ckptool.pickles.nodes import Call, Dict, Global, PersistentId
+from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
+from ckptool.sources.files import BytesSource
+from ckptool.tensors import rebuild
+from ckptool.tensors.dtypes import BY_NAME
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.rebuild_arguments import as_device, as_layout, as_sequence, as_sizes
+from ckptool.tensors.storage_ids import TypedStorage, storage_id
+from ckptool.tensors.tensor import StorageRef
 
 MOST = (1 << 63) - 1
 FLOATS = Global("torch", "FloatStorage")

@@ -17,12 +17,12 @@ from ckptool import (
     MalformedFile,
     TruncatedFile,
     UnsupportedFeature,
-    contents,
     open_checkpoint,
 )
+from ckptool.checkpoints import contents
 from ckptool.formats import plain_pickle, torch_legacy, torch_zip
 from ckptool.formats import safetensors as safetensors_format
-from ckptool.probe import Probe
+from ckptool.formats.probe import Probe
 from tests import build
 from tests.bounds.sources import Asked
 from tests.formats.test_torch_tar import packed, reference, storage, tensor
@@ -392,8 +392,8 @@ def test_nothing_may_stand_behind_the_pickle_of_a_zip() -> None:
 
 def test_the_outermost_pickle_is_the_root_if_there_is_just_one() -> None:
     def root(*names: str) -> str | None:
-        from ckptool.files import BytesSource
-        from ckptool.zips import read_zip
+        from ckptool.archives.zips import read_zip
+        from ckptool.sources.files import BytesSource
 
         return torch_zip.root_folder(read_zip(BytesSource(build.zip_file(dict.fromkeys(names, b"N.")))))
 

@@ -10,7 +10,7 @@ import pytest
 from ckptool import CkptoolError, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnknownFormat, open_checkpoint
 from ckptool.formats import torch_zip
 from ckptool.formats.torchscript import ScriptModules
-from ckptool.inert import Dict
+from ckptool.pickles.nodes import Dict
 from tests import build
 from tests.bounds.sources import Asked
 from tests.bounds.test_arguments import made, plain

@@ -8,9 +8,9 @@ from struct import pack
 import pytest
 
 from ckptool import LimitExceeded, Limits, open_checkpoint
-from ckptool.files import BytesSource
-from ckptool.machine import Machine
-from ckptool.pickles import read_pickle
+from ckptool.pickles.machine import Machine
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.files import BytesSource
 from tests.build import torch_zip
 
 MOST = 1 << 20

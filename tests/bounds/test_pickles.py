@@ -8,8 +8,8 @@ from struct import pack
 import pytest
 
 from ckptool import MalformedFile, TruncatedFile
-from ckptool.files import BytesSource
-from ckptool.pickles import Pickle, read_pickle
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.sources.files import BytesSource
 from tests.bounds.sources import Asked
 
 WINDOW, WIDEST = 1 << 16, 1 << 22

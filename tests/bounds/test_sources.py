@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ckptool import FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.files import FileSource, StreamSource, open_source, system_text
-from ckptool.read_ahead import ReadAhead
+from ckptool.sources.files import FileSource, StreamSource, open_source, system_text
+from ckptool.sources.read_ahead import ReadAhead
 from tests import build
 from tests.bounds.sources import Asked
 

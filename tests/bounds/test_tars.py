@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptool import MalformedFile, TruncatedFile
-from ckptool.tars import is_tar
+from ckptool.archives.tars import is_tar
 from tests.test_tars import archive_of, contents, extended, member, packed
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo, tensors
-from ckptool.dtypes import BY_NAME
+from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo
+from ckptool.tensors import tensor
+from ckptool.tensors.dtypes import BY_NAME
 from tests.bounds.sources import Asked
 
 DATA = bytes(range(240))
@@ -29,22 +30,22 @@ def bare(shape: Any, stride: Any, offset: Any = 0) -> TensorInfo:
 
 
 def test_sizes_strides_and_offsets_fit_into_63_bits() -> None:
-    tensors.check_extent(bare((MOST,), (MOST,), MOST))
-    tensors.check_extent(bare((0,), (0,), 0))
+    tensor.check_extent(bare((MOST,), (MOST,), MOST))
+    tensor.check_extent(bare((0,), (0,), 0))
     for wrong in (MOST + 1, -1):
         for shape, stride, offset in (((wrong,), (1,), 0), ((1,), (wrong,), 0), ((1,), (1,), wrong)):
             with pytest.raises(MalformedFile):
-                tensors.check_extent(bare(shape, stride, offset))
+                tensor.check_extent(bare(shape, stride, offset))
     for shape, stride in (((0,), (MOST + 1,)), ((MOST + 1,), (0,))):
         with pytest.raises(MalformedFile):
-            tensors.check_extent(bare(shape, stride))
+            tensor.check_extent(bare(shape, stride))
 
 
 @pytest.mark.parametrize(("sizes", "steps"), [(1, 2), (2, 1), (0, 1), (65, 65)])
 def test_there_are_as_many_strides_as_sizes_and_at_most_64(sizes: int, steps: int) -> None:
-    tensors.check_extent(bare((1,) * 64, (1,) * 64))
+    tensor.check_extent(bare((1,) * 64, (1,) * 64))
     with pytest.raises(MalformedFile):
-        tensors.check_extent(bare((1,) * sizes, (1,) * steps))
+        tensor.check_extent(bare((1,) * sizes, (1,) * steps))
 
 
 def test_an_empty_tensor_reads_nothing_wherever_it_says_it_stands() -> None:
@@ -56,11 +57,11 @@ def test_an_empty_tensor_reads_nothing_wherever_it_says_it_stands() -> None:
 
 
 def test_packed_elements_fill_their_storage_and_no_more() -> None:
-    tensors.check_extent(info((2, 4), (4, 1), dtype="quint4x2", data=bytes(4)))
-    tensors.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=bytes(4)))
+    tensor.check_extent(info((2, 4), (4, 1), dtype="quint4x2", data=bytes(4)))
+    tensor.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=bytes(4)))
     for data in (bytes(3), bytes(2)):
         with pytest.raises(MalformedFile):
-            tensors.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=data))
+            tensor.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=data))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_dimensions_of_one_element_have_any_stride(
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
 def test_rows_are_packed_as_torch_packs_them(shape: tuple[int, ...]) -> None:
-    assert tensors.row_major(shape) == torch.empty(shape).stride()
+    assert tensor.row_major(shape) == torch.empty(shape).stride()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", "complex64", "complex128"])
@@ -166,9 +167,9 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
 def test_every_way_to_gather_elements_gives_the_same(
     monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int
 ) -> None:
-    monkeypatch.setattr(tensors, "_SPAN_NBYTES", span)
-    monkeypatch.setattr(tensors, "_PLACES", places)
-    monkeypatch.setattr(tensors, "_LONG", long)
+    monkeypatch.setattr(tensor, "_SPAN_NBYTES", span)
+    monkeypatch.setattr(tensor, "_PLACES", places)
+    monkeypatch.setattr(tensor, "_LONG", long)
     data = array("f", range(60)).tobytes()
 
     for shape, stride, offset in (
@@ -183,7 +184,7 @@ def test_every_way_to_gather_elements_gives_the_same(
 
 
 def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_SPAN_NBYTES", 100)
+    monkeypatch.setattr(tensor, "_SPAN_NBYTES", 100)
     reads = {}
     for count, step in ((5, 6), (5, 5), (4, 8), (12, 4), (12, 5)):
         found = info((count,), (step,))

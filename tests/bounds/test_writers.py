@@ -10,18 +10,18 @@ from zlib import crc32
 
 import pytest
 
-from ckptool import zip_writer
-from ckptool.checksums import WORTH_A_THREAD, checksums_of_file, threads
+from ckptool.archives.zip_directory import FULL32
+from ckptool.archives.zips import read_zip
 from ckptool.errors import OutputFailed
-from ckptool.files import FileSource
-from ckptool.outputs import _WAITING_NBYTES, Output
-from ckptool.payloads import StoragePayload
-from ckptool.read_ahead import ReadAhead
-from ckptool.tensors import StorageRef
-from ckptool.transfer import Transfer
-from ckptool.zip_directory import FULL32
-from ckptool.zip_writer import _Archive, torch_zip_nbytes
-from ckptool.zips import read_zip
+from ckptool.migration import zip_writer
+from ckptool.migration.output import _WAITING_NBYTES, Output
+from ckptool.migration.transfer import Transfer
+from ckptool.migration.zip_writer import _Archive, torch_zip_nbytes
+from ckptool.sources.checksums import WORTH_A_THREAD, checksums_of_file, threads
+from ckptool.sources.files import FileSource
+from ckptool.sources.read_ahead import ReadAhead
+from ckptool.tensors.payloads import StoragePayload
+from ckptool.tensors.tensor import StorageRef
 from tests.bounds.sources import Asked
 
 # Zips round 4 GiB, of which only the frame is written

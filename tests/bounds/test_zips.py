@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnsupportedFeature, zips
-from ckptool.archive import Archive
+from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.archives import zips
+from ckptool.archives.archive import Archive
+from ckptool.archives.zip_directory import END_SEARCH, find_directory, show_member
 from ckptool.errors import CkptoolError
-from ckptool.files import BytesSource, FileSource, Source
-from ckptool.zip_directory import END_SEARCH, find_directory, show_member
+from ckptool.sources.files import BytesSource, FileSource, Source
 from tests.bounds.sources import Asked, Holed
 from tests.zip_bytes import (
     FULL16,
@@ -300,7 +301,7 @@ def test_looking_for_a_descriptor_reads_no_more_than_one_takes() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 10, 100, 1 << 20])
 def test_what_is_inflated_piece_by_piece_is_the_same(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr("ckptool.archive._CHUNK", chunk)
+    monkeypatch.setattr("ckptool.archives.archive._CHUNK", chunk)
     content = bytes(range(256)) * 3 + bytes(500)
     archive = read(whole([deflated("x", content)]))
 
@@ -308,7 +309,7 @@ def test_what_is_inflated_piece_by_piece_is_the_same(monkeypatch: pytest.MonkeyP
 
 
 def test_the_end_of_a_compressed_payload_may_stand_in_a_byte_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptool.archive._CHUNK", 1)
+    monkeypatch.setattr("ckptool.archives.archive._CHUNK", 1)
     for length in range(40):
         content = bytes(range(length))
         assert read(whole([deflated("x", content)])).open("x").read(0, length) == content
@@ -324,7 +325,7 @@ def test_a_compressed_payload_that_ends_early_is_refused(cut: int) -> None:
 
 
 def test_inflating_takes_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptool.archive._CHUNK", 100)
+    monkeypatch.setattr("ckptool.archives.archive._CHUNK", 100)
     content = bytes(range(256)) * 4 + bytes(5000)
     source = Asked(whole([deflated("x", content)]))
     record = read(source)["x"]
@@ -345,7 +346,7 @@ def test_inflating_stops_one_byte_behind_what_is_claimed() -> None:
 
 
 def archive_pieces(source: Source, record: Any) -> Any:
-    from ckptool.archive import _inflated
+    from ckptool.archives.archive import _inflated
 
     return _inflated(source, record, Limits())
 
@@ -370,12 +371,12 @@ def test_a_small_text_is_read_up_to_its_limit() -> None:
 
 
 def test_a_gzip_may_grow_to_what_is_allowed_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptool.archive import gunzip
+    from ckptool.archives.archive import gunzip
 
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     data = packer.compress(bytes(1000) + bytes(range(256))) + packer.flush()
     for chunk in (1, 7, 1 << 20):
-        monkeypatch.setattr("ckptool.archive._GZIP_CHUNK", chunk)
+        monkeypatch.setattr("ckptool.archives.archive._GZIP_CHUNK", chunk)
         source = Asked(data)
         assert len(gunzip(source, Limits(inflated_nbytes=1256, inflation_ratio=0))) == 1256
         assert max(source.sizes) <= chunk

@@ -15,9 +15,9 @@ import torch
 from click.testing import CliRunner
 
 import ckptool
-from ckptool.checking import CheckReport, check
+from ckptool.checking.check import CheckReport, check
 from ckptool.cli import cli
-from ckptool.torch_bridge import devices as torch_devices
+from ckptool.torch_ops import devices as torch_devices
 from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
 

@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ckptool.checking.error_fragments import FRAGMENTS
+from ckptool.checking.error_messages import ENTRIES, GENERAL
+from ckptool.checking.explain import explain
 from ckptool.cli import cli
-from ckptool.error_fragments import FRAGMENTS
-from ckptool.error_messages import ENTRIES, GENERAL
-from ckptool.explain import explain
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 INVALID = Path(__file__).parents[2] / "fixtures" / "invalid"

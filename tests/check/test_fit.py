@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from torch import nn
 
 from ckptool import MigrationRefused
-from ckptool.checking import CheckReport, check
+from ckptool.checking.check import CheckReport, check
 from ckptool.cli import cli
 
 

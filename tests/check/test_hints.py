@@ -12,9 +12,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool.checking import check
+from ckptool.checking.check import check
+from ckptool.checking.findings import Finding
 from ckptool.cli import cli
-from ckptool.findings import Finding
 from tests.corpus.test_corpus import FOLDER, ROWS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"

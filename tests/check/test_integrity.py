@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ckptool import open_checkpoint
-from ckptool.checking import CheckReport, check
-from ckptool.describe import describe
+from ckptool.checking.check import CheckReport, check
+from ckptool.pickles.describe import describe
 from tests import zip_bytes
 from tests.build import floats, pickled, storage, tensor
 from tests.zip_bytes import stored, whole

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ckptool import open_checkpoint
-from ckptool.checking import check
-from ckptool.files import BytesSource
+from ckptool.checking.check import check
+from ckptool.checking.salvage import Salvage, _salvage
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.salvage import Salvage, _salvage
+from ckptool.sources.files import BytesSource
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 FILES = [

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import sparse_indices
-from ckptool.checking import check
-from ckptool.torch_bridge import values as torch_values
+from ckptool.checking import sparse_indices
+from ckptool.checking.check import check
+from ckptool.torch_ops import values as torch_values
 
 warnings.filterwarnings("ignore", message="Sparse .* is in beta")
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ckptool import CkptoolError, open_checkpoint
-from ckptool.checking import check
-from ckptool.stock_load import judge, place_of
+from ckptool.checking.check import check
+from ckptool.checking.torch_load import judge, place_of
 from tests.build import call, named, ops, pickled, raw, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from ckptool.cli import cli
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
 from tests import build
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"

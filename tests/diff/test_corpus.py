@@ -11,7 +11,7 @@ import pytest
 
 from ckptool import CkptoolError, diff, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 
 pytestmark = MARKS

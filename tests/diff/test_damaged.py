@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptool
-from ckptool import CkptoolError, FileUnavailable, LimitExceeded, SourceChanged, diff, values
+from ckptool import CkptoolError, FileUnavailable, LimitExceeded, SourceChanged, diff
+from ckptool.diffing import values
 from tests import build
 
 FORMS = build.one_of_each()

@@ -18,9 +18,9 @@ from torch import nn
 
 import ckptool
 from ckptool import AmbiguousWeights, CkptoolError, DiffReport, diff
-from ckptool.inert import Call, Dict, Global, Inert
-from ckptool.migration import migrate
-from ckptool.tree_diff import Change, tree_changes
+from ckptool.diffing.trees import Change, tree_changes
+from ckptool.migration.migrate import migrate
+from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from tests import build
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import StorageRef, TensorInfo, values
-from ckptool.dtypes import BY_NAME
-from ckptool.files import BytesSource
-from ckptool.torch_bridge.differences import Tolerance
-from ckptool.values import ValueComparer, ValueDiff
+from ckptool import StorageRef, TensorInfo
+from ckptool.diffing import values
+from ckptool.diffing.values import ValueComparer, ValueDiff
+from ckptool.sources.files import BytesSource
+from ckptool.tensors.dtypes import BY_NAME
+from ckptool.torch_ops.differences import Tolerance
 from tests.against_torch import oracle
 from tests.property.test_strides import ITEMSIZES, View, lazy, views
 

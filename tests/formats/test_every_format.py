@@ -15,10 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_checkpoint
-from ckptool.files import BytesSource, FileSource
 from ckptool.formats import FORMATS
+from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.probe import Probe
+from ckptool.sources.files import BytesSource, FileSource
 from tests import build
 
 SHAPE = (1024, 1024)

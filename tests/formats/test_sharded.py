@@ -35,12 +35,12 @@ from ckptool import (
     SourceChanged,
     TruncatedFile,
     UnsupportedFeature,
-    beside,
     open_checkpoint,
 )
 from ckptool.cli import cli
-from ckptool.files import FileSource
 from ckptool.formats import sharded
+from ckptool.sources import siblings
+from ckptool.sources.files import FileSource
 from tests import build
 from tests.load.same import assert_same_tensor
 
@@ -840,7 +840,7 @@ def swapping(monkeypatch: pytest.MonkeyPatch, when: str, swap: Callable[[], obje
             swap()
         return real(path, flags, *args, **options)
 
-    monkeypatch.setattr(beside.os, "open", opened)
+    monkeypatch.setattr(siblings.os, "open", opened)
 
 
 def test_a_shard_that_becomes_a_link_in_time_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

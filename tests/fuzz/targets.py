@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ckptool.errors import CkptoolError
-from ckptool.files import BytesSource
 from ckptool.limits import Limits
+from ckptool.sources.files import BytesSource
 from tests import build
 from tests.fuzz.mutants import seeds
 from tests.hostile.cases import headers
@@ -19,14 +19,14 @@ LIMITS = Limits(inflated_nbytes=1 << 20, expanded_nbytes=1 << 20)
 
 def pickle(data: bytes) -> None:
     """The interpreter of pickles, alone."""
-    from ckptool.pickles import read_pickle
+    from ckptool.pickles.reader import read_pickle
 
     read_pickle(BytesSource(data))
 
 
 def zip_index(data: bytes) -> None:
     """The directory of a zip, and its members."""
-    from ckptool.zips import read_zip
+    from ckptool.archives.zips import read_zip
 
     archive = read_zip(BytesSource(data), LIMITS)
     for name in archive:

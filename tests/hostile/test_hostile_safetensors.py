@@ -23,7 +23,7 @@ from ckptool import (
     TruncatedFile,
     open_checkpoint,
 )
-from ckptool.dtypes import BY_SAFETENSORS
+from ckptool.tensors.dtypes import BY_SAFETENSORS
 from tests.hostile.cases.headers import ACCEPTED, DATA, REFUSED, SEEDS, SNIPPETS, entry, file, mutated, text
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, open_checkpoint
-from ckptool.dtypes import BY_STORAGE_CLASS
+from ckptool.tensors.dtypes import BY_STORAGE_CLASS
 from tests.build import call, floats, legacy, pickled, raw, storage, tensor, torch_zip, zip_file
 from tests.hostile.cases.tensors import (
     COO,

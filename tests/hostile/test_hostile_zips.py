@@ -29,9 +29,9 @@ from ckptool import (
     UnsupportedFeature,
     open_checkpoint,
 )
-from ckptool.archive import Archive
-from ckptool.files import BytesSource
-from ckptool.zips import read_zip
+from ckptool.archives.archive import Archive
+from ckptool.archives.zips import read_zip
+from ckptool.sources.files import BytesSource
 from tests import build
 from tests.zip_bytes import (
     FULL16,

@@ -32,7 +32,7 @@ import ckptool
 from ckptool import CkptoolError, open_checkpoint
 
 for module in pkgutil.walk_packages(ckptool.__path__, "ckptool."):
-    if not module.name.startswith(("ckptool.reference", "ckptool.cli", "ckptool.__main__", "ckptool.torch_bridge")):
+    if not module.name.startswith(("ckptool.reference", "ckptool.cli", "ckptool.__main__", "ckptool.torch_ops")):
         importlib.import_module(module.name)
 
 asked = json.load(sys.stdin)

@@ -14,11 +14,12 @@ import torch
 
 import ckptool
 from ckptool.errors import FileUnavailable, SourceChanged
-from ckptool.files import BytesSource, FileSource
+from ckptool.loading.memory import assembly, host, placement
+from ckptool.loading.memory import device as device_memory
+from ckptool.loading.memory.device import DeviceMemory, _Sender
+from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.reference.forging import forged, mixed
-from ckptool.torch_bridge import assembly, device_memory, host_memory, placement
-from ckptool.torch_bridge.device_memory import DeviceMemory, _Sender
-from ckptool.torch_bridge.host_memory import HostMemory, buffer_of
+from ckptool.sources.files import BytesSource, FileSource
 from tests.load.late_device import LateDevice
 from tests.load.same import assert_same, saved
 
@@ -306,7 +307,7 @@ def test_each_device_has_to_have_room_for_what_goes_there(
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 1 << 20])
 def test_host_memory_is_writable_and_of_the_size_asked_for(nbytes: int) -> None:
-    memory = host_memory.allocate(nbytes)
+    memory = host.allocate(nbytes)
 
     assert (memory.dtype, memory.numel()) == (torch.uint8, nbytes)
     memory.fill_(3)
@@ -314,8 +315,8 @@ def test_host_memory_is_writable_and_of_the_size_asked_for(nbytes: int) -> None:
 
 
 def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_PIECE", 500)
-    monkeypatch.setattr(host_memory, "_RETURNED", 1000)
+    monkeypatch.setattr(host, "_PIECE", 500)
+    monkeypatch.setattr(host, "_RETURNED", 1000)
     slow_reads(monkeypatch)
     memory, told = HostMemory(False), []
 
@@ -330,7 +331,7 @@ def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pyte
 def test_a_failing_thread_of_the_host_is_a_typed_error(
     fail_at: int, file: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "_PIECE", 500)
+    monkeypatch.setattr(host, "_PIECE", 500)
     slow_reads(monkeypatch, fail_at, SourceChanged("shrank"))
     memory = HostMemory(False)
     memory.take(file, 0, FILE_NBYTES)

@@ -20,9 +20,9 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 import ckptool
+from ckptool.loading.memory import assembly
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
 from ckptool.reference.wraps import process_group
-from ckptool.torch_bridge import assembly
 from tests import build
 from tests.against_torch import oracle
 from tests.against_torch import test_byte_order as big

@@ -20,11 +20,11 @@ from torch import nn
 
 import ckptool
 from ckptool import Cancellation, LiveModel
+from ckptool.loading.memory.threads import cast_tensor
+from ckptool.loading.serving import commit as commits
+from ckptool.loading.serving import live_model as live_module
+from ckptool.loading.serving.digest import digest_of
 from ckptool.reference.nets import MLP, LeNet, TiedReader
-from ckptool.torch_bridge import commits
-from ckptool.torch_bridge import live as live_module
-from ckptool.torch_bridge.arithmetic import cast_tensor
-from ckptool.torch_bridge.digests import digest_of
 from tests.load.same import assert_same, descriptors, resident_nbytes, saved
 
 Commit = Literal["in_place", "swap"]

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.files import FileSource
+from ckptool.loading import load_into
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.wraps import wrap
-from ckptool.torch_bridge import filling
+from ckptool.sources.files import FileSource
 from tests.load.same import assert_same, descriptors, saved
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -142,7 +142,7 @@ def test_integers_can_go_where_a_meta_parameter_was(tmp_path: Path) -> None:
 def test_other_types_are_cast_on_the_way(
     dtype: torch.dtype, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filling, "_PIECE_NBYTES", piece)
+    monkeypatch.setattr(load_into, "_PIECE_NBYTES", piece)
     source = LeNet().state_dict()
     saved(source, tmp_path / "x.pth")
     model = LeNet().to(dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.match_keys import Change
+from ckptool.names.matching import Change
 from ckptool.reference.nets import LeNet, TiedReader
 from tests.load.same import saved
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import ckptool
-from ckptool import OutOfMemory, free_memory
-from ckptool.torch_bridge import assembly
+from ckptool import OutOfMemory
+from ckptool.loading.memory import assembly, available
 
 MIB = 1 << 20
 LAYERS = 16
@@ -299,7 +299,7 @@ def test_a_model_is_not_touched_where_there_is_no_room(checkpoint: Path, monkeyp
 
 
 def test_the_system_says_how_much_is_free() -> None:
-    free = free_memory.free_memory()
+    free = available.free_memory()
 
     assert free is not None
     assert 0 < free < 1 << 50

@@ -11,9 +11,10 @@ from torch import nn
 
 import ckptool
 from ckptool import LiveModel
-from ckptool.torch_bridge import commits, streams
-from ckptool.torch_bridge import live as live_module
-from ckptool.torch_bridge.arithmetic import in_own_thread
+from ckptool.loading.memory import streams
+from ckptool.loading.memory.threads import in_own_thread
+from ckptool.loading.serving import commit as commits
+from ckptool.loading.serving import live_model as live_module
 from tests.load.late_device import LateDevice
 from tests.load.same import saved
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import ckptool
-from ckptool import files
-from ckptool.filesystems import is_network
-from ckptool.free_memory import free_memory
-from ckptool.torch_bridge import host_memory
+from ckptool.loading.memory import host
+from ckptool.loading.memory.available import free_memory
+from ckptool.loading.memory.filesystems import is_network
+from ckptool.sources import files
 from tests.load.same import saved
 
 KIB, GIB = 1 << 10, 1 << 30
@@ -241,6 +241,6 @@ def test_files_that_answer_over_a_network_are_read_unless_told_otherwise(
 
 def test_a_system_that_cannot_map_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved({"a": torch.ones(1000)}, tmp_path / "x.pth")
-    monkeypatch.setattr(host_memory.os, "name", "nt")
+    monkeypatch.setattr(host.os, "name", "nt")
 
     assert ckptool.load(str(tmp_path / "x.pth"), mmap=True)["a"].eq(1).all()

@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.files import FileSource
+import ckptool.loading.load
+from ckptool import loading
+from ckptool.loading.serving.live_model import digest_of
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
-from ckptool.torch_bridge.live import digest_of
+from ckptool.sources.files import FileSource
 from tests.load.same import descriptors, resident_nbytes, saved
 
 LONG = os.environ.get("CKPTOOL_LONG") == "1"
@@ -171,7 +173,7 @@ def test_a_file_that_changes_while_it_is_read_is_a_typed_error(
 ) -> None:
     path = tmp_path / "x.pth"
     saved(LeNet().state_dict(), path)
-    real = ckptool.torch_bridge.loading.choose
+    real = loading.load.choose
 
     def change(*arguments: Any) -> Any:
         """Once the index has been read, and before the tensors are."""
@@ -187,7 +189,7 @@ def test_a_file_that_changes_while_it_is_read_is_a_typed_error(
         os.utime(path, ns=(1, 1))
         return real(*arguments)
 
-    monkeypatch.setattr(ckptool.torch_bridge.loading, "choose", change)
+    monkeypatch.setattr(loading.load, "choose", change)
     model = LeNet()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     options: dict[str, Any] = {"load, read": {"mmap": False}, "load, cast": {"dtype": torch.half, "mmap": False}}

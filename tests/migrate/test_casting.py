@@ -16,7 +16,7 @@ from torch import nn
 import ckptool
 from ckptool import MigrationRefused
 from ckptool.cli import cli
-from ckptool.torch_bridge import values as torch_values
+from ckptool.torch_ops import values as torch_values
 from tests import build
 
 LENET = Path(__file__).parents[2] / "fixtures" / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"

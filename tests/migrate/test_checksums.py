@@ -8,9 +8,9 @@ from zlib import crc32
 
 import pytest
 
-from ckptool.checksums import RUN_NBYTES, WORTH_A_THREAD, checksums_of_file, joined_crc32, runs
 from ckptool.errors import SourceChanged
-from ckptool.files import BytesSource, FileSource, Source
+from ckptool.sources.checksums import RUN_NBYTES, WORTH_A_THREAD, checksums_of_file, joined_crc32, runs
+from ckptool.sources.files import BytesSource, FileSource, Source
 
 SIZES = [0, 1, 2, 7, 255, 256, 4096, 65_537, 1_000_003]
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
-from ckptool.migration import MigrationReport, migrate
+from ckptool.migration.migrate import MigrationReport, migrate
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
 

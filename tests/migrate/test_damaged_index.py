@@ -8,8 +8,8 @@ import pytest
 
 import ckptool
 from ckptool import CkptoolError
-from ckptool.findings import examine
-from ckptool.zips import read_zip
+from ckptool.archives.zips import read_zip
+from ckptool.checking.findings import examine
 
 SOURCE = Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth"
 

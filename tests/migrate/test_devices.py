@@ -14,8 +14,8 @@ from torch import nn
 
 from ckptool import open_checkpoint
 from ckptool.errors import MigrationRefused
-from ckptool.inert import Call, Inert, children, is_container
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
+from ckptool.pickles.nodes import Call, Inert, children, is_container
 from ckptool.reference.forging import forged, mixed, tagged
 from tests import build
 

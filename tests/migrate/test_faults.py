@@ -26,10 +26,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import CkptoolError, MalformedFile, SourceChanged, files, outputs, to_torch, zip_writer
+from ckptool import CkptoolError, MalformedFile, SourceChanged
 from ckptool.errors import OutputFailed
-from ckptool.migration import migrate
-from ckptool.outputs import Output
+from ckptool.migration import output as outputs
+from ckptool.migration import torch_plan, zip_writer
+from ckptool.migration.migrate import migrate
+from ckptool.migration.output import Output
+from ckptool.sources import files
 from tests import build
 from tests.migrate.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
 
@@ -68,7 +71,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy, safetensors, zlib, concurrent.futures.thread
 import ckptool.formats, ckptool.zips
 from ckptool.errors import CkptoolError
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
 
 CALLS = ("open", "write", "pwrite", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
 numbers = itertools.count(1)
@@ -835,13 +838,13 @@ def test_a_pickle_that_says_something_else_is_noticed(
 ) -> None:
     source, stored = folder / "source.pth", {"0": build.floats(), "1": build.floats()}
     source.write_bytes(build.torch_zip(pair(W, V), stored))
-    write_pickle = to_torch.write_pickle
+    write_pickle = torch_plan.write_pickle
 
     def wrong(*args: Any) -> bytes:
         write_pickle(*args)
         return build.pickled(TREES.get(what, pair(W, V)))
 
-    monkeypatch.setattr(to_torch, "write_pickle", wrong)
+    monkeypatch.setattr(torch_plan, "write_pickle", wrong)
 
     if what == "nothing":
         assert migrate(source, folder / "out.pth", form=form).verified
@@ -855,7 +858,7 @@ def test_a_pickle_that_says_something_else_is_noticed(
 @pytest.mark.parametrize("broken", [b"", b"\x80\x02", b"\x80\x02h\x07.", b"\x80\x02}"])
 def test_a_pickle_that_is_none_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: bytes) -> None:
     (folder / "source.pth").write_bytes(checkpoint())
-    monkeypatch.setattr(to_torch, "write_pickle", lambda *_: broken)
+    monkeypatch.setattr(torch_plan, "write_pickle", lambda *_: broken)
 
     with pytest.raises(OutputFailed) as caught:
         migrate(folder / "source.pth", folder / "out.pth")

@@ -16,9 +16,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from ckptool import MalformedFile, open_checkpoint
 from ckptool.errors import AmbiguousWeights, MigrationRefused, OutputExists, WeightsNotFound
-from ckptool.inert import Call, Dict, PersistentId
-from ckptool.migration import migrate
-from ckptool.transforms import add_prefix, strip_prefix, substitute
+from ckptool.migration.migrate import migrate
+from ckptool.names.renaming import add_prefix, strip_prefix, substitute
+from ckptool.pickles.nodes import Call, Dict, PersistentId
 from tests import build
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -137,7 +137,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     source = saved(trained(), tmp_path / "a.pth")
     code = f"""
 import sys
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
 for form in ("state_dict", "safetensors", "same"):
     migrate({str(source)!r}, {str(tmp_path)!r} + "/" + form, form=form, to="cpu", strip_wrappers=True)
 assert "torch" not in sys.modules

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from ckptool import CkptoolError, outputs
+from ckptool import CkptoolError
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration import migrate
-from ckptool.outputs import Output
+from ckptool.migration import output as outputs
+from ckptool.migration.migrate import migrate
+from ckptool.migration.output import Output
 from tests import build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, modes")
@@ -584,7 +585,7 @@ def test_torch_is_not_imported(folder: Path) -> None:
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
 for name in ("model.pth", "legacy.pth"):
     for target, form in (("a.pth", "same"), ("b.pth", "state_dict"), ("c.safetensors", "safetensors")):
         assert migrate(name, name + target, form=form, to="cpu").verified

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from ckptool.errors import MigrationRefused
-from ckptool.files import BytesSource
-from ckptool.inert import Call, Dict, Global, PersistentId, Set, children, is_container
-from ckptool.pickle_writer import PlainTensor, write_pickle
-from ckptool.pickles import read_pickle
+from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set, children, is_container
+from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.writer import PlainTensor, write_pickle
+from ckptool.sources.files import BytesSource
 from tests import build
 
 PROTOCOLS = range(6)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import outputs
-from ckptool.migration import migrate
-from ckptool.outputs import Output
+from ckptool.migration import output as outputs
+from ckptool.migration.migrate import migrate
+from ckptool.migration.output import Output
 from tests.migrate.test_outputs import OLD, checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE")

@@ -11,10 +11,10 @@ import pytest
 from ckptool import open_checkpoint
 from ckptool.errors import DamagedFile, MigrationRefused, OutputFailed
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.migration import migrate
-from ckptool.to_safetensors import _open_with_reference
-from ckptool.transforms import substitute
-from ckptool.verify_torch import verify_model
+from ckptool.migration.migrate import migrate
+from ckptool.migration.safetensors_plan import _open_with_reference
+from ckptool.migration.verify import verify_model
+from ckptool.names.renaming import substitute
 from tests import build
 
 PLAIN = build.tensor(build.storage())

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ckptool import open_checkpoint
-from ckptool.migration import migrate
-from ckptool.report import Side
-from ckptool.summary import summarise
+from ckptool.checkpoints.summary import summarise
+from ckptool.migration.migrate import migrate
+from ckptool.migration.report import Side
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 

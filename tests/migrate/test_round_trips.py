@@ -20,7 +20,7 @@ from torch import nn
 
 from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
-from ckptool.migration import migrate
+from ckptool.migration.migrate import migrate
 from tests.against_torch import oracle
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from ckptool import transforms
 from ckptool.errors import MigrationRefused
-from ckptool.transforms import HEAD_WRAPPERS, MARKED_WRAPPERS
+from ckptool.names import renaming
+from ckptool.names.renaming import HEAD_WRAPPERS, MARKED_WRAPPERS
 
 WRAPPERS = (*HEAD_WRAPPERS, *MARKED_WRAPPERS)
 
@@ -40,14 +40,14 @@ def starts_mixed(names: Sequence[str]) -> bool:
 @example(["module.weight", "conv.weight"], 1)
 @example(["submodule.x", "mlp_module.x", "module", "a.module.x"], 2)
 def test_names_come_back_out_of_any_number_of_data_parallels(names: list[str], count: int) -> None:
-    assert transforms.strip_module(["module." * count + name for name in names]) == names
+    assert renaming.strip_module(["module." * count + name for name in names]) == names
 
 
 @given(names_of_models(), st.lists(st.sampled_from(WRAPPERS), min_size=1, max_size=5))
 @example(["module.weight", "conv.weight"], ["_orig_mod"])
 @example(["module.weight", "conv.weight"], ["_orig_mod", "module", "_fsdp_wrapped_module"])
 def test_names_come_back_out_of_any_nest_of_wrappers(names: list[str], nest: list[str]) -> None:
-    assert transforms.strip_wrappers([".".join((*nest, name)) for name in names]) == names
+    assert renaming.strip_wrappers([".".join((*nest, name)) for name in names]) == names
 
 
 @given(names_of_models(), st.data())
@@ -59,16 +59,16 @@ def test_marked_wrappers_go_wherever_they_stand(names: list[str], data: st.DataO
             parts.insert(data.draw(st.integers(1, len(parts) - 1)) if len(parts) > 1 else 0, wrapper)
         wrapped.append(".".join(("module", *parts)))
 
-    assert transforms.strip_wrappers(wrapped) == names
+    assert renaming.strip_wrappers(wrapped) == names
 
 
 @given(names_of_models().filter(lambda names: not starts_mixed(names)))
 def test_names_without_a_wrapper_stay_as_they_are(names: list[str]) -> None:
-    assert transforms.strip_module(names) == names
-    assert transforms.strip_wrappers(names) == names
+    assert renaming.strip_module(names) == names
+    assert renaming.strip_wrappers(names) == names
 
 
-@pytest.mark.parametrize("strip", [transforms.strip_module, transforms.strip_wrappers])
+@pytest.mark.parametrize("strip", [renaming.strip_module, renaming.strip_wrappers])
 def test_a_prefix_that_only_some_have_is_refused_with_both_names(strip: Callable[[list[str]], list[str]]) -> None:
     with pytest.raises(MigrationRefused) as caught:
         strip(["n_averaged", "module.conv.weight", "head.weight"])
@@ -78,43 +78,43 @@ def test_a_prefix_that_only_some_have_is_refused_with_both_names(strip: Callable
     assert "'head.weight'" in caught.value.message
 
 
-@pytest.mark.parametrize("strip", [transforms.strip_module, transforms.strip_wrappers])
-def test_what_a_wrapper_counts_beside_its_model_goes_with_it(strip: transforms.Rule) -> None:
+@pytest.mark.parametrize("strip", [renaming.strip_module, renaming.strip_wrappers])
+def test_what_a_wrapper_counts_beside_its_model_goes_with_it(strip: renaming.Rule) -> None:
     assert strip(["n_averaged", "module.a", "module.b"]) == [None, "a", "b"]
     assert strip(["module.n_averaged", "module.module.a"]) == [None, "a"]
     assert strip(["n_averaged", "module.module.a"]) == [None, "a"]
     assert strip(["n_averaged", "a"]) == ["n_averaged", "a"]  # a model's own
     assert strip(["n_averaged"]) == ["n_averaged"]
-    rules = [strip, transforms.add_prefix("net")]
-    assert transforms.rename(["n_averaged", "module.a"], rules) == [None, "net.a"]
+    rules = [strip, renaming.add_prefix("net")]
+    assert renaming.rename(["n_averaged", "module.a"], rules) == [None, "net.a"]
 
 
 @given(names_of_models(), st.lists(COMPONENTS, min_size=1, max_size=3), st.booleans())
 def test_a_prefix_that_was_added_can_be_taken_away(names: list[str], prefix: list[str], dot: bool) -> None:
     given_as = ".".join(prefix) + "." * dot
-    added = transforms.add_prefix(given_as)(names)
+    added = renaming.add_prefix(given_as)(names)
 
     assert added == [".".join((*prefix, name)) for name in names]
-    assert transforms.strip_prefix(given_as)(added) == names
+    assert renaming.strip_prefix(given_as)(added) == names
 
 
 def test_a_prefix_is_whole_components() -> None:
     names = ["net.a", "network.b", "net", "a.net.c"]
 
-    assert transforms.strip_prefix("net")(names) == ["a", "network.b", "net", "a.net.c"]
+    assert renaming.strip_prefix("net")(names) == ["a", "network.b", "net", "a.net.c"]
 
 
 @pytest.mark.parametrize("prefix", ["ne", "et", "net.a.b", "other"])
 def test_a_prefix_that_no_name_has_is_refused(prefix: str) -> None:
     with pytest.raises(MigrationRefused) as caught:
-        transforms.strip_prefix(prefix)(["net.a", "net.b"])
+        renaming.strip_prefix(prefix)(["net.a", "net.b"])
 
     assert caught.value.kind == "no-such-prefix"
 
 
 @given(st.lists(st.text("ab.01", min_size=1, max_size=8), unique=True))
 def test_a_pattern_replaces_as_the_re_module_does(names: list[str]) -> None:
-    rule = transforms.substitute(r"^a\.(\d)", r"layers.\1")
+    rule = renaming.substitute(r"^a\.(\d)", r"layers.\1")
 
     assert rule(names) == [re.sub(r"^a\.(\d)", r"layers.\1", name) for name in names]
 
@@ -122,20 +122,20 @@ def test_a_pattern_replaces_as_the_re_module_does(names: list[str]) -> None:
 @pytest.mark.parametrize(("pattern", "replacement"), [("(", ""), ("a", r"\2"), ("a", r"\g<no>"), ("[", "x")])
 def test_a_pattern_that_is_none_is_refused(pattern: str, replacement: str) -> None:
     with pytest.raises(MigrationRefused) as caught:
-        transforms.substitute(pattern, replacement)
+        renaming.substitute(pattern, replacement)
 
     assert caught.value.kind == "bad-pattern"
 
 
 def test_rules_run_in_order() -> None:
-    rules = [transforms.strip_module, transforms.add_prefix("net"), transforms.substitute("^net.a", "b")]
+    rules = [renaming.strip_module, renaming.add_prefix("net"), renaming.substitute("^net.a", "b")]
 
-    assert transforms.rename(["module.a.w", "module.c.w"], rules) == ["b.w", "net.c.w"]
+    assert renaming.rename(["module.a.w", "module.c.w"], rules) == ["b.w", "net.c.w"]
 
 
 def test_names_that_would_become_one_are_refused_with_both() -> None:
     with pytest.raises(MigrationRefused) as caught:
-        transforms.rename(["net.a", "b", "a"], [transforms.strip_prefix("net")])
+        renaming.rename(["net.a", "b", "a"], [renaming.strip_prefix("net")])
 
     assert caught.value.kind == "name-collision"
     assert "'net.a'" in caught.value.message
@@ -144,7 +144,7 @@ def test_names_that_would_become_one_are_refused_with_both() -> None:
 
 def test_a_name_of_which_nothing_would_be_left_is_refused() -> None:
     with pytest.raises(MigrationRefused) as caught:
-        transforms.rename(["ab", "b"], [transforms.substitute("^ab$", "")])
+        renaming.rename(["ab", "b"], [renaming.substitute("^ab$", "")])
 
     assert caught.value.kind == "empty-name"
 
@@ -154,7 +154,7 @@ def test_no_rule_changes_the_order(names: list[str]) -> None:
     numbered = [f"{name}.{number:03}" for number, name in enumerate(names)]
     wrapped = [f"module._orig_mod.{name}" for name in numbered]
 
-    renamed = transforms.rename(wrapped, [transforms.strip_wrappers, transforms.add_prefix("x.y")])
+    renamed = renaming.rename(wrapped, [renaming.strip_wrappers, renaming.add_prefix("x.y")])
 
     assert renamed == [f"x.y.{name}" for name in numbered]
 
@@ -186,17 +186,15 @@ def consumed(state: OrderedDict[str, torch.Tensor], prefix: str) -> dict[str, in
     return {path: entry["version"] for path, entry in state._metadata.items()}  # type: ignore[attr-defined]
 
 
-def renamed_metadata(state: OrderedDict[str, torch.Tensor], rules: Sequence[transforms.Rule]) -> dict[str, int]:
+def renamed_metadata(state: OrderedDict[str, torch.Tensor], rules: Sequence[renaming.Rule]) -> dict[str, int]:
     metadata = state._metadata  # type: ignore[attr-defined]
-    new = transforms.rename_metadata(list(metadata), rules, list(state))
+    new = renaming.rename_metadata(list(metadata), rules, list(state))
     return {key: entry["version"] for key, entry in zip(new, metadata.values(), strict=True) if key is not None}
 
 
-@pytest.mark.parametrize(
-    "rule", [transforms.strip_module, transforms.strip_wrappers, transforms.strip_prefix("module")]
-)
+@pytest.mark.parametrize("rule", [renaming.strip_module, renaming.strip_wrappers, renaming.strip_prefix("module")])
 @pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(1, 1)), lambda: nn.BatchNorm1d(2)])
-def test_metadata_follows_as_torch_has_it(rule: transforms.Rule, make: Callable[[], nn.Module]) -> None:
+def test_metadata_follows_as_torch_has_it(rule: renaming.Rule, make: Callable[[], nn.Module]) -> None:
     model = make()
     ours = renamed_metadata(Wrapped(model).state_dict(), [rule])  # type: ignore[arg-type]
     theirs = consumed(Wrapped(model).state_dict(), "module.")  # type: ignore[arg-type]
@@ -209,21 +207,21 @@ def test_metadata_follows_out_of_two_wrappers() -> None:
     model = Own()
     real = {path: entry["version"] for path, entry in model.state_dict()._metadata.items()}  # type: ignore[attr-defined]
 
-    assert renamed_metadata(Wrapped(Wrapped(model)).state_dict(), [transforms.strip_module]) == real  # type: ignore[arg-type]
+    assert renamed_metadata(Wrapped(Wrapped(model)).state_dict(), [renaming.strip_module]) == real  # type: ignore[arg-type]
 
 
 def test_metadata_follows_every_rule_even_where_one_does_not_concern_it() -> None:
     keys = ["", "backbone", "backbone.a", "head"]
-    rules = [transforms.strip_prefix("backbone"), transforms.add_prefix("net")]
+    rules = [renaming.strip_prefix("backbone"), renaming.add_prefix("net")]
 
-    found = transforms.rename_metadata(keys, rules, ["backbone.a.w", "head.w"])
+    found = renaming.rename_metadata(keys, rules, ["backbone.a.w", "head.w"])
 
     assert found == [None, "net", "net.a", "net.head"]
 
 
 def test_metadata_goes_where_a_pattern_sends_it() -> None:
-    rules = [transforms.substitute(r"^layer(\d)\.", r"layers.\1.")]
+    rules = [renaming.substitute(r"^layer(\d)\.", r"layers.\1.")]
 
-    found = transforms.rename_metadata(["", "layer1", "layer1.0", "fc"], rules, ["layer1.0.weight", "fc.weight"])
+    found = renaming.rename_metadata(["", "layer1", "layer1.0", "fc"], rules, ["layer1.0.weight", "fc.weight"])
 
     assert found == ["", "layers.1", "layers.1.0", "fc"]

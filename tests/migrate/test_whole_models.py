@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ckptool import open_checkpoint
-from ckptool.migration import MigrationReport, migrate
+from ckptool.migration.migrate import MigrationReport, migrate
 from tests.against_torch import oracle
 
 STRANGER = "model_module_of_a_stranger"

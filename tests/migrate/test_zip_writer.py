@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from ckptool import open_checkpoint
-from ckptool.files import FileSource
-from ckptool.migration import migrate
-from ckptool.outputs import Output
-from ckptool.payloads import BytesPayload
-from ckptool.zip_writer import torch_zip_nbytes, write_torch_zip
+from ckptool.migration.migrate import migrate
+from ckptool.migration.output import Output
+from ckptool.migration.zip_writer import torch_zip_nbytes, write_torch_zip
+from ckptool.sources.files import FileSource
+from ckptool.tensors.payloads import BytesPayload
 from tests import build
 
 FULL = 0xFFFFFFFF

@@ -10,18 +10,33 @@ NEVER_BEYOND = "checked before: the left side is never the larger one"
 EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
-    ("archive", "_inflated", "position < record.stored_nbytes", "position <= record.stored_nbytes"): EMPTY_ANYWAY,
-    ("archive", "_inflated", "position == record.stored_nbytes", "position >= record.stored_nbytes"): NEVER_BEYOND,
-    ("checksums", "_checksum_ahead", "stop - start <= ReadAhead.BLOCK", "stop - start < ReadAhead.BLOCK"): (
+    (
+        "archives/archive",
+        "_inflated",
+        "position < record.stored_nbytes",
+        "position <= record.stored_nbytes",
+    ): EMPTY_ANYWAY,
+    (
+        "archives/archive",
+        "_inflated",
+        "position == record.stored_nbytes",
+        "position >= record.stored_nbytes",
+    ): NEVER_BEYOND,
+    ("sources/checksums", "_checksum_ahead", "stop - start <= ReadAhead.BLOCK", "stop - start < ReadAhead.BLOCK"): (
         "one block is also a row of one block"
     ),
-    ("contents", "_open", "len(tensors) < len(below)", "len(tensors) <= len(below)"): (
+    ("checkpoints/contents", "_open", "len(tensors) < len(below)", "len(tensors) <= len(below)"): (
         "where all are tensors, the loop adds each of them, too"
     ),
-    ("contents", "_group", "len(keys) == len(below)", "len(keys) >= len(below)"): "the keys are some of those below",
-    ("files", "close", "fd >= 0", "fd >= -1"): "closing a descriptor that is none fails, and nobody is told",
+    (
+        "checkpoints/contents",
+        "_group",
+        "len(keys) == len(below)",
+        "len(keys) >= len(below)",
+    ): "the keys are some of those below",
+    ("sources/files", "close", "fd >= 0", "fd >= -1"): "closing a descriptor that is none fails, and nobody is told",
     ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
-    ("strict_json", "unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
+    ("formats/strict_json", "unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
     ("formats/torch_legacy", "read", "min(48, behind)", "min(49, behind)"): "no more than 48 of them are looked at",
     ("formats/torch_legacy", "_walk_storages", "len(names) != len(announced)", "len(names) > len(announced)"): (
         "fewer names cannot be the same set"
@@ -45,64 +60,82 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("formats/torchscript", "sniff", "min(12, content.nbytes)", "min(12, 12)"): (
         "what stands behind a shorter record begins with PK, which no name of a class has in it"
     ),
-    ("machine", "put", "index == len(self.memo)", "index <= len(self.memo)"): "a smaller one does not come there",
-    ("opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
-    ("opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
-    ("opcodes", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
-    ("pickles", "_is_at_window_end", "self.pos + _LONGEST_FIXED > window", "self.pos + _LONGEST_FIXED >= window"): (
-        "the window is moved one opcode sooner"
-    ),
-    ("pickles", "_loop", "op >= 104", "op >= 103"): "103 is none of the opcodes on either side",
-    ("storage_ids", "storage_id", "len(pid) == 5", "len(pid) <= 5"): "it has five, or more: a slice of five is itself",
-    ("storage_ids", "storage_id", "len(pid) == 5", "len(pid) == 4"): "it has five, or more: a slice of five is itself",
     (
-        "storage_ids",
+        "pickles/machine",
+        "put",
+        "index == len(self.memo)",
+        "index <= len(self.memo)",
+    ): "a smaller one does not come there",
+    ("pickles/opcodes", "lines", "end < 0", "end <= 0"): "a line does not end in front of its opcode",
+    ("pickles/opcodes", "lines", "end < 0", "end < 1"): "a line does not end in front of its opcode",
+    ("pickles/opcodes", "lines", "min(whole, 2 * len(self.data))", "min(whole, 3 * len(self.data))"): ONLY_FASTER,
+    (
+        "pickles/reader",
+        "_is_at_window_end",
+        "self.pos + _LONGEST_FIXED > window",
+        "self.pos + _LONGEST_FIXED >= window",
+    ): ("the window is moved one opcode sooner"),
+    ("pickles/reader", "_loop", "op >= 104", "op >= 103"): "103 is none of the opcodes on either side",
+    (
+        "tensors/storage_ids",
+        "storage_id",
+        "len(pid) == 5",
+        "len(pid) <= 5",
+    ): "it has five, or more: a slice of five is itself",
+    (
+        "tensors/storage_ids",
+        "storage_id",
+        "len(pid) == 5",
+        "len(pid) == 4",
+    ): "it has five, or more: a slice of five is itself",
+    (
+        "tensors/storage_ids",
         "storage_id",
         "len(key) + len(location) > _SHORT",
         "len(key) + len(location) >= _SHORT",
     ): ONLY_FASTER,
-    ("rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
-    ("tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
+    ("tensors/rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
+    ("archives/tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
     ),
-    ("tensors", "is_contiguous", "size != 1", "size > 1"): "without elements the answer is the same",
-    ("tensors", "is_contiguous", "self.numel == 0", "self.numel <= 0"): "no size is negative",
-    ("tensors", "_read_elements", "info.numel == 0", "info.numel <= 0"): "no size is negative",
-    ("tensors", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
-    ("tensors", "_read_elements", "scale > 1", "scale > 0"): "a dimension of one element is dropped again",
-    ("tensors", "_merge", "size == 1", "size <= 1"): "a tensor without elements does not come there",
-    ("tensors", "_merge", "size == 1", "size == 0"): "a dimension of one element may also stay",
-    ("tensors", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] > _LONG"): ONLY_FASTER,
-    ("tensors", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] < _LONG"): ONLY_FASTER,
+    ("tensors/tensor", "is_contiguous", "size != 1", "size > 1"): "without elements the answer is the same",
+    ("tensors/tensor", "is_contiguous", "self.numel == 0", "self.numel <= 0"): "no size is negative",
+    ("tensors/tensor", "_read_elements", "info.numel == 0", "info.numel <= 0"): "no size is negative",
+    ("tensors/tensor", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
+    ("tensors/tensor", "_read_elements", "scale > 1", "scale > 0"): "a dimension of one element is dropped again",
+    ("tensors/tensor", "_merge", "size == 1", "size <= 1"): "a tensor without elements does not come there",
+    ("tensors/tensor", "_merge", "size == 1", "size == 0"): "a dimension of one element may also stay",
+    ("tensors/tensor", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] > _LONG"): ONLY_FASTER,
+    ("tensors/tensor", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] < _LONG"): ONLY_FASTER,
     (
-        "tensors",
+        "tensors/tensor",
         "_pack_elements",
         "prod((size for size, _ in dims[inner - 1:])) <= _PLACES",
         "prod((size for size, _ in dims[inner - 1:])) < _PLACES",
     ): ONLY_FASTER,
     (
-        "tensors",
+        "tensors/tensor",
         "_pack_elements",
         "prod((size for size, _ in dims[inner - 1:])) <= _PLACES",
         "prod((size for size, _ in dims[inner - 1:])) > _PLACES",
     ): ONLY_FASTER,
-    ("zip_directory", "read_entries", "position != len(data)", "position < len(data)"): NEVER_BEYOND,
-    ("zip_directory", "widen", "len(wide) != sum(wanted)", "len(wide) > sum(wanted)"): NEVER_BEYOND,
+    ("archives/zip_directory", "read_entries", "position != len(data)", "position < len(data)"): NEVER_BEYOND,
+    ("archives/zip_directory", "widen", "len(wide) != sum(wanted)", "len(wide) > sum(wanted)"): NEVER_BEYOND,
     (
-        "zips",
+        "archives/zips",
         "_refuse_twins",
         "len({entry.name.lower() for entry in entries}) == len(entries)",
         "len({entry.name.lower() for entry in entries}) >= len(entries)",
     ): NEVER_BEYOND,
-    ("zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
+    ("archives/zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
         "what follows a gap begins with P and cannot complete a mark that began in it"
     ),
-    ("zips", "_read_usual", "len(extra) != extra_n", "len(extra) < extra_n"): NEVER_LONGER,
-    ("zips", "_read_usual", "at + 16 > len(block)", "at + 16 >= len(block)"): LOOKED_AT_AGAIN,
-    ("zips", "_read_usual", "at + 16 > len(block)", "at + 16 <= len(block)"): LOOKED_AT_AGAIN,
-    ("zips", "_read_usual", "at + 16 > len(block)", "at + 17 > len(block)"): LOOKED_AT_AGAIN,
-    ("zips", "_read_usual", "at + 16 > len(block)", "at + 15 > len(block)"): LOOKED_AT_AGAIN,
-    ("zips", "_read_member", "min(24, limit - end)", "min(25, limit - end)"): BOUNDED_ELSEWHERE,
-    ("zips", "_read_member", "min(24, limit - end)", "min(24, 24)"): BOUNDED_ELSEWHERE,
+    ("archives/zips", "_read_usual", "len(extra) != extra_n", "len(extra) < extra_n"): NEVER_LONGER,
+    ("archives/zips", "_read_usual", "at + 16 > len(block)", "at + 16 >= len(block)"): LOOKED_AT_AGAIN,
+    ("archives/zips", "_read_usual", "at + 16 > len(block)", "at + 16 <= len(block)"): LOOKED_AT_AGAIN,
+    ("archives/zips", "_read_usual", "at + 16 > len(block)", "at + 17 > len(block)"): LOOKED_AT_AGAIN,
+    ("archives/zips", "_read_usual", "at + 16 > len(block)", "at + 15 > len(block)"): LOOKED_AT_AGAIN,
+    ("archives/zips", "_read_member", "min(24, limit - end)", "min(25, limit - end)"): BOUNDED_ELSEWHERE,
+    ("archives/zips", "_read_member", "min(24, limit - end)", "min(24, 24)"): BOUNDED_ELSEWHERE,
 }
 """``(module, function, before, after)``, and the reason."""

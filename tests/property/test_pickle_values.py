@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptool.files import BytesSource
-from ckptool.inert import Call, Dict, Global, Set
-from ckptool.pickles import read_pickle
+from ckptool.pickles.nodes import Call, Dict, Global, Set
+from ckptool.pickles.reader import read_pickle
+from ckptool.sources.files import BytesSource
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

@@ -12,9 +12,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckptool import LazyTensor, MalformedFile, StorageRef, TensorInfo, open_checkpoint, tensors
-from ckptool.dtypes import BY_NAME
-from ckptool.files import BytesSource
+from ckptool import LazyTensor, MalformedFile, StorageRef, TensorInfo, open_checkpoint
+from ckptool.sources.files import BytesSource
+from ckptool.tensors import tensor
+from ckptool.tensors.dtypes import BY_NAME
 from tests.against_torch import oracle
 
 ITEMSIZES = {1: "uint8", 2: "int16", 4: "float32", 8: "int64", 16: "complex128"}
@@ -92,7 +93,7 @@ def test_slice_by_slice_it_reads_the_same(view: View, span: int) -> None:
     storage = view.storage()
     expected = oracle.tensor_bytes(storage.as_strided(view.shape, view.stride, view.offset))
 
-    with mock.patch.object(tensors, "_SPAN_NBYTES", span):
+    with mock.patch.object(tensor, "_SPAN_NBYTES", span):
         assert lazy(view, storage).read() == expected
 
 
@@ -113,8 +114,8 @@ def test_a_view_that_reaches_over_its_storage_is_refused(view: View, missing: in
     info = lazy(view, storage).info
 
     if 0 in view.shape:
-        tensors.check_extent(info)
+        tensor.check_extent(info)
         return
     with pytest.raises(MalformedFile) as caught:
-        tensors.check_extent(info)
+        tensor.check_extent(info)
     assert (caught.value.needed, caught.value.actual) == (view.last + 1, storage.numel())

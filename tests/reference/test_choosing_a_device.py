@@ -4,7 +4,7 @@ import pytest
 
 from ckptool.errors import CkptoolError
 from ckptool.reference.devices import choose
-from ckptool.torch_bridge.devices import CudaMissing, Device, DeviceReport
+from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport
 
 NO_CUDA = CudaMissing("no-driver", "no NVIDIA driver", "Install it.")
 

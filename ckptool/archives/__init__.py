@@ -1,0 +1,1 @@
+"""Zips and tars: their members as ranges of bytes."""

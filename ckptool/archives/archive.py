@@ -1,0 +1,236 @@
+"""Members of an archive as byte ranges, whatever the archive; decompresses nothing unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
+from ckptool.limits import Limits
+from ckptool.sources.cancellable import cancellable
+from ckptool.sources.files import BytesSource, SliceSource, Source
+
+Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
+
+_CHUNK = 1 << 20
+_GZIP_CHUNK = 1 << 16
+"""What may be inflated to a thousand times as much before the next is read."""
+
+
+class Record(NamedTuple):
+    """An archive member as a byte range of its source."""
+
+    name: str
+    offset: int
+    """Of the first byte of the payload."""
+    nbytes: int
+    """Size of the content; of the payload too, unless it is compressed."""
+    stored_nbytes: int
+    compression: Compression = "stored"
+    crc32: int | None = None
+    """None where the format has no checksum; 0 is also what writers put who were told not to compute it."""
+
+
+class Archive(Mapping[str, Record]):
+    """Records by name, in file order, and the source that they lie in."""
+
+    def __init__(self, source: Source, records: dict[str, Record], limits: Limits, notes: tuple[str, ...] = ()) -> None:
+        self.source = source
+        self.limits = limits
+        self.notes = notes
+        """What is odd about the archive though nothing in it can be misread."""
+        self.records = records
+        self._inflatable = limits.inflated(source.nbytes)
+        self._called: dict[str, list[str]] = {}
+
+    def __getitem__(self, name: str) -> Record:
+        return self.records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def called(self, last: str) -> list[str]:
+        """Return the names of the members whose path ends in this part."""
+        found = self._called.get(last)
+        if found is None:  # each format asks, of thousands of members
+            behind = f"/{last}"
+            found = self._called[last] = [name for name in self.records if name.endswith(behind) or name == last]
+        return found
+
+    def content(self, name: str) -> Source:
+        """Return a member's content as a source: a slice of the file, or its bytes inflated on each read."""
+        record = self.records[name]
+        if record.compression == "stored":
+            return SliceSource(self.source, record.offset, record.nbytes)
+        return InflatedSource(self.source, record, self.limits)
+
+    def open(self, name: str) -> Source:
+        """
+        Return a member's content for reading from end to end: inflated once, where it is compressed at all.
+
+        Raises:
+            LimitExceeded: All that was opened so far would grow to more than ``limits`` allow for the archive's size.
+        """
+        record = self.records[name]
+        if record.compression == "stored":
+            return SliceSource(self.source, record.offset, record.nbytes)
+        if record.nbytes > self._inflatable:
+            raise _too_large(name, record.nbytes, self._inflatable)
+        self._inflatable -= record.nbytes
+        content = BytesSource(inflate(self.source, record, self.limits), packed_nbytes=self.source.nbytes)
+        return cancellable(content, self.limits.cancellation)
+
+    def damage(self, names: Iterable[str]) -> str | None:
+        """Return what is wrong with the first of these small members that does not match its checksum, or None."""
+        from zlib import crc32
+
+        for name in names:
+            record = self.records.get(name)
+            if record is None or not record.crc32 or record.compression != "stored":
+                continue  # what was inflated was checked already
+            content = self.open(name)
+            if crc32(content.read(0, content.nbytes)) != record.crc32:
+                return f"record {name!r} is damaged: its CRC-32 does not match"
+        return None
+
+    def text(self, name: str, most: int = 64) -> str:
+        """Return a small member as text, without white space round it; an empty string if there is none."""
+        record = self.records.get(name)
+        if record is None or record.nbytes > most:
+            return ""
+        return str(self.open(name).read(0, record.nbytes), "utf-8", "replace").strip()
+
+
+class InflatedSource:
+    """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
+
+    def __init__(self, source: Source, record: Record, limits: Limits) -> None:
+        self._source = source
+        self._record = record
+        self.limits = limits
+        self.nbytes = record.nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return inflate(self._source, self._record, self.limits)[offset : offset + nbytes]
+
+    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - compressed bytes stand nowhere as they are
+        return None
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def inflate(source: Source, record: Record, limits: Limits) -> bytes:
+    """
+    Return a compressed member's content, checked against its size and checksum.
+
+    Raises:
+        LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
+        DamagedFile: It is damaged, or longer or shorter than it claims.
+    """
+    import zlib
+
+    output = bytearray()
+    found = 0
+    for chunk in _inflated(source, record, limits):
+        found = zlib.crc32(chunk, found)
+        output += chunk
+    if record.crc32 and found != record.crc32:
+        raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
+    return bytes(output)
+
+
+def inflated_crc32(source: Source, record: Record, limits: Limits) -> int:
+    """
+    Return the CRC-32 of a compressed member's content, which is checked against its size, in bounded memory.
+
+    Raises what ``inflate`` raises, but nothing about the checksum.
+    """
+    import zlib
+
+    found = 0
+    for chunk in _inflated(source, record, limits):
+        found = zlib.crc32(chunk, found)
+    return found
+
+
+def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]:
+    """Yield the content of a compressed member in bounded pieces, none of them beyond the size that it claims."""
+    import zlib
+
+    allowed = limits.inflated(source.nbytes)
+    if record.nbytes > allowed:
+        raise _too_large(record.name, record.nbytes, allowed)
+    unpacker = zlib.decompressobj(-15)
+    done = position = 0
+    pending = b""
+    try:
+        while not unpacker.eof and done <= record.nbytes:
+            if limits.cancellation is not None:  # a little input may be much output
+                limits.cancellation.check()
+            if not pending and position < record.stored_nbytes:
+                pending = source.read(record.offset + position, min(_CHUNK, record.stored_nbytes - position))
+                position += len(pending)
+            chunk = unpacker.decompress(pending, min(_CHUNK, record.nbytes + 1 - done))
+            exhausted = not chunk and position == record.stored_nbytes and not unpacker.unconsumed_tail
+            pending = unpacker.unconsumed_tail
+            done += len(chunk)
+            yield chunk
+            if exhausted:
+                break
+    except zlib.error as error:
+        raise DamagedFile(f"record {record.name!r} cannot be inflated: {error}") from error
+    left = position < record.stored_nbytes or unpacker.unused_data
+    if done != record.nbytes or not unpacker.eof or left:
+        raise DamagedFile(f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims")
+
+
+def gunzip(source: Source, limits: Limits) -> bytes:
+    """
+    Return what a gzip file holds, all members joined.
+
+    Raises:
+        LimitExceeded: It grows larger than ``limits`` allow for its size.
+        MalformedFile: It is damaged or ends too early.
+    """
+    import zlib
+
+    allowed = limits.inflated(source.nbytes)
+    output = bytearray()
+    unpacker = zlib.decompressobj(31)
+    position = 0
+    pending = b""
+    try:
+        while pending or position < source.nbytes:
+            if not pending:
+                pending = source.read(position, min(_GZIP_CHUNK, source.nbytes - position))
+                position += len(pending)
+            if unpacker.eof:
+                if not pending.startswith(b"\x1f"):
+                    break  # padding behind the last member, as tar on tape leaves it
+                unpacker = zlib.decompressobj(31)
+            output += unpacker.decompress(pending, allowed + 1 - len(output))
+            if len(output) > allowed:
+                raise _too_large("of the gzip file", len(output), allowed)
+            pending = unpacker.unused_data
+    except zlib.error as error:
+        raise MalformedFile(f"the gzip file cannot be unpacked: {error}", kind="damaged-gzip") from error
+    if not unpacker.eof:
+        raise MalformedFile(
+            f"the gzip file is truncated after {len(output):,} unpacked bytes",
+            kind="truncated-gzip",
+            hint="Download the file again.",
+        )
+    return bytes(output)
+
+
+def _too_large(name: str, needed: int, allowed: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"the content {name} grows to at least {needed:,} bytes; {allowed:,} are allowed for a file of this size",
+        hint="Unpack it with another tool and open what comes out.",
+        needed=needed,
+        actual=allowed,
+    )

@@ -1,0 +1,262 @@
+"""
+The central directory of a zip: found from the end of the file, and read entry by entry.
+
+    central directory                     one entry for each member
+    [zip64 end record, locator]
+    end record                            22 bytes and a comment
+
+Readers of zips differ in which of these they trust; a file in which they disagree is refused, and so is one with a
+second directory.
+
+Layout: PKWARE APPNOTE 6.3.10.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from ckptool.archives.archive import Compression
+from ckptool.cancellation import each
+from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.sources.cancellable import cancellation_of
+from ckptool.sources.files import Source
+
+FULL32 = 0xFFFFFFFF
+"""What stands where a size or an offset stands in a zip64 field instead."""
+
+_FULL16 = 0xFFFF
+_END = Struct("<4s4H2LH")
+END_MAGIC = b"PK\x05\x06"
+END_SEARCH = 22 + 0xFFFF
+"""Bytes at the end of a file in which the end record has to be."""
+_LOCATOR = Struct("<4sLQL")
+_LOCATOR_MAGIC = b"PK\x06\x07"
+_END64 = Struct("<4sQ2H2L4Q")
+_END64_MAGIC = b"PK\x06\x06"
+_ENTRY = Struct("<4s6H3L5H2L")
+_ENTRY_MAGIC = b"PK\x01\x02"
+_FIELD = Struct("<HH")
+_ENCRYPTED = 0x0001 | 0x0040 | 0x2000
+_PATCHED = 0x0020
+_ZIP64, _UNICODE_PATH = 0x0001, 0x7075
+
+METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
+
+
+class Directory(NamedTuple):
+    """Where the central directory stands, in bytes, and how many members it lists."""
+
+    offset: int
+    nbytes: int
+    members: int
+    end: int
+    """Where what follows the central directory begins."""
+
+
+class Entry(NamedTuple):
+    """What the central directory says of one member. Sizes and offsets are in bytes."""
+
+    name: bytes
+    flags: int
+    method: int
+    crc32: int
+    stored_nbytes: int
+    nbytes: int
+    header: int
+    """Offset of the local header."""
+    fields: bytes
+    """The fields that its local header repeats in the same order, from the version needed to the length of the name."""
+
+
+def find_directory(source: Source) -> tuple[Directory, list[str]]:
+    """
+    Return where the one directory stands that every reader finds, and what is odd about the end of the file.
+
+    Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
+    """
+    tail_start = max(0, source.nbytes - END_SEARCH)
+    tail = source.read(tail_start, source.nbytes - tail_start)
+    at = tail.rfind(END_MAGIC)
+    if at < 0 or len(tail) - at < _END.size:
+        raise TruncatedFile(
+            f"truncated: no zip central directory in the last {len(tail):,} bytes",
+            kind="truncated-zip",
+            hint="Download the file again.",
+            actual=source.nbytes,
+        )
+    end = tail_start + at
+    _, disk, start_disk, disk_count, count, nbytes, offset, comment = _END.unpack_from(tail, at)
+    if disk not in (0, _FULL16) or disk != start_disk or disk_count != count:
+        raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
+    directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
+    gap = directory.end - directory.offset - directory.nbytes
+    if gap:
+        raise ambiguous(
+            f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'behind'} its end record",
+            end,
+        )
+    notes = []
+    behind = source.nbytes - end - _END.size - comment
+    if behind < 0:
+        raise ambiguous(f"the archive's comment of {comment:,} bytes is cut short", end)
+    if behind:
+        notes.append(f"{behind:,} bytes behind the end of the archive")
+    previous = tail.rfind(END_MAGIC, 0, at)
+    if previous >= 0 and tail_start + previous >= directory.offset:
+        raise ambiguous("a second end of archive", tail_start + previous)
+    return directory, notes
+
+
+def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> Directory | None:
+    at = end - _LOCATOR.size
+    locator = source.read(at, _LOCATOR.size) if at >= 0 else b""
+    if not locator.startswith(_LOCATOR_MAGIC):
+        if FULL32 in (nbytes, offset):
+            raise MalformedFile("the zip announces a zip64 directory and has none", kind="malformed-zip", offset=end)
+        return None
+    _, _, record_at, _ = _LOCATOR.unpack(locator)
+    if record_at + _END64.size > at:
+        raise MalformedFile("the zip64 end record lies outside the file", kind="malformed-zip", offset=at)
+    fields = _END64.unpack(source.read(record_at, _END64.size))
+    magic, size, _, _, _, _, disk_count64, count64, nbytes64, offset64 = fields
+    if magic != _END64_MAGIC or record_at + 12 + size != at or disk_count64 != count64:
+        raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
+    pairs = ((count, _FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
+    if any(short not in (full, long) for short, full, long in pairs):
+        raise ambiguous("the zip and zip64 end records disagree", end)
+    return Directory(offset64, nbytes64, count64, record_at)
+
+
+def read_entries(source: Source, directory: Directory) -> list[Entry]:
+    """
+    Return what the central directory says of each member, in its order.
+
+    Raises:
+        AmbiguousFile: It does not stand, or end, where the end record says.
+        MalformedFile: It contradicts the format.
+        UnsupportedFeature: A member is encrypted, or packed with something else than deflate.
+    """
+    if directory.nbytes < _ENTRY.size * directory.members:
+        raise MalformedFile(
+            f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
+            kind="malformed-zip",
+            offset=directory.offset,
+        )
+    data = source.read(directory.offset, directory.nbytes)
+    entries = []
+    position = 0
+    for _ in each(range(directory.members), cancellation_of(source)):
+        at = directory.offset + position
+        if position + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, position):
+            raise ambiguous("the central directory does not stand where the end record says", at)
+        fields = _ENTRY.unpack_from(data, position)
+        (
+            _,
+            made_by,
+            _,
+            flags,
+            method,
+            _,
+            _,
+            crc,
+            stored,
+            nbytes,
+            name_n,
+            extra_n,
+            comment_n,
+            disk,
+            _,
+            attributes,
+            header,
+        ) = fields
+        name_at = position + _ENTRY.size
+        extra_at = name_at + name_n
+        position = extra_at + extra_n + comment_n
+        if position > len(data):
+            raise ambiguous("an entry reaches over the end of the central directory", at)
+        name = data[name_at:extra_at]
+        if extra_n or FULL32 in (nbytes, stored, header):
+            extra = data[extra_at : extra_at + extra_n]
+            nbytes, stored, header = widen(extra, name, (nbytes, stored, header), at)
+        repeated = data[name_at - 40 : name_at - 16]
+        # Once for each member: a NamedTuple's own constructor is Python code, and takes more than twice as long.
+        entry = tuple.__new__(Entry, (name, flags, method, crc, stored, nbytes, header, repeated))
+        if method or disk or attributes or stored != nbytes or flags & (_ENCRYPTED | _PATCHED):
+            _check_entry(entry, made_by, attributes, disk, at)
+        entries.append(entry)
+    if position != len(data):
+        raise ambiguous("the central directory holds more than its members", directory.offset + position)
+    return entries
+
+
+def widen(extra: bytes, name: bytes, values: tuple[int, int, int], at: int) -> tuple[int, int, int]:
+    """Return the values with those that say "see zip64" taken from the extra field, which must hold just these."""
+    wanted = [value == FULL32 for value in values]
+    field = zip64_field(extra, name, at)
+    if field is None:
+        if any(wanted):
+            raise MalformedFile("a member without its zip64 sizes", kind="malformed-zip", offset=at)
+        return values
+    if len(field) < 8 * sum(wanted):
+        raise MalformedFile("a zip64 field that is too short", kind="malformed-zip", offset=at)
+    wide = [int.from_bytes(field[i : i + 8], "little") for i in range(0, len(field) - 7, 8)]
+    if len(wide) != sum(wanted):
+        raise ambiguous("a zip64 field with values that nothing asks for", at)
+    taken = iter(wide)
+    nbytes, stored, header = (next(taken) if want else value for want, value in zip(wanted, values, strict=True))
+    return nbytes, stored, header
+
+
+def zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
+    """Return the zip64 field among a member's extra fields, all of which must be sound."""
+    found: bytes | None = None
+    position = 0
+    while position + 4 <= len(extra):
+        tag, nbytes = _FIELD.unpack_from(extra, position)
+        begin = position + 4
+        position = begin + nbytes
+        if position > len(extra):
+            raise MalformedFile("an extra field reaches over its end", kind="malformed-zip", offset=at)
+        if tag == _ZIP64:
+            if found is not None:
+                raise ambiguous("two zip64 fields in one member", at)
+            found = extra[begin:position]
+        elif tag == _UNICODE_PATH and extra[begin + 5 : position] != name:  # behind a version and a checksum
+            raise ambiguous(f"member {show_member(name)} has another name among its extra fields", at)
+    if extra[position:].strip(b"\0"):  # aligners pad with zeros
+        raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)
+    return found
+
+
+def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
+    if entry.flags & (_ENCRYPTED | _PATCHED):
+        raise UnsupportedFeature(f"member {show_member(entry.name)} is encrypted", kind="encrypted-zip", offset=at)
+    if entry.method not in METHODS:
+        raise UnsupportedFeature(
+            f"member {show_member(entry.name)} is packed with method {entry.method}; 0 and 8 are known",
+            kind="zip-method",
+            offset=at,
+        )
+    if disk not in (0, _FULL16):
+        raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=at)
+    if entry.method == 0 and entry.stored_nbytes != entry.nbytes:
+        raise ambiguous(f"member {show_member(entry.name)} is stored, but with two sizes", at)
+    is_link = made_by >> 8 == 3 and attributes >> 28 not in (0, 4, 8)
+    is_folder = attributes & 0x10 or (made_by >> 8 == 3 and attributes >> 28 == 4)
+    if is_link or (is_folder and (entry.nbytes or not entry.name.endswith(b"/"))):
+        raise ambiguous(f"member {show_member(entry.name)} is marked as a folder, link or device", at)
+
+
+def show_member(name: bytes) -> str:
+    text = ascii(str(name[:80], "utf-8", "replace"))
+    return text if len(name) <= 80 else f"{text[:-1]}…'"
+
+
+def ambiguous(what: str, offset: int) -> AmbiguousFile:
+    return AmbiguousFile(
+        f"ambiguous zip at byte {offset:,}: {what}",
+        kind="ambiguous-zip",
+        hint="Save it again with the program that wrote it: readers would disagree about what is in it.",
+        offset=offset,
+    )

@@ -1,0 +1,237 @@
+"""
+The member table of a zip, accepted only where it has one reading.
+
+    local header, payload, [descriptor]   for each member
+    central directory                     one entry for each member
+    [zip64 end record, locator]
+    end record                            22 bytes and a comment
+
+Strategy: find the one end record, believe the central directory, then hold every local header and descriptor against
+it. Readers of zips differ in which of these they trust; a file in which they disagree is refused, and so is one with
+a second directory, overlapping members, or two names for one file. A gap or bytes behind the end mislead nobody:
+they are noted.
+
+Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+import re
+from operator import attrgetter
+from struct import Struct
+
+from ckptool.archives.archive import Archive, Record
+from ckptool.archives.zip_directory import (
+    END_MAGIC,
+    END_SEARCH,
+    FULL32,
+    METHODS,
+    Entry,
+    ambiguous,
+    find_directory,
+    read_entries,
+    show_member,
+    widen,
+    zip64_field,
+)
+from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.files import Source
+from ckptool.sources.read_ahead import ReadAhead
+
+MAGIC = b"PK\x03\x04"
+
+_LOCAL = Struct("<4s5H3L2H")
+_NARROW, _WIDE = Struct("<3L"), Struct("<LQQ")
+_DESCRIPTOR_MAGIC = b"PK\x07\x08"
+_DESCRIPTORS = ((_DESCRIPTOR_MAGIC, _NARROW), (_DESCRIPTOR_MAGIC, _WIDE), (b"", _NARROW), (b"", _WIDE))
+_USUAL_EXTRA = 68
+"""Bytes of extra fields that writers use to align payloads, at most."""
+_DESCRIPTOR = 0x0008
+_UNKNOWN = bytes(12)
+_UNICODE_PATH_TAG = b"\x75\x70"
+_NAME = re.compile(r"[^\x00-\x1f\\/][^\x00-\x1f\\]*")
+"""No control characters or backslashes, not absolute."""
+_USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
+_WAY_UP = re.compile(r"(?:.*/)?\.\.(?:/.*)?")
+
+
+def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
+    """
+    Return the members of a zip, in the order of their bytes in the file.
+
+    Reads the directory and every local header, no payload.
+
+    Raises:
+        TruncatedFile: There is no central directory at the end.
+        AmbiguousFile: Readers could disagree about what is in it.
+        MalformedFile: It contradicts the format.
+        UnsupportedFeature: It is encrypted, or packed with something else than deflate.
+    """
+    directory, notes = find_directory(source)
+    if directory.members > limits.entries:
+        raise LimitExceeded(
+            f"the zip has {directory.members:,} members; {limits.entries:,} are allowed",
+            needed=directory.members,
+            actual=limits.entries,
+        )
+    entries = read_entries(source, directory)
+    _refuse_twins(entries)
+    records: dict[str, Record] = {}
+    position = 0
+    ahead = ReadAhead(source)
+    paddings: set[bytes] = set()
+    entries.sort(key=attrgetter("header"))
+    for entry, name in zip(entries, _names(entries), strict=True):
+        if entry.header < position:
+            raise ambiguous(f"member {show_member(entry.name)} begins inside another", entry.header)
+        if entry.header > position:
+            notes.append(_note_gap(source, position, entry.header))
+        record, position = _read_usual(ahead, entry, name, directory.offset, paddings) or _read_member(
+            ahead, entry, name, directory.offset
+        )
+        if name in records:
+            raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
+        if name[-1] != "/":
+            records[name] = record
+    if position > directory.offset:
+        raise ambiguous("the last member reaches into the central directory", directory.offset)
+    if position < directory.offset:
+        notes.append(_note_gap(source, position, directory.offset))
+    return Archive(source, records, limits, tuple(notes))
+
+
+def _note_gap(source: Source, start: int, stop: int) -> str:
+    """Return a note on bytes that belong to no member, unless they could be members to somebody."""
+    nbytes = stop - start
+    head = source.read(start, min(len(MAGIC), nbytes))
+    tail = source.read(max(start, stop - END_SEARCH), min(END_SEARCH, nbytes))
+    if head == MAGIC or END_MAGIC in tail:
+        raise ambiguous(f"{nbytes:,} bytes that belong to no member look like members", start)
+    return f"{nbytes:,} bytes at {start:,} belong to no member"
+
+
+def _refuse_twins(entries: list[Entry]) -> None:
+    if len({entry.name.lower() for entry in entries}) == len(entries):
+        return
+    seen: dict[bytes, bytes] = {}
+    for entry in entries:
+        twin = seen.setdefault(entry.name.lower(), entry.name)
+        if twin is not entry.name:
+            what = "twice" if twin == entry.name else f"also as {show_member(twin)}"
+            raise ambiguous(f"member {show_member(entry.name)} is there {what}", entry.header)
+
+
+def _read_usual(
+    ahead: ReadAhead, entry: Entry, decoded: str, limit: int, paddings: set[bytes]
+) -> tuple[Record, int] | None:
+    """
+    Return what ``_read_member`` would of a member as most are, in fewer steps, or None if it is not like that.
+
+    Its local header repeats the fields of its entry byte for byte, or has zeros for what the writer did not know yet;
+    its extra fields are ``paddings`` known to say nothing; its descriptor is the short one, and at hand.
+    """
+    name, flags, method, crc32, stored_nbytes, nbytes, header, fields = entry
+    block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
+    begin = at + _LOCAL.size + len(name)
+    repeats = flags & _DESCRIPTOR and block.startswith(MAGIC + fields[:10] + _UNKNOWN + fields[22:], at)
+    if not (repeats or block.startswith(MAGIC + fields, at)) or not block.startswith(name, begin - len(name)):
+        return None
+    extra_n = block[at + 28] | block[at + 29] << 8
+    extra = block[begin : begin + extra_n]
+    if len(extra) != extra_n or not stored_nbytes or stored_nbytes >= FULL32 or nbytes >= FULL32:
+        return None
+    if extra not in paddings:
+        if _UNICODE_PATH_TAG in extra or zip64_field(extra, name, header) is not None:
+            return None
+        paddings.add(extra)
+    offset = header + _LOCAL.size + len(name) + extra_n
+    end = offset + stored_nbytes
+    if flags & _DESCRIPTOR:
+        at = begin + extra_n + stored_nbytes
+        if at + 16 > len(block):
+            block, at = ahead.window(end, 16)
+        if not block.startswith(_DESCRIPTOR_MAGIC + fields[10:22], at):
+            return None
+        end += 16
+    if end > limit:
+        return None
+    return tuple.__new__(Record, (decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32)), end
+
+
+def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tuple[Record, int]:
+    """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
+    name, flags, method, crc32, stored_nbytes, nbytes, header, _ = entry
+    block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
+    if header + _LOCAL.size > limit or not block.startswith(MAGIC, at):
+        raise ambiguous(f"member {show_member(name)} has no local header where the directory says", header)
+    local = _LOCAL.unpack_from(block, at)
+    _, _, local_flags, local_method, _, _, local_crc, local_stored, local_nbytes, name_n, extra_n = local
+    block, at = ahead.window(header, _LOCAL.size + name_n + extra_n)
+    at += _LOCAL.size
+    offset = header + _LOCAL.size + name_n + extra_n
+    end = offset + stored_nbytes
+    if end > limit:
+        raise TruncatedFile(
+            f"truncated: record {show_member(name)} ends at byte {end:,}, the members end at {limit:,}",
+            kind="truncated-zip",
+            hint="Download the file again.",
+            offset=offset,
+            needed=end,
+            actual=limit,
+        )
+    same_name = name_n == len(name) and block.startswith(name, at)
+    if not same_name or local_flags != flags or local_method != method:
+        raise ambiguous(f"member {show_member(name)}: its local header and the directory disagree", header)
+    extra = block[at + name_n : at + name_n + extra_n]
+    if FULL32 in (local_stored, local_nbytes):
+        if flags & _DESCRIPTOR and zip64_field(extra, name, header) is None:
+            local_nbytes, local_stored = nbytes, stored_nbytes
+        else:
+            local_nbytes, local_stored, _ = widen(extra, name, (local_nbytes, local_stored, 0), header)
+    elif extra:
+        zip64_field(extra, name, header)
+    sizes = (crc32, stored_nbytes, nbytes)
+    found = (local_crc, local_stored, local_nbytes)
+    next_header = end
+    if flags & _DESCRIPTOR:
+        # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.
+        agree = found == (0, 0, 0) or all(one in (0, value) for one, value in zip(found, sizes, strict=True))
+        next_header += _descriptor_nbytes(*ahead.window(end, min(24, limit - end)), limit - end, sizes)
+        agree = agree and next_header > end
+    else:
+        agree = found == sizes
+    if not agree:
+        raise ambiguous(f"member {show_member(name)}: its local header and the directory disagree", header)
+    return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32), next_header
+
+
+def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, int]) -> int:
+    """Return the length of the descriptor that repeats ``sizes``, or 0: its signature and its width are optional."""
+    for magic, layout in _DESCRIPTORS:
+        if layout is _NARROW and max(sizes) > FULL32:
+            continue
+        whole = magic + layout.pack(*sizes)
+        if block.startswith(whole, at) and len(whole) <= room:
+            return len(whole)
+    return 0
+
+
+def _names(entries: list[Entry]) -> list[str]:
+    """Return the names of the members, decoded: all at once where none is unusual."""
+    joined = b"\n".join([entry.name for entry in entries])
+    if _USUAL_NAMES.fullmatch(joined) and b".." not in joined and joined.count(b"\n") == len(entries) - 1:
+        return joined.decode("ascii").split("\n")
+    return [_name(entry) for entry in entries]
+
+
+def _name(entry: Entry) -> str:
+    try:
+        name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
+    except UnicodeDecodeError as error:
+        raise MalformedFile(
+            f"member {show_member(entry.name)} has a name that is not UTF-8", kind="malformed-zip"
+        ) from error
+    if not _NAME.fullmatch(name) or (".." in name and _WAY_UP.fullmatch(name)):
+        raise MalformedFile(f"member {show_member(entry.name)} has a name that no path may have", kind="malformed-zip")
+    return name

@@ -1,0 +1,259 @@
+"""
+Whether a checkpoint is whole and safe, will load here, and fits into a model: findings, and what they rest on.
+
+Quick by default: the structure alone, in time that does not grow with the tensors. ``deep`` reads every byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+
+from ckptool.checking import findings as known
+from ckptool.checking import requirements, torch_load
+from ckptool.checking.findings import Finding, many, some, state_dict_command
+from ckptool.checking.torch_load import Asked, StockLoad
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import summarise
+from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.cancellable import check_cancelled
+
+Depth: TypeAlias = Literal["structure", "bytes", "values"]
+Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+class CheckReport(NamedTuple):
+    """What was found, and what was looked at."""
+
+    path: str
+    depth: Depth
+    findings: tuple[Finding, ...]
+    format: str | None = None
+    """None where the file cannot be opened."""
+    form: str | None = None
+    file_nbytes: int | None = None
+    shards: int = 0
+    """Files that it consists of beside the one that was opened, where that is an index of them."""
+    records: int | None = None
+    """Members of its archives that were read, all of them; None if bytes were not looked at."""
+    matching: int | None = None
+    """Of them, those that match their checksums."""
+    globals: tuple[Asked, ...] = ()
+    """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
+    members: int = 0
+    """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
+    error: CkptoolError | None = None
+    """Why it cannot be opened."""
+
+    @property
+    def worst(self) -> Literal["error", "warning", "info"] | None:
+        """The severest of all findings; None if nothing was found at all."""
+        severities = {finding.severity for finding in self.findings}
+        if self.error is not None or "error" in severities:
+            return "error"
+        return "warning" if "warning" in severities else "info" if severities else None
+
+    @property
+    def verdict(self) -> str:
+        """One line that claims no more than what was looked at."""
+        if self.error is not None:
+            return "cannot be opened"
+        counts = [
+            many(count, severity)
+            for severity in ("error", "warning")
+            if (count := sum(finding.severity == severity for finding in self.findings))
+        ]
+        return f"{', '.join(counts) or 'nothing wrong found'}; {self._looked_at()}"
+
+    def _looked_at(self) -> str:
+        if self.depth == "structure":
+            return "looked at the structure alone, --deep reads every byte"
+        values = ", and every value looked at" if self.depth == "values" else ""
+        if values and self.members:
+            values += f" but those of {many(self.members, 'member')}"
+        if not self.matching:
+            return f"every byte was read{values}; there are no checksums, so a changed byte would not show"
+        share = "all" if self.matching == self.records else f"{self.matching:,} of"
+        return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
+
+
+def check(
+    origin: Origin,
+    *,
+    deep: bool = False,
+    values: bool = False,
+    devices: Collection[str] | None = None,
+    like: Origin | None = None,
+    model: str | None = None,
+    model_arguments: Mapping[str, object] | None = None,
+    key: str | None = None,
+    strict: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CheckReport:
+    """
+    Look for what is wrong with a checkpoint, or will be in somebody's way. Nothing in it runs.
+
+    ``deep`` reads every byte and holds it against checksums; ``values`` also looks for NaN, infinities and zeros, which
+    needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
+    class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
+    held against; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
+    bytes behind the last tensor, in gaps of an archive, and the like (CK101).
+
+    A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
+
+    Raises:
+        Cancelled: ``limits`` have a cancellation, and it was.
+        WeightsNotFound: ``like`` has no weights that stand out.
+        MigrationRefused: ``model`` cannot be built.
+        CkptoolError: ``like`` cannot be read.
+    """
+    depth: Depth = "values" if values else "bytes" if deep else "structure"
+    expected = _expected(like, model, model_arguments or {}, limits)
+    shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
+    try:
+        with open_checkpoint(origin, limits=limits) as checkpoint:
+            return _examine(checkpoint, depth, devices, expected, key, limits, strict=strict)
+    except Cancelled as error:
+        error.path = error.path or shown
+        raise
+    except CkptoolError as error:
+        return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
+
+
+def _expected(
+    like: Origin | None, model: str | None, arguments: Mapping[str, object], limits: Limits
+) -> list[tuple[str, Shapes]]:
+    found: list[tuple[str, Shapes]] = []
+    if like is not None:
+        from ckptool.checking.model_fit import shapes_of
+
+        with open_checkpoint(like, limits=limits) as other:
+            found.append((other.path, shapes_of(other)))
+    if model is not None:
+        from ckptool.torch_ops import models as torch_models
+
+        found.append((model, torch_models.model_shapes(model, arguments)))
+    return found
+
+
+def _examine(
+    checkpoint: Checkpoint,
+    depth: Depth,
+    devices: Collection[str] | None,
+    expected: list[tuple[str, Shapes]],
+    key: str | None,
+    limits: Limits,
+    *,
+    strict: bool,
+) -> CheckReport:
+    found, asked = _structure(checkpoint, devices, strict=strict)
+    members = tuple(_inside(checkpoint))
+    for member in members:
+        its_findings, its_names = _structure(member, devices, strict=strict)
+        found += _of_member(checkpoint, member, its_findings)
+        asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_names)
+    for name, shapes in expected:
+        from ckptool.checking import model_fit
+
+        found += model_fit.examine(checkpoint, shapes, name, key)
+    whole = None
+    if depth != "structure":
+        from ckptool.checking import integrity, sparse_indices
+
+        whole = integrity.verify(checkpoint, limits)
+        found += whole.findings
+        found += sparse_indices.examine(checkpoint, limits)
+        if depth == "values":
+            found += integrity.survey(checkpoint, limits)
+    return CheckReport(
+        f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
+        depth,
+        tuple(found),
+        format=checkpoint.format,
+        form=checkpoint.form,
+        file_nbytes=checkpoint.file_nbytes,
+        shards=len(checkpoint.shards),
+        records=whole and whole.records,
+        matching=whole and whole.matching,
+        globals=tuple(asked),
+        members=len(members),
+    )
+
+
+def _structure(
+    checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool
+) -> tuple[list[Finding], list[Asked]]:
+    """Return what the structure alone shows, and the names that unpickling would import."""
+    summary = summarise(checkpoint)
+    check_cancelled(checkpoint.source)
+    stock = torch_load.judge(checkpoint)
+    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    check_cancelled(checkpoint.source)
+    found += requirements.examine(checkpoint, summary, devices)
+    if strict:
+        found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]
+    return found, list(stock.asked)
+
+
+def _inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    for member in checkpoint.inside.values():
+        yield member
+        yield from _inside(member)
+
+
+def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Finding]) -> list[Finding]:
+    """CK115: another checkpoint in the archive has a problem; those of its names come first."""
+    found = [one for one in findings if one.severity != "info"]
+    found.sort(key=lambda one: (one.severity != "error", not one.code.startswith("CK2")))
+    if not found:
+        return []
+    fact = f"member {member.member!r}: {some([one.message for one in found])}"
+    return [Finding("CK115", found[0].severity, fact, known.run(checkpoint, "check", member=member.member))]
+
+
+def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
+    """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
+    if not stock.refusals or checkpoint.format == "safetensors":
+        return []
+    first, *rest = stock.refusals
+    names = some([refusal.what for refusal in rest])
+    hint = state_dict_command(checkpoint) or (
+        "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
+    )
+    if first.kind == "loader":
+        found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
+        if rest:
+            found.append(
+                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", hint)
+            )
+        return found
+    if first.kind == "container":
+        fact = f"torch.load() refuses it: {first.what}{f'; it asks for what is not allowed: {names}' if rest else ''}"
+    else:
+        what = some([refusal.what for refusal in stock.refusals])
+        fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
+    return [Finding("CK202", "warning", fact, hint)]
+
+
+def _nested(stock: StockLoad) -> list[Finding]:
+    """CK203: pickles inside the strings of others ask for names, too."""
+    names = dict.fromkeys(one.name for one in stock.asked if one.nested_at is not None and not one.is_allowed)
+    if not names:
+        return []
+    return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
+
+
+def _what_is_left(origin: Origin, shown: str, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
+    if not isinstance(error, TruncatedFile):
+        return ()
+    from ckptool.checking import salvage
+
+    try:
+        return salvage.examine(origin, limits)
+    except Cancelled as cancelled:
+        cancelled.path = shown
+        raise

@@ -1,0 +1,185 @@
+"""
+Reading every byte of a checkpoint: against its checksums where it has some, and its values where those are asked for.
+
+Large records are read by two threads through small buffers, so memory does not grow with the file. Only looking at
+values needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ckptool.archives.archive import Archive, Record, inflated_crc32
+from ckptool.checking.findings import Finding, many, some
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, UnsupportedFeature
+from ckptool.limits import Limits
+from ckptool.sources.checksums import checksums_of_file
+from ckptool.tensors.tensor import TensorInfo, identity
+
+_VALUES_AT_ONCE: Final = 1 << 22
+_MOST_FINDINGS: Final = 16
+_AGAIN: Final = "Download the file again, or take it from a backup."
+
+
+class Integrity(NamedTuple):
+    """What reading everything came to. Sizes in bytes."""
+
+    findings: tuple[Finding, ...]
+    nbytes: int
+    """That were read: the whole file, or all of them."""
+    records: int
+    """Members of its archives; 0 where it is none."""
+    matching: int
+    """Of them, those that match their checksums."""
+
+
+def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
+    """
+    Read every byte of the file, and hold against its checksum each record that has one.
+
+    Raises:
+        CkptoolError: The file cannot be read any more, or changed meanwhile.
+    """
+    findings: list[Finding] = []
+    records = matching = 0
+    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
+        if not any(archive.source is source for archive in checkpoint.archives):
+            checksums_of_file(source, [(0, source.nbytes)])  # for the reading: a disk that cannot says so
+    bare: list[Record] = []
+    for archive in checkpoint.archives:
+        damaged, without = _check_records(archive, limits)
+        findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:_MOST_FINDINGS]]
+        if len(damaged) > _MOST_FINDINGS:
+            more = f"{many(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
+            findings.append(Finding("CK105", "error", more, _AGAIN))
+        bare += without
+        records += len(archive)
+        matching += len(archive) - len(damaged) - len(without)
+    checkpoint.check_unchanged()
+    if bare:
+        nbytes = sum(record.nbytes for record in bare)
+        what = f"no checksum for {many(len(bare), 'record')} of {nbytes:,} bytes: a changed byte there would not show"
+        findings.append(Finding("CK104", "info", what))
+    return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching)
+
+
+def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record, str]], list[Record]]:
+    """Return the records that are damaged, with how, and those without a checksum."""
+    records = [record for record in archive.values() if record.crc32 is not None]
+    stored = [record for record in records if record.compression == "stored"]
+    ranges = [(record.offset, record.offset + record.nbytes) for record in stored]
+    found, _ = checksums_of_file(archive.source, ranges)
+    computed = dict(zip((record.name for record in stored), found, strict=True))
+    damaged: list[tuple[Record, str]] = []
+    bare: list[Record] = [record for record in archive.values() if record.crc32 is None]
+    for record in records:
+        try:
+            actual = computed.get(record.name)
+            if actual is None:
+                actual = inflated_crc32(archive.source, record, limits)
+        except Cancelled:
+            raise
+        except CkptoolError as error:  # damaged, or it would grow beyond what is allowed
+            damaged.append((record, error.message))
+            continue
+        if actual == record.crc32:
+            continue
+        if not record.crc32:  # what writers put who were told not to compute it
+            bare.append(record)
+        else:
+            fact = f"record {record.name!r} is damaged: its CRC-32 is {actual:08x}, not {record.crc32:08x}"
+            damaged.append((record, fact))
+    return damaged, bare
+
+
+def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str) -> Finding:
+    """CK105: a record that is not what was saved."""
+    shard = next((one.name for one in checkpoint.shards if one.source is archive.source), None)
+    inside = [
+        tensor.name
+        for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+        if checkpoint.shard_of.get(tensor.name) == shard
+        and any(_lies_in(info, archive, record) for info in _all_parts(tensor.info))
+    ]
+    where = f"shard {shard!r}: " if shard is not None else ""
+    return Finding("CK105", "error", f"{where}{fact}{'; it holds ' + some(inside) if inside else ''}", _AGAIN)
+
+
+def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:
+    storage = info.storage
+    if storage is None:
+        return False
+    if record.compression != "stored":
+        return storage.crc32 == record.crc32 and storage.nbytes == record.nbytes
+    return storage.source is archive.source and storage.offset == record.offset
+
+
+def _all_parts(info: TensorInfo) -> Iterator[TensorInfo]:
+    todo = [info]
+    while todo:
+        current = todo.pop()
+        yield current
+        todo.extend(part for _, part in current.parts)
+
+
+def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
+    """
+    Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
+
+    Imports torch. Tensors that have no plain bytes are left out, and said to be (CK113).
+    """
+    from ckptool.torch_ops import values as torch_values
+
+    trained = _trained(checkpoint)
+    nan: list[str] = []
+    infinite: list[str] = []
+    harmless: list[str] = []
+    zero: list[str] = []
+    unread: list[str] = []
+    seen: set[tuple[object, ...]] = set()
+    left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
+    for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
+        info = tensor.info
+        if identity(info) in seen or not info.numel or info.storage is None:
+            continue
+        seen.add(identity(info))
+        left -= info.nbytes
+        if left < 0:
+            unread.append(tensor.name)
+            continue
+        try:
+            facts = torch_values.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), info.dtype.name)
+        except (UnsupportedFeature, LimitExceeded):
+            unread.append(tensor.name)
+            continue
+        if (facts.nan or facts.infinite) and (tensor.name not in trained or facts.only_minus_infinity_and_zero):
+            harmless.append(tensor.name)  # a mask, or the best score of no epoch yet
+        elif facts.nan:
+            nan.append(f"{tensor.name} ({facts.nan:,} of {info.numel:,})")
+        elif facts.infinite:
+            infinite.append(f"{tensor.name} ({facts.infinite:,} of {info.numel:,})")
+        if facts.all_zero:
+            zero.append(tensor.name)
+    if nan:
+        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
+    if infinite:
+        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
+    if harmless:
+        yield Finding("CK111", "info", f"infinities or NaN in masks, or beside the weights: {some(harmless)}")
+    if zero:
+        yield Finding("CK112", "info", f"{many(len(zero), 'tensor')} all zero: {some(zero)}")
+    if unread:
+        yield Finding(
+            "CK113", "info", f"values not looked at, for they are no plain numbers, or too many: {some(unread)}"
+        )
+
+
+def _trained(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of tensors that training works on: of models, their averages and optimizers."""
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema", "optimizer")]
+    return {f"{one.key}.{name}" if one.key else name for one in found for name in one}
+
+
+_DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."

@@ -1,0 +1,174 @@
+"""Whether the weights of a checkpoint fit into a model: what is missing, unexpected or of another shape, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptool.checking.findings import Finding, run, some, state_dict_command
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.weights import NameChanges, choose, prepare
+from ckptool.errors import MigrationRefused, WeightsNotFound
+from ckptool.names.matching import Changes, Shapes, is_benign, match
+from ckptool.names.suggestions import guess_renames, nearest
+
+_MOST_EXCLUDED = 8
+
+
+def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple[int, ...]]:
+    """
+    Return the shapes of the weights of a checkpoint, by name, tied names among them.
+
+    Raises:
+        WeightsNotFound: It is not known which state dict they are.
+    """
+    return _shapes(checkpoint, choose(checkpoint, key, "auto"))
+
+
+def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | None = None) -> Iterator[Finding]:
+    """
+    Yield how the weights of a checkpoint meet the names and shapes that ``model`` expects.
+
+    CK601 they fit, CK602 they do under other names, CK603 missing, CK604 unexpected, CK605 of another shape, CK606 it
+    cannot be known which names are meant; CK600 they cannot be compared, for nobody knows which state dict it is.
+    """
+    try:
+        chosen = choose(checkpoint, key, "auto")
+        found = _shapes(checkpoint, chosen)
+    except (WeightsNotFound, MigrationRefused) as error:
+        hint = error.hint or state_dict_command(checkpoint)
+        yield Finding("CK600", "warning", f"cannot be held against {model}: {error.message}", hint)
+        return
+    yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
+
+
+def _shapes(checkpoint: Checkpoint, chosen: StateDict) -> dict[str, tuple[int, ...]]:
+    weights = prepare(checkpoint, chosen, NameChanges())
+    return {name: tensor.info.shape for name, tensor in weights.tensors.items()}
+
+
+class _Fit:
+    def __init__(self, checkpoint: Checkpoint, key: str, expected: Shapes, found: Shapes, model: str) -> None:
+        self._checkpoint = checkpoint
+        self._key = key
+        self._expected = expected
+        self._found = found
+        self._matched = match(expected, found)
+        self._model = model
+
+    def findings(self) -> Iterator[Finding]:
+        matched = self._matched
+        total = len(self._expected)
+        if matched.exact and not matched.changes:
+            inside = ", once its wrappers are off" if matched.target_wrapped else ""
+            hint = "Load it before the model is wrapped." if inside else None
+            yield Finding("CK601", "info", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
+        elif matched.changes and not matched.alternatives:
+            what = f"{len(matched.pairs):,} of {total:,} names of {self._model} are there under other names"
+            hint = self._migrate(matched.changes, self._left_out())
+            yield Finding("CK602", "warning", f"{what}: {_options(matched.changes)}", hint)
+        elif matched.alternatives:
+            ways = [_options(changes) for changes in (matched.changes, *matched.alternatives)]
+            what = f"{len(matched.pairs):,} of {total:,} names are there more than once: {some(ways)}"
+            hint = self._migrate(matched.changes, self._left_out(), why="Choose one of them.")
+            yield Finding("CK606", "warning", what, hint)
+        yield from self._missing()
+        yield from self._unexpected()
+        yield from self._reshaped()
+
+    def _missing(self) -> Iterator[Finding]:
+        matched = self._matched
+        computed = [name for name in matched.missing if is_benign(name)]
+        missing = [name for name in matched.missing if not is_benign(name)]
+        if missing:
+            near = nearest(missing, self._expected, matched.unexpected, self._found)
+            listed = [f"{name} (like {near[name]}?)" if name in near else name for name in missing]
+            guesses = guess_renames(matched, self._expected, self._found)
+            if guesses != matched.changes:
+                hint = self._migrate(guesses, (), why="If these are the same tensors, rename them.")
+            elif not self._taken:
+                hint = self._another
+            elif near:
+                hint = "If these are the same tensors, rename them with 'ckptool migrate --rename RE=REPL'."
+            else:
+                hint = "Take the checkpoint that goes with this model, or build the model as the file's was."
+            yield Finding("CK603", "warning", f"{len(missing):,} missing: {some(listed)}", hint)
+        if computed:
+            what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
+            yield Finding("CK603", "info", what, "Load with strict=False if load_state_dict() minds.")
+
+    def _unexpected(self) -> Iterator[Finding]:
+        unexpected = self._matched.unexpected
+        if not unexpected:
+            return
+        others = [name for name in unexpected if not is_benign(name)]
+        options = self._left_out()
+        hint = "Load with strict=False." if self._taken else self._another
+        if options:
+            hint = self._migrate(self._matched.changes, options, why="Leave out what the model has no use for.")
+        what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
+        yield Finding("CK604", "warning" if others else "info", what, hint)
+
+    def _reshaped(self) -> Iterator[Finding]:
+        reshaped = self._matched.reshaped
+        if not reshaped:
+            return
+        listed = [f"{one.found_name} is {list(one.found)}, not {list(one.expected)}" for one in reshaped]
+        paired = list(self._matched.pairs.values())
+        options = _excluding([one.found_name for one in reshaped], paired) if paired else ()
+        hint = "Build the model with the file's sizes."
+        if options:
+            why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
+            hint = self._migrate(self._matched.changes, (*self._left_out(), *options), why=why)
+        yield Finding("CK605", "warning", f"{len(reshaped):,} of another shape: {some(listed)}", hint)
+
+    @property
+    def _taken(self) -> list[str]:
+        """The names of the file that the model has a place for, of another shape too."""
+        return [*self._matched.pairs.values(), *(one.found_name for one in self._matched.reshaped)]
+
+    @property
+    def _another(self) -> str:
+        return f"Check that this file and {self._model} belong together: they have no name in common."
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Return the options that leave out what is unexpected, where a few of them can, and anything is left."""
+        unexpected, taken = self._matched.unexpected, self._taken
+        if not unexpected or not taken:
+            return ()
+        for change in self._matched.changes:
+            head = f"{change.argument}."
+            if (
+                change.option == "strip_prefix"
+                and all(name.startswith(head) for name in taken)
+                and not any(name.startswith(head) for name in unexpected)
+            ):
+                return "--include", f"{_literal(change.argument)}.*"
+        return _excluding(unexpected, taken)
+
+    def _migrate(self, changes: Changes, options: Sequence[str], why: str = "") -> str:
+        words = [word for change in changes for word in change.arguments]
+        key = ("--key", self._key) if self._key else ()
+        return run(self._checkpoint, "migrate", "--form", "state_dict", *key, *options, *words, why=why)
+
+
+def _options(changes: Changes) -> str:
+    return " ".join(word for change in changes for word in change.arguments)
+
+
+def _excluding(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:
+    """Return the options that leave these names out and not those that are taken: by their heads, if they are many."""
+    globs = [_literal(name) for name in names]
+    if len(names) > _MOST_EXCLUDED:
+        parts = [name.partition(".") for name in names]
+        heads = {head for head, _, _ in parts}
+        if any(name.partition(".")[0] in heads for name in taken):
+            return ()
+        globs = list(dict.fromkeys(f"{_literal(head)}.*" if dot else _literal(head) for head, dot, _ in parts))
+    if len(globs) > _MOST_EXCLUDED:
+        return ()
+    return tuple(word for glob in globs for word in ("--exclude", glob))
+
+
+def _literal(name: str) -> str:
+    """Return the glob that only this name matches."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

@@ -1,0 +1,229 @@
+"""
+What is still readable in a file that was cut short: which tensors lie in it whole, and how many bytes are missing.
+
+The index stands in front of the data in every format: the pickle of a torch zip or stream, the header of safetensors.
+Where that is whole, it says where each tensor was; a zip's local headers are walked, for its directory went with its
+end. Nothing is repaired, and what is whole is only said to be there, not to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from ckptool.archives.zips import MAGIC
+from ckptool.checking.findings import Finding, some
+from ckptool.checkpoints.contents import collect
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats import torch_legacy
+from ckptool.limits import Limits
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.sources.cancellable import open_source
+from ckptool.sources.files import Origin, Source
+from ckptool.sources.read_ahead import ReadAhead
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id
+from ckptool.tensors.tensor import StorageRef, TensorInfo
+
+_LOCAL: Final = Struct("<4s5H3L2H")
+_DESCRIPTOR_MAGIC: Final = b"PK\x07\x08"
+_SEARCHED: Final = 1 << 16
+_MOST_SEARCHES: Final = 1000
+
+
+class Salvage(NamedTuple):
+    """Tensors by name, in the file's order."""
+
+    whole: tuple[str, ...]
+    cut: tuple[str, ...]
+    """Tensors of which bytes are missing."""
+    missing_nbytes: int
+    """Bytes of tensors that are not there."""
+
+
+def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
+    """CK106: which tensors of a file that was cut short are whole. Says nothing of files that it cannot follow."""
+    try:
+        source, _ = open_source(origin, limits.cancellation)
+        try:
+            found = _salvage(source, limits)
+        finally:
+            source.close()
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return ()
+    if found is None:
+        return ()
+    total = len(found.whole) + len(found.cut)
+    lost = f": lost {some(found.cut)}" if found.cut else ""
+    what = f"{len(found.whole):,} of {total:,} tensors are whole, {found.missing_nbytes:,} bytes are missing{lost}"
+    return (Finding("CK106", "info", what, "Download or copy the file again; nothing can bring back what is missing."),)
+
+
+def _salvage(source: Source, limits: Limits) -> Salvage | None:
+    head = source.read(0, min(64, source.nbytes))
+    if head.startswith(MAGIC):
+        return _zip(source, limits)
+    if torch_legacy.is_legacy(head):
+        return _legacy(source, limits)
+    if head[8:9] == b"{":
+        return _safetensors(source)
+    return None
+
+
+def _legacy(source: Source, limits: Limits) -> Salvage | None:
+    pickles = [read_pickle(source)]
+    for _ in range(4):
+        pickles.append(read_pickle(source, pickles[-1].end))
+    tree, keys = pickles[3:]
+    announced = _announced(tree)
+    position = keys.end
+    places: dict[str, int] = {}
+    for key in keys.root if isinstance(keys.root, list) else ():
+        if str(key) in announced and str(key) not in places:
+            places[str(key)] = position + 8
+            position += 8 + announced[str(key)].nbytes
+    return _judge(source, tree, announced, places, limits)
+
+
+def _zip(source: Source, limits: Limits) -> Salvage | None:
+    """Walk the local headers of a torch zip from its beginning, by what its pickle says of the sizes of its records."""
+    walk = _LocalHeaders(source)
+    tree: Pickle | None = None
+    announced: dict[str, StorageId] = {}
+    places: dict[str, int] = {}
+    for _, (name, payload) in zip(range(limits.entries), walk, strict=False):
+        if tree is None and name.endswith("data.pkl"):
+            tree = read_pickle(source, payload)
+            announced = _announced(tree)
+            walk.go_on(tree.end)
+            continue
+        folder, _, key = name.rpartition("/")
+        if key in announced and folder.rpartition("/")[2] == "data":
+            places[key] = payload
+            walk.go_on(payload + announced[key].nbytes)
+    return None if tree is None else _judge(source, tree, announced, places, limits)
+
+
+class _LocalHeaders:
+    """
+    The local headers of a zip, one after the other, as ``(name, offset of the payload)``.
+
+    A header whose writer did not know the size yet has none: then ``go_on`` says where the payload ends, or the next
+    header is looked for close by.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._ahead = ReadAhead(source)
+        self._next = 0
+        self._searches = 0
+
+    def go_on(self, end: int) -> None:
+        """Look for the next header from ``end``."""
+        self._next = end
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        position = 0
+        while position + _LOCAL.size <= self._source.nbytes:
+            header = self._ahead.read(position, _LOCAL.size)
+            if not header.startswith(MAGIC):
+                return
+            _, _, _, _, _, _, _, stored, _, name_n, extra_n = _LOCAL.unpack(header)
+            payload = position + _LOCAL.size + name_n + extra_n
+            if payload > self._source.nbytes:
+                return
+            self._next = payload + stored
+            yield str(self._ahead.read(position + _LOCAL.size, name_n), "utf-8", "replace"), payload
+            found = self._find(self._next)
+            if found is None:
+                return
+            position = found
+
+    def _find(self, start: int) -> int | None:
+        """Return where the next header begins: behind a descriptor, if there is one."""
+        if start >= self._source.nbytes:
+            return None
+        near = self._source.read(start, min(4 + 24, self._source.nbytes - start))
+        for behind in (0, 16, 24):
+            if near.startswith(MAGIC, behind) and (not behind or near.startswith(_DESCRIPTOR_MAGIC)):
+                return start + behind
+        self._searches += 1
+        if self._searches > _MOST_SEARCHES:  # a file of ours has five records whose size nothing tells
+            return None
+        window = self._source.read(start, min(_SEARCHED, self._source.nbytes - start))
+        at = window.find(MAGIC)
+        return None if at < 0 else start + at
+
+
+class _Announced:
+    """Storages as the pickle announces them, whether their bytes are there or not."""
+
+    def __init__(self, source: Source, announced: dict[str, StorageId], places: dict[str, int]) -> None:
+        self._source = source
+        self._announced = announced
+        self._places = places
+
+    def resolve(self, pid: Inert) -> TypedStorage | None:
+        """Return a storage, at the end of the file where nothing tells its place."""
+        named = storage_id(pid)
+        if named is None:
+            return None
+        nbytes = named.nbytes
+        offset = self._places.get(named.key, self._source.nbytes)
+        return TypedStorage(StorageRef(named.key, named.location, nbytes, self._source, offset), named.dtype)
+
+    def nested(self, stream: bytes) -> None:  # noqa: ARG002 - what stands in the pickle itself is there
+        """Return None: what stands inside the pickle is no storage of the file."""
+        return
+
+
+def _announced(tree: Pickle) -> dict[str, StorageId]:
+    found: dict[str, StorageId] = {}
+    for node in tree.persistent_ids:
+        named = storage_id(node.pid)
+        if named is not None:
+            found.setdefault(named.key, named)
+    return found
+
+
+def _judge(
+    source: Source, tree: Pickle, announced: dict[str, StorageId], places: dict[str, int], limits: Limits
+) -> Salvage:
+    contents = collect(tree.root, Rebuilder(_Announced(source, announced, places)), limits)
+    nbytes = source.nbytes
+
+    def there(info: TensorInfo) -> bool:
+        storage = info.storage
+        own = storage is None or storage.offset + storage.nbytes <= nbytes
+        return own and all(there(part) for _, part in info.parts)
+
+    return _sorted(
+        list(contents.tensors),
+        lambda name: there(contents.tensors[name]),
+        sum(_lacking(nbytes, places.get(key, nbytes), one.nbytes) for key, one in announced.items()),
+    )
+
+
+def _safetensors(source: Source) -> Salvage | None:
+    from ckptool.formats import safetensors
+
+    placed = safetensors.places(source)
+    return _sorted(
+        list(placed),
+        lambda name: placed[name][1] <= source.nbytes,
+        sum(_lacking(source.nbytes, begin, end - begin) for begin, end in placed.values()),
+    )
+
+
+def _lacking(nbytes: int, offset: int, needed: int) -> int:
+    return needed - max(0, min(needed, nbytes - offset))
+
+
+def _sorted(names: list[str], there: Callable[[str], bool], missing_nbytes: int) -> Salvage:
+    whole = [name for name in names if there(name)]
+    kept = set(whole)
+    return Salvage(tuple(whole), tuple(name for name in names if name not in kept), missing_nbytes)

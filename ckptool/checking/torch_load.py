@@ -1,0 +1,138 @@
+"""
+What plain ``torch.load(path)`` would say to a file, without asking it: since PyTorch 2.6 that is ``weights_only=True``.
+
+It refuses names that are not on its list, opcodes that it does not know, and files that another loader is for. What is
+said here is about form and names; it is no promise that loading succeeds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from ckptool.checking import allowed
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.pickles.nodes import Global
+from ckptool.pickles.scanner import Scan, scan
+
+Kind: TypeAlias = Literal["name", "opcode", "container", "loader"]
+
+_OPCODE_NAMES = {
+    0x95: "FRAME",
+    0x8C: "SHORT_BINUNICODE",
+    0x93: "STACK_GLOBAL",
+    0x94: "MEMOIZE",
+    ord("C"): "SHORT_BINBYTES",
+    ord("B"): "BINBYTES",
+}
+_LOADERS = {
+    "torchscript": "torch.jit.load()",
+    "pt2": "torch.export.load()",
+    "safetensors": "safetensors.torch.load_file()",
+}
+
+
+_UNTYPED = "torch.storage.UntypedStorage"
+
+
+class Asked(NamedTuple):
+    """A name that a pickle asks for: where, and whether the stock loader takes it."""
+
+    name: str
+    record: str
+    """The archive member; empty for the file itself."""
+    offset: int
+    """Of the opcode that asks for it first, from the start of the record."""
+    is_allowed: bool
+    nested_at: int | None = None
+    """Where in the record the pickle begins that asks for it, if it stands inside another one."""
+
+
+class Refusal(NamedTuple):
+    """One reason for which plain ``torch.load(path)`` does not open a file."""
+
+    kind: Kind
+    what: str
+
+
+class StockLoad(NamedTuple):
+    """What the pickles of a checkpoint ask for, and why the stock loader refuses it; no refusals: it does not."""
+
+    asked: tuple[Asked, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def judge(checkpoint: Checkpoint) -> StockLoad:
+    """Hold a checkpoint against the stock loader's rules. Its pickles are walked once more; no tensor is read."""
+    scans = [scan(stream.source, stream.start, stream.end) for stream in checkpoint.streams]
+    refusals = _container(checkpoint)
+    opcodes = [] if refusals else _opcodes(checkpoint, scans)
+    # Whatever the container: somebody unpacks it, or opens it with another loader.
+    return StockLoad(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
+
+
+def place_of(asked: Asked) -> str:
+    """Return where a name is asked for, for people to read."""
+    inside = "" if asked.nested_at is None else f" of a pickle inside, at {asked.nested_at:,}"
+    member, mark, record = asked.record.rpartition("::")
+    record = f"{member}{mark}{record.rpartition('/')[2]}"
+    return f"{record + ', ' if record else ''}byte {asked.offset:,}{inside}"
+
+
+def _asked(checkpoint: Checkpoint, scans: list[Scan]) -> tuple[Asked, ...]:
+    found: list[Asked] = []
+    for stream, scanned in zip(checkpoint.streams, scans, strict=True):
+        found += [_ask(one, stream.record) for one in stream.globals]
+        found += [_ask(one, stream.record, nested.offset) for nested in scanned.nested for one in nested.pickle.globals]
+    return tuple(found)
+
+
+def _ask(found: Global, record: str, nested_at: int | None = None) -> Asked:
+    return Asked(str(found), record, found.offset, allowed.is_allowed(found.module, found.name), nested_at)
+
+
+def _names(checkpoint: Checkpoint) -> list[Refusal]:
+    """Return the names that neither torch's list has nor TorchScript writes; those that are seldom met come first."""
+    own = checkpoint.format in ("torchscript", "pt2")
+    found = [
+        (allowed.is_usual(one.module, one.name), _ask(one, stream.record))
+        for stream in checkpoint.streams
+        for one in stream.globals
+        if not (own and allowed.is_torchscripts(one.module, one.name))
+    ]
+    found.sort(key=lambda pair: pair[0])
+    return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]
+
+
+def _container(checkpoint: Checkpoint) -> list[Refusal]:
+    """Return what is wrong with the file as such, for torch.load."""
+    if checkpoint.shards:
+        return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
+    if checkpoint.format in _LOADERS:
+        return [Refusal("loader", f"{checkpoint.format} is opened by {_LOADERS[checkpoint.format]}")]
+    if checkpoint.member is not None or checkpoint.form == "archive":
+        return [Refusal("loader", "torch.load() does not look into archives of files")]
+    if checkpoint.source.nbytes and checkpoint.source.read(0, 2) == b"\x1f\x8b":
+        return [Refusal("loader", "torch.load() does not unpack gzip")]
+    if checkpoint.format == "torch_tar":
+        return [Refusal("container", "files of PyTorch 0.1 are not read with weights_only=True")]
+    if checkpoint.format == "pickle":
+        return [Refusal("container", "it was written by pickle.dump() and not by torch.save()")]
+    if checkpoint.format == "torch_legacy" and any(str(one) == _UNTYPED for one in checkpoint.globals):
+        return [Refusal("container", "a legacy stream with untyped storages is not read with weights_only=True")]
+    if checkpoint.format == "torch_zip":
+        archive = checkpoint.archives[-1]
+        folder, _, rest = next(iter(archive)).partition("/")
+        if not rest or f"{folder}/data.pkl" not in archive:
+            return [Refusal("container", "its records do not stand in one folder")]
+    return []
+
+
+def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
+    found = []
+    for stream, scanned in zip(checkpoint.streams, scans, strict=True):
+        unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in allowed.OPCODES]
+        if unknown:
+            offset, op = min(unknown)
+            where = f"{stream.record.rpartition('/')[2] + ', ' if stream.record else ''}byte {offset:,}"
+            found.append(Refusal("opcode", f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip() + f" ({where})"))
+    return found

@@ -1,0 +1,1 @@
+"""What one file holds: tensors by name, state dicts, and everything else."""

@@ -1,0 +1,349 @@
+"""
+Inert tree → what is in it by name: tensors, the groups they form, and everything else.
+
+Strategy: two walks, neither recursive. The first visits every container once, by identity, and marks those that hold
+a tensor anywhere below; the second follows only the marked ones, in file order, and gives each tensor its full dotted
+name. A subtree without tensors is one extra, whatever its size. So a tree that shares its parts a billion times over
+costs what it stores, unless it holds tensors, and then the limit on names stops it.
+
+No name makes a file unreadable: keys that are no text are named by their value or numbered (see ``keys``), and names
+that are equal all the same are told apart by a number after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import Final, Literal, Protocol, TypeAlias
+
+from ckptool.cancellation import checked, each
+from ckptool.checkpoints import modules
+from ckptool.checkpoints.key_names import KeyNames
+from ckptool.errors import AmbiguousFile, LimitExceeded
+from ckptool.limits import Limits
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Inert, PersistentId
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.tensor import Kind, TensorInfo
+
+# A part that is shared has a path for each way to it. These count what the paths may cost: so much for any file, so
+# much more for each thing that stands in it, and this for the object round a path.
+_PATHS_NBYTES: Final = 1 << 24
+_PATH_NBYTES: Final = 256
+_OVERHEAD_NBYTES: Final = 64
+
+GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loose"]
+
+
+class Group:
+    """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
+
+    __slots__ = ("class_name", "key", "kind", "names", "node")
+
+    def __init__(
+        self,
+        key: str,
+        kind: GroupKind,
+        names: list[str] | None = None,
+        class_name: str | None = None,
+        node: Inert = None,
+    ) -> None:
+        self.key = key
+        """Full dotted path of the mapping or object; empty for the root."""
+        self.kind: GroupKind = kind
+        self.names = names if names is not None else []
+        self.class_name = class_name
+        self.node = node
+        """The mapping or model in the tree; None where the format has no tree."""
+
+
+class Contents:
+    """Everything in a tree of objects, by full dotted name, in file order."""
+
+    __slots__ = ("attributes", "bound_method", "clashes", "extras", "groups", "tensors", "unreadable", "walks")
+
+    def __init__(self, tensors: dict[str, TensorInfo] | None = None, *, bound_method: bool = False) -> None:
+        self.tensors = tensors if tensors is not None else {}
+        self.groups: list[Group] = []
+        self.attributes: dict[str, TensorInfo] = {}
+        """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
+        self.extras: list[tuple[str, Inert]] = []
+        """The largest subtrees that hold no tensor, under the path where they stand."""
+        self.walks: list[tuple[str, modules.StateDictWalk]] = []
+        """For each whole model: its path, and what could not be known about its state_dict()."""
+        self.unreadable: list[tuple[str, str]] = []
+        """Parameters and buffers that are no tensors we know: the name, and what the pickle calls to make one."""
+        self.clashes: dict[str, str] = {}
+        """Names that were given to tensors whose own name another has already, and that own name."""
+        self.bound_method = bound_method
+
+
+_Place: TypeAlias = "tuple[Inert, str, Group | None]"
+"""A node on the way down, its dotted path, and the group that its direct tensors belong to."""
+
+
+class ModelGraph(Protocol):
+    """How whole models stand in a tree: ``PickledModules`` for nn.Module, another for TorchScript."""
+
+    def is_module(self, node: Inert) -> bool:
+        """Say whether a node is a whole model."""
+        ...
+
+    def class_name(self, node: Inert) -> str:
+        """Return the full name of a model's class."""
+        ...
+
+    def walk(self, node: Inert, limits: Limits) -> modules.StateDictWalk:
+        """Return what the model's state_dict() would hold."""
+        ...
+
+    def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
+        """Return what any node inside a model holds, by the names that the model's own code would use."""
+        ...
+
+
+def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None = None) -> Contents:
+    """
+    Return what is in the tree below ``root``.
+
+    Raises:
+        MalformedFile: A tensor contradicts its storage.
+        AmbiguousFile: A mapping or a model holds two tensors under one and the same key.
+        LimitExceeded: There are more names than ``limits`` allow, or longer ones.
+    """
+    return _Collector(root, rebuilder, limits, graph or modules.PickledModules()).collect()
+
+
+class _Collector:
+    def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph) -> None:
+        self._root = root
+        self._graph = graph
+        self._tensor = checked(rebuilder.tensor, limits.cancellation)
+        self._limits = limits
+        self._contents = Contents(bound_method=modules.is_bound_method(root))
+        self._holding, count = _mark_holding(root, self._tensor, limits)
+        self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
+        """What is left for paths."""
+        self._keys = KeyNames()
+        self._walks: dict[int, modules.StateDictWalk] = {}
+        self._last_number: dict[str, int] = {}
+        self._told: set[int] = set()  # tensors inside models that already have a name
+
+    def collect(self) -> Contents:
+        todo: list[_Place] = [(self._root, "", None)]
+        inside: set[int] = set()
+        while todo:
+            node, path, group = todo.pop()
+            if node is _LEAVE:
+                inside.discard(int(path))
+                continue
+            info = self._tensor(node)
+            if info is not None:
+                self._add_tensor(path, info, group)
+                continue
+            if id(node) not in self._holding:
+                self._contents.extras.append((path, node))
+            elif id(node) in self._walks or self._graph.is_module(node):
+                self._add_model(node, path)
+            elif id(node) not in inside:  # a container inside itself is not followed twice
+                inside.add(id(node))
+                todo.append((_LEAVE, str(id(node)), None))
+                todo.extend(reversed(self._open(node, path, group)))
+        return self._contents
+
+    def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
+        """Return a container's children, with the group that they belong to."""
+        below = list(nodes.children(node))
+        infos = [self._tensor(child) for _, child in below]
+        if group is None or group.kind != "optimizer":
+            group = self._group(node, path, below, infos)
+        below = self._named(node, below)
+        tensors = [info for info in infos if info is not None]
+        if len(tensors) < len(below):
+            return [(child, self._join(path, component), group) for component, child in below]
+        for (component, _), info in zip(below, tensors, strict=True):  # most tensors of most files
+            self._add_tensor(self._join(path, component), info, group)
+        return []
+
+    def _group(
+        self, node: Inert, path: str, below: list[tuple[Inert, Inert]], infos: list[TensorInfo | None]
+    ) -> Group | None:
+        texts = [key for key, _ in below if isinstance(key, str)]
+        if "state" in texts and "param_groups" in texts:
+            self._keys.number_parameters(below)
+            return self._new_group(Group(path, "optimizer", node=node))
+        others = [child for (_, child), info in zip(below, infos, strict=True) if info is None]
+        direct = len(below) - len(others)
+        if not direct or nodes.mapping_pairs(node) is None:
+            return None
+        # Some tensors among other things (best_acc, rng_state beside "model") are no state dict.
+        nested = any(id(child) in self._holding for child in others)
+        named = len(texts) == len(below)
+        kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
+        # Their weights are in tuples, and what stands beside them is numbers: by counting, no state dict either.
+        if named and nested and any(key.endswith(_PACKED) for key in texts):
+            kind = "packed"
+        return self._new_group(Group(path, kind, node=node))
+
+    def _new_group(self, group: Group) -> Group:
+        self._contents.groups.append(group)
+        return group
+
+    def _add_tensor(self, name: str, info: TensorInfo, group: Group | None) -> None:
+        tensors = self._contents.tensors
+        if name in tensors:
+            wanted, name = name, self._apart(name, tensors)
+            self._contents.clashes[name] = wanted
+        if len(tensors) >= self._limits.tensors:
+            raise LimitExceeded(f"more than {self._limits.tensors:,} names of tensors", actual=self._limits.tensors)
+        tensors[name] = info
+        if group is not None:
+            group.names.append(name)
+
+    def _apart(self, name: str, taken: Container[str]) -> str:
+        """Return a name that nothing has yet, for a tensor whose own name another has."""
+        number = self._last_number.get(name, 1) + 1
+        while f"{name}#{number}" in taken:
+            number += 1
+        self._last_number[name] = number
+        return self._charged(f"{name}#{number}")
+
+    def _add_model(self, node: Inert, path: str) -> None:
+        walk = self._walks.get(id(node))
+        again = walk is not None
+        if walk is None:
+            walk = self._walks[id(node)] = self._graph.walk(node, self._limits)
+        self._contents.walks.append((path, walk))
+        group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node), node=node))
+        own = {entry.name for entry in walk.entries}
+        if len(own) < len(walk.entries):
+            raise AmbiguousFile("a model has two tensors of one name", kind="ambiguous-name")
+        for entry in walk.entries:
+            name = self._join(path, entry.name)
+            info = self._tensor(entry.node)
+            if info is None:
+                self._contents.unreadable.append((name, nodes.class_name(entry.node)))
+                continue
+            self._told.add(id(entry.node))
+            self._add_tensor(name, _of_kind(info, entry.kind), group)
+        if not again:
+            self._add_attributes(node, path)
+
+    def _add_attributes(self, model: Inert, path: str) -> None:
+        """Name the tensors inside a model that its state_dict() would not give, each once, where it is first met."""
+        todo = [(model, path)]
+        seen: set[int] = set()
+        while todo:
+            node, name = todo.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            info = self._tensor(node)
+            if info is not None:
+                if id(node) not in self._told:
+                    self._told.add(id(node))
+                    attributes = self._contents.attributes
+                    attributes[self._apart(name, attributes) if name in attributes else name] = info
+            elif id(node) in self._holding:
+                below = [
+                    (child, name if component in _MODULE_DICTS else self._join(name, component))
+                    for component, child in self._named(node, list(self._graph.children(node)))
+                ]
+                todo.extend(reversed(below))
+
+    def _named(self, node: Inert, below: list[tuple[Inert, Inert]]) -> list[tuple[str, Inert]]:
+        """Return what a container holds, by components of names."""
+        keys = [key for key, _ in below]
+        texts = {key for key in keys if isinstance(key, str)}
+        if len(texts) == len(below):  # most mappings
+            return below
+        if nodes.mapping_pairs(node) is not None:
+            self._refuse_repeated(below)
+        return list(zip(self._keys.components(node, keys), (child for _, child in below), strict=True))
+
+    def _refuse_repeated(self, mapping: list[tuple[Inert, Inert]]) -> None:
+        """Refuse a key that a mapping has twice, each time for a tensor: which one it is depends on the reader."""
+        seen: set[str] = set()
+        for key, child in mapping:
+            if isinstance(key, str) and (id(child) in self._holding or self._tensor(child) is not None):
+                if key in seen:
+                    raise AmbiguousFile(f"a mapping has two tensors under the key {key!r}", kind="ambiguous-name")
+                seen.add(key)
+
+    def _join(self, path: str, component: str) -> str:
+        return self._charged(f"{path}.{component}" if path else component)
+
+    def _charged(self, joined: str) -> str:
+        """Return a path, once its cost was taken from what paths may cost."""
+        if len(joined) > self._limits.name_nbytes:
+            raise LimitExceeded(
+                f"a name of {len(joined):,} characters; {self._limits.name_nbytes:,} are allowed",
+                kind="name-too-long",
+                needed=len(joined),
+                actual=self._limits.name_nbytes,
+            )
+        self._paths_nbytes -= len(joined) + _OVERHEAD_NBYTES
+        if self._paths_nbytes < 0:
+            raise LimitExceeded(
+                "the paths of everything in the file are far longer than the file: its parts hold each other"
+            )
+        return joined
+
+
+_LEAVE = Call(None, ())
+_PACKED = "_packed_params"
+"""Last component of what holds the weight and the bias of a quantised layer, in a tuple."""
+_PLAIN: Final = frozenset((list, tuple))
+_TENSORS: Final = frozenset((Call, PersistentId))
+"""Types of nodes that may stand for a tensor."""
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
+
+
+def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], limits: Limits) -> tuple[set[int], int]:
+    """Return the ids of the containers below ``root`` that hold a tensor at any depth, and how much all hold."""
+    count = depth = 0
+    parents: dict[int, int] = {id(root): 0}
+    others: list[tuple[int, int]] = []  # further parents, of what is shared
+    direct: list[int] = []
+    level = [] if tensor(root) is not None else [root]
+    containers, deepest = nodes.CONTAINERS, limits.depth
+    while level:
+        depth += 1
+        if depth > deepest:
+            raise LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
+        below: list[Inert] = []
+        for node in each(level, limits.cancellation):
+            own = id(node)
+            for child in node if type(node) in _PLAIN else nodes.held(node):
+                count += 1
+                kind = type(child)
+                if kind not in containers:
+                    continue
+                key = id(child)
+                if kind in _TENSORS and tensor(child) is not None:
+                    direct.append(own)
+                elif key in parents:
+                    others.append((key, own))
+                else:
+                    parents[key] = own
+                    below.append(child)
+        level = below
+    return _upwards(direct, parents, others), count
+
+
+def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int, int]]) -> set[int]:
+    """Return all that is reached from ``direct`` by going from child to parent."""
+    more: dict[int, list[int]] = {}
+    for key, own in others if direct else ():
+        more.setdefault(key, []).append(own)
+    found: set[int] = set()
+    while direct:
+        own = direct.pop()
+        while own and own not in found:
+            found.add(own)
+            direct.extend(more.get(own, ()))
+            own = parents[own]
+    return found
+
+
+def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:
+    return info if info.kind == kind else info._replace(kind=kind)

@@ -1,0 +1,305 @@
+"""
+Pickled ``nn.Module`` graph → the names that its ``state_dict()`` would have had, without the classes.
+
+The rule is Module.state_dict's own: parameters, then persistent buffers, then children, each in the order of its
+dict; entries that are None are skipped; what is reached by several names has every one of them. Plain attributes and
+non-persistent buffers are not in a state_dict, and not here.
+
+Three things cannot be known from the file, because they live in code: extra state, state-dict hooks, and classes that
+override the saving itself. ``StateDictWalk.doubts`` names the classes concerned.
+
+See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from ckptool.cancellation import worklist
+from ckptool.errors import LimitExceeded, MalformedFile
+from ckptool.limits import Limits
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
+from ckptool.tensors.tensor import Kind
+
+WRAPPERS = {
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that put a component of their own in front of every name of the model that they wrap: that component."""
+
+DATA_PARALLEL = frozenset(cls for cls, component in WRAPPERS.items() if component == "module")
+
+_MOST_MODULES = 200_000
+_NAMES_NBYTES = 1 << 26
+"""What a walk may cost: modules visited, one under two names twice, and the length of all names together."""
+
+BOUND_TO = "__self__"
+"""What Python calls the object of a bound method."""
+
+_OWN_SAVERS = (
+    "torch.nn.quantized",
+    "torch.ao.nn.quantized",
+    "torch.nn.intrinsic.quantized",
+    "bitsandbytes",
+    "torch.jit",
+)
+"""Packages whose classes are known to save something else than their parameters and buffers."""
+
+_HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
+"""Hooks that touch the metadata only."""
+
+
+class ModuleTensor(NamedTuple):
+    """One entry of a state_dict: its name inside the module, and the node of its tensor."""
+
+    name: str
+    node: Inert
+    kind: Kind | None
+
+
+class StateDictWalk:
+    """What a module's state_dict() would hold, and what cannot be known about it."""
+
+    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "own_savers", "transient")
+
+    def __init__(self) -> None:
+        self.entries: list[ModuleTensor] = []
+        self.transient: list[ModuleTensor] = []
+        """Buffers that are not persistent: part of the model, but not of its state_dict()."""
+        self.modules: list[tuple[str, str]] = []
+        """Each module's path, and its class."""
+        self.hooks: list[tuple[str, str]] = []
+        """State-dict hooks: the class that carries one, and the hook's name."""
+        self.own_savers: list[str] = []
+        """Classes known to save something of their own."""
+        self.foreign_classes: list[str] = []
+        """Classes outside torch.nn, which may override anything."""
+
+
+class _Body(NamedTuple):
+    class_name: str
+    parameters: Pairs
+    buffers: Pairs
+    children: Pairs
+    non_persistent: frozenset[str]
+    hooks: list[Inert]
+
+
+class PickledModules:
+    """How nn.Module objects stand in a pickle."""
+
+    def is_module(self, node: Inert) -> bool:
+        """Say whether a node is a pickled module, or a saved bound method or compiled wrapper of one."""
+        return isinstance(node, Call) and _body(_behind_method(node)) is not None
+
+    def class_name(self, node: Inert) -> str:
+        """Return the full class name of a pickled module."""
+        return nodes.class_name(_behind_method(node))
+
+    def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
+        """Return what the module's state_dict() would hold."""
+        return walk_state_dict(node, limits)
+
+    def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
+        """Return what a node holds; for bound methods and compiled modules, what they stand for."""
+        behind = _behind_method(node)
+        if behind is not node:
+            return [(BOUND_TO, behind)]
+        compiled = _compiled_original(node) if isinstance(node, Call) else None
+        return [("_orig_mod", compiled)] if compiled is not None else nodes.children(node)
+
+
+def is_bound_method(node: Inert) -> bool:
+    """Say whether a node is ``model.state_dict`` saved without its parentheses."""
+    return isinstance(node, Call) and _behind_method(node) is not node
+
+
+def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
+    """
+    Return the names, in order, that the ``state_dict()`` of a pickled module would have.
+
+    Raises:
+        MalformedFile: A module holds itself.
+        LimitExceeded: Shared children give more names than ``limits`` allow.
+    """
+    walk = StateDictWalk()
+    seen_classes: set[str] = set()
+    inside: set[int] = set()
+    # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
+    todo: list[tuple[Inert, str, bool]] = worklist([(_behind_method(node), "", False)], limits.cancellation)
+    visits = names_nbytes = 0
+    bodies: dict[int, _Body | None] = {}  # a state that modules share is searched once
+    while todo:
+        current, prefix, leaving = todo.pop()
+        if leaving:
+            inside.discard(id(current))
+            continue
+        shared = id(current.state) if isinstance(current, Call) and current.state is not None else id(current)
+        if shared not in bodies:
+            bodies[shared] = _body(current)
+        body = bodies[shared]
+        if body is None:
+            continue
+        body = body._replace(class_name=nodes.class_name(current))
+        if id(current) in inside:
+            raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
+        inside.add(id(current))
+        todo.append((current, prefix, True))
+        visits += 1
+        names_nbytes += (len(prefix) + 16) * (1 + len(body.parameters) + len(body.buffers))
+        if visits > _MOST_MODULES or names_nbytes > _NAMES_NBYTES or len(prefix) > limits.name_nbytes:
+            raise LimitExceeded(
+                f"a model of more than {_MOST_MODULES:,} modules, or of names that are far longer than the file",
+                actual=_MOST_MODULES,
+            )
+        walk.modules.append((prefix[:-1], body.class_name))
+        _note_doubts(walk, body, seen_classes)
+        walk.entries.extend(_own_entries(body, prefix))
+        walk.transient.extend(_own_transient(body, prefix))
+        for name, child in reversed(body.children):
+            if child is not None and isinstance(name, str):
+                todo.append((child, f"{prefix}{name}.", False))
+    return walk
+
+
+def _own_entries(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
+    for name, node in body.parameters:
+        if node is not None and isinstance(name, str):
+            yield ModuleTensor(prefix + name, node, "parameter")
+    for name, node in body.buffers:
+        if node is not None and isinstance(name, str) and name not in body.non_persistent:
+            yield ModuleTensor(prefix + name, node, "buffer")
+
+
+def _own_transient(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
+    for name, node in body.buffers:
+        if node is not None and isinstance(name, str) and name in body.non_persistent:
+            yield ModuleTensor(prefix + name, node, "buffer")
+
+
+def _note_doubts(walk: StateDictWalk, body: _Body, seen: set[str]) -> None:
+    for hook in body.hooks:
+        name = nodes.class_name(hook)
+        if name not in _HARMLESS_HOOKS:
+            walk.hooks.append((body.class_name, name))
+    if body.class_name in seen:
+        return
+    seen.add(body.class_name)
+    if body.class_name.startswith(_OWN_SAVERS):
+        walk.own_savers.append(body.class_name)
+    elif not body.class_name.startswith(("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_utils.")):
+        walk.foreign_classes.append(body.class_name)
+
+
+def _behind_method(node: Inert) -> Inert:
+    """Return the object of a bound method: ``getattr(model, "state_dict")`` is how pickle writes one."""
+    if (
+        isinstance(node, Call)
+        and isinstance(node.func, Global)
+        and isinstance(node.args, tuple)
+        and len(node.args) == 2
+    ):
+        named = (node.func.module, node.func.name)
+        if named in (("builtins", "getattr"), ("__builtin__", "getattr")) and isinstance(node.args[1], str):
+            return node.args[0]
+    return node
+
+
+def _body(node: Inert) -> _Body | None:
+    if not isinstance(node, Call):
+        return None
+    compiled = _compiled_original(node)
+    if compiled is not None:
+        return _Body(nodes.class_name(node), [], [], [("_orig_mod", compiled)], frozenset(), [])
+    attributes, name = _attributes(node), nodes.class_name(node)
+    if attributes is None:
+        return None
+    parameters = nodes.mapping_pairs(nodes.lookup(attributes, "_parameters"))
+    buffers = nodes.mapping_pairs(nodes.lookup(attributes, "_buffers"))
+    children = nodes.mapping_pairs(nodes.lookup(attributes, "_modules"))
+    if parameters is None or buffers is None or children is None:
+        return None
+    hooks = nodes.mapping_pairs(nodes.lookup(attributes, "_state_dict_hooks")) or []
+    return _Body(
+        name,
+        parameters,
+        buffers,
+        children,
+        _names(nodes.lookup(attributes, "_non_persistent_buffers_set")),
+        [hook for _, hook in hooks],
+    )
+
+
+def _attributes(node: Call) -> Pairs | None:
+    """Return a module's ``__dict__``: its state, or the dict that a graph module is rebuilt from."""
+    if isinstance(node.func, Global) and node.func.module == "torch.fx.graph_module" and isinstance(node.args, tuple):
+        return next((arg.pairs for arg in node.args[:2] if isinstance(arg, Dict)), None)
+    return nodes.attribute_pairs(node) if node.state is not None else None
+
+
+def _compiled_original(node: Call) -> Inert | None:
+    """Return the module that ``torch.compile`` wrapped: pickled as the wrapper's first argument, without a state."""
+    func = nodes.global_of(node.func)
+    if func is not None and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
+        return node.args[0]
+    return None
+
+
+def _names(node: Inert) -> frozenset[str]:
+    """Return the strings of a set, as any protocol writes one."""
+    items: Inert = []
+    if isinstance(node, nodes.Set):
+        items = node.items
+    elif isinstance(node, Call) and isinstance(node.args, tuple) and node.args and isinstance(node.args[0], list):
+        items = node.args[0]
+    return frozenset(item for item in items if isinstance(item, str))
+
+
+def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
+    """Return the model inside a training wrapper of one of ``classes``, or None if ``node`` is no such wrapper."""
+    if not isinstance(node, Call):
+        return None
+    name = nodes.class_name(node)
+    body = _body(node) if name in classes else None
+    return nodes.lookup(body.children, WRAPPERS[name]) if body is not None else None
+
+
+def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str]:
+    """Return the name that each entry has once wrappers of ``classes`` give way to the model inside them."""
+    gone = {f"{path}.{WRAPPERS[cls]}" if path else WRAPPERS[cls] for path, cls in walk.modules if cls in classes}
+    return {entry.name: _without(entry.name, gone) for entry in walk.entries} if gone else {}
+
+
+def _without(name: str, gone: set[str]) -> str:
+    """Return a name without those of its components that end a path in ``gone``."""
+    components = name.split(".")
+    ends = accumulate(components, lambda path, component: f"{path}.{component}")
+    return ".".join(component for component, end in zip(components, ends, strict=True) if end not in gone)
+
+
+def version_of(class_name: str) -> int:
+    """
+    Return the ``_version`` that a module of this class writes into ``state_dict()._metadata``.
+
+    It is an attribute of the class, so not in any file: torch's own are known, every other is 1.
+    """
+    return _VERSIONS.get(class_name.rpartition(".")[2], 1) if class_name.startswith("torch.") else 1
+
+
+_VERSIONS = dict.fromkeys(
+    (
+        *(
+            f"{norm}{dims}d"
+            for norm in ("BatchNorm", "InstanceNorm", "LazyBatchNorm", "LazyInstanceNorm")
+            for dims in "123"
+        ),
+        "SyncBatchNorm",
+    ),
+    2,
+)

@@ -1,0 +1,131 @@
+"""What a checkpoint comes to: counts, sizes, devices, element types, prefixes, and which tensors share memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.sources.cancellable import cancellation_of
+from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo, identity
+
+WRAPPER_COMPONENTS = {
+    "module": "DataParallel or DistributedDataParallel",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_fpw_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+    "_forward_module": "Lightning Fabric",
+}
+"""Name components that training wrappers add, and who adds them."""
+
+
+class Summary(NamedTuple):
+    """Counts over all tensors of a checkpoint."""
+
+    tensors: int
+    """Names; a tied tensor counts under each."""
+    tied: int
+    """Names that only repeat a tensor that another name has."""
+    numel: int
+    """Elements; tied tensors count once."""
+    nbytes: int
+    """Bytes of storage; shared bytes count once, whether tensors cover them or not."""
+    devices: dict[str, int]
+    """Tensors by device tag, as saved."""
+    dtypes: dict[str, int]
+    prefixes: tuple[str, ...]
+    """Leading components, with their dots, that every name of the weights has; outermost first."""
+
+
+class Counts(NamedTuple):
+    """Counts over some tensors, by what the file says of them alone."""
+
+    tensors: int
+    tied: int
+    numel: int
+    devices: dict[str, int]
+    dtypes: dict[str, int]
+
+
+def summarise(checkpoint: Checkpoint) -> Summary:
+    """Return the counts of a checkpoint. Reads nothing."""
+    cancellation = cancellation_of(checkpoint.source)
+    counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
+    nbytes = storage_nbytes(each(checkpoint.tensors.values(), cancellation))
+    tensors, tied, numel, devices, dtypes = counts
+    return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()))
+
+
+def count(infos: Sequence[TensorInfo], location: str | None = None, cancellation: Cancellation | None = None) -> Counts:
+    """Return the counts of tensors; with ``location``, as if all that have memory had been saved there."""
+    tags = [info.location for info in infos]
+    if location is not None:  # a meta tensor has no storage to be tagged
+        tags = [location if info.storage or info.parts else info.location for info in infos]
+    distinct = {identity(info): info for info in each(infos, cancellation)}
+    return Counts(
+        tensors=len(infos),
+        tied=len(infos) - len(distinct),
+        numel=sum(info.numel for info in each(distinct.values(), cancellation)),
+        devices=dict(Counter(tags)),
+        dtypes=dict(Counter(info.dtype.name for info in infos)),
+    )
+
+
+def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:
+    """Return the bytes of all storages that tensors and their parts refer to, each byte once."""
+    return sum(end - begin for _, begin, end in _merged(_storages(tensor.info for tensor in tensors)))
+
+
+def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
+    """Return the groups of two or more names whose storages overlap, in order of first name."""
+    named = [tensor for tensor in tensors if tensor.info.storage is not None and tensor.info.storage.nbytes]
+    begins: dict[int, list[int]] = {}
+    for source, begin, _ in _merged(_storages(tensor.info for tensor in named)):
+        begins.setdefault(source, []).append(begin)
+    groups: dict[tuple[int, int], list[str]] = {}
+    for tensor in named:
+        storage = tensor.info.storage
+        assert storage is not None  # noqa: S101 - filtered above
+        source = id(storage.source)
+        span = bisect_right(begins[source], storage.offset)
+        groups.setdefault((source, span), []).append(tensor.name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:
+    for info in infos:
+        if info.storage is not None:
+            yield info.storage
+        yield from _storages(part for _, part in info.parts)
+
+
+def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:
+    """Return disjoint ``(source, begin, end)`` spans that cover the storages: views of a storage overlap it."""
+    spans = sorted({(id(s.source), s.offset, s.offset + s.nbytes) for s in storages if s.nbytes})
+    merged: list[tuple[int, int, int]] = []
+    for source, begin, end in spans:
+        if merged and merged[-1][0] == source and begin < merged[-1][2]:
+            merged[-1] = (source, merged[-1][1], max(end, merged[-1][2]))
+        else:
+            merged.append((source, begin, end))
+    return merged
+
+
+def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
+    """Return the components that all names begin with, up to and including the first that no wrapper adds."""
+    if not names:
+        return ()
+    found: list[str] = []
+    # What the first and the last in the alphabet begin with, all that stand between them do.
+    first, last = min(names).split("."), max(names).split(".")
+    for component, other in zip(first[:-1], last[:-1], strict=False):
+        if component != other:
+            break
+        found.append(component)
+        if component not in WRAPPER_COMPONENTS:
+            break
+    return tuple(f"{component}." for component in found)

@@ -1,0 +1,278 @@
+"""
+The weights of a checkpoint on their way out: one flat mapping of names, whatever they came from.
+
+Names are relative to the state dict that was chosen, changed as asked; order is the file's. Beside the tensors stand
+the entries that are none (packed parameters, extra state) and the metadata of the modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.modules import version_of
+from ckptool.checkpoints.roles import Role
+from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.names import renaming
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.sources.cancellable import check_cancelled
+from ckptool.tensors.tensor import LazyTensor
+
+Which: TypeAlias = Literal["auto", "raw", "ema"]
+
+ORDER_KEY = "ckptool.order"
+MODULES_KEY = "ckptool.checkpoints.modules"
+"""Keys of a safetensors file's metadata under which the order of names and the facts of modules survive."""
+
+RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
+"""Keys of that metadata that are never names of tensors."""
+
+ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
+"""What a module wrote beside its tensors: its version, mostly."""
+
+_ROLES: Final[dict[Which, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
+_KINDS: Final[dict[Which, str]] = {
+    "ema": "averaged weights",
+    "raw": "weights that are not averaged",
+    "auto": "weights",
+}
+_MOST_FACTS = 16
+_LONGEST_FACT = 256
+
+
+class NameChanges(NamedTuple):
+    """What was asked to be done to the names of a state dict, in order."""
+
+    rules: tuple[renaming.Rule, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether anything is asked for but that wrappers be stripped, which whole models can be freed of too."""
+        asked = [rule for rule in self.rules if rule not in renaming.WRAPPER_RULES]
+        return bool(asked or self.include or self.exclude)
+
+    def takes(self, name: str) -> bool:
+        """Say whether a name, as it was, is among those asked for."""
+        if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
+            return False
+        return not any(fnmatchcase(name, glob) for glob in self.exclude)
+
+
+class Weights(NamedTuple):
+    """Tensors by new name, in order."""
+
+    state_dict: StateDict
+    tensors: dict[str, LazyTensor]
+    others: dict[str, Inert]
+    """Entries that are no tensors."""
+    modules: dict[str, ModuleFacts]
+    """What ``state_dict()._metadata`` holds of each module, by its path."""
+    old_names: dict[str, str]
+    """The name that each entry had, by the name that it has now; all entries, in order."""
+    dropped: tuple[str, ...]
+    """Names that were asked to be left out, or that went with a wrapper."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """What a safetensors file says of itself, beside what it says of its tensors."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all entries, tensors or not, in order."""
+        return list(self.old_names)
+
+    @property
+    def renamed(self) -> tuple[tuple[str, str], ...]:
+        """Old and new name where they differ."""
+        return tuple((old, new) for new, old in self.old_names.items() if old != new)
+
+
+def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
+    """
+    Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
+
+    Raises:
+        AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
+        WeightsNotFound: None is.
+    """
+    found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
+    if key is not None:
+        named = [one for one in checkpoint.state_dicts if one.key == key]
+        if len(named) != 1:
+            raise _listing(WeightsNotFound(f"no state dict under {key!r}"), found)
+        if named[0].role == "optimizer":
+            raise _listing(WeightsNotFound(f"{key!r} is an optimizer's state, no weights"), found)
+        return named[0]
+    best = checkpoint.weights
+    for role in _ROLES[which]:
+        meant = [one for one in found if one.role == role]
+        taken = next((one for one in meant if len(meant) == 1 or one is best), None)
+        if taken is not None:
+            return taken
+        if meant:
+            raise _listing(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
+    raise _listing(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
+
+
+def by_name(checkpoint: Checkpoint) -> list[StateDict]:
+    """Return the state dicts of weights whose names can be changed where everything is taken: a model's are its own."""
+    return [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.class_name is None]
+
+
+def _listing(error: WeightsNotFound, found: Sequence[StateDict]) -> WeightsNotFound:
+    error.candidates = tuple(one.key for one in found)
+    listed = ", ".join(key or "(root)" for key in error.candidates[:12])
+    error.hint = f"Pick one with --key: {listed}" if found else "Keep everything with --form same."
+    return error
+
+
+def prepare(
+    checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges, *, drop: Sequence[str] = ()
+) -> Weights:
+    """
+    Return the weights of a state dict under their new names, without the paths in ``drop``.
+
+    Raises:
+        AmbiguousFile: Two of its tensors have one name.
+        MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
+    """
+    check_cancelled(checkpoint.source)
+    _refuse_clashes(checkpoint, state_dict)
+    pairs = _entries(state_dict)
+    direct = dict(pairs)
+    others = {name: value for name, value in pairs if name not in state_dict}
+    # What lies deeper, in a tuple say, goes where its entry goes.
+    tensors = {name: tensor for name, tensor in state_dict.items() if not others or name in direct}
+    modules = _modules(checkpoint, state_dict)
+    texts: list[tuple[str, str]] = []
+    if checkpoint.format == "safetensors":
+        own = tensors
+        tensors, modules = _restored(checkpoint, own)
+        said = checkpoint.metadata.items()
+        texts = [(key, text) for key, text in said if key not in RESERVED and not (key in tensors and key not in own)]
+    entries = [name for name, _ in pairs] if others else list(tensors)
+    gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
+    kept = entries
+    if drop or changes.include or changes.exclude:
+        kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
+    check_cancelled(checkpoint.source)
+    renamed = dict(zip(kept, renaming.rename(kept, changes.rules), strict=True))
+    new = {old: name for old, name in renamed.items() if name is not None}
+    paths = renaming.rename_metadata(list(modules), changes.rules, kept)
+    return Weights(
+        state_dict,
+        {new[name]: tensor for name, tensor in tensors.items() if name in new},
+        {new[name]: node for name, node in others.items() if name in new},
+        {path: facts for path, facts in zip(paths, modules.values(), strict=True) if path is not None},
+        {name: old for old, name in new.items()},
+        tuple(name for name in entries if name not in new),
+        tuple(texts),
+    )
+
+
+def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
+    """Raise AmbiguousFile where two tensors would need one name."""
+    head = f"{state_dict.key}." if state_dict.key else ""
+    for given, wanted in checkpoint.clashes.items():
+        if given.startswith(head) and given[len(head) :] in state_dict:
+            raise AmbiguousFile(
+                f"two tensors are called {wanted!r}; the second is listed as {given!r}", kind="ambiguous-name"
+            )
+
+
+def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
+    """Yield the paths, relative to a state dict, of what is to be dropped from it; what stands outside goes anyway."""
+    if not drop:
+        return
+    head = f"{state_dict.key}." if state_dict.key else ""
+    everything = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
+    for path in drop:
+        if any(one.role == path for one in checkpoint.state_dicts if one is not state_dict):
+            continue
+        if not any(f"{name}.".startswith(f"{path}.") for name in everything):
+            raise MigrationRefused(f"there is nothing called {path!r} to drop", kind="nothing-to-drop")
+        if head.startswith(f"{path}."):
+            raise MigrationRefused(f"{path!r} is what was to be taken", kind="nothing-left")
+        yield path[len(head) :] if path.startswith(head) else "\0"
+
+
+def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
+    """Return the direct entries of a mapping."""
+    if state_dict.class_name is not None or state_dict.node is None:
+        return []
+    pairs = nodes.mapping_pairs(state_dict.node) or []
+    return [pair for pair in pairs if isinstance(pair[0], str)]
+
+
+def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
+    if state_dict.class_name is not None:
+        walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
+        return {path: {"version": version_of(cls)} for path, cls in walks[0].modules} if walks else {}
+    node = state_dict.node
+    metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(node), "_metadata")) if node is not None else None
+    found = {path: _facts(entry) for path, entry in metadata or () if isinstance(path, str)}
+    return {path: facts for path, facts in found.items() if facts}
+
+
+def _facts(entry: Inert) -> ModuleFacts:
+    """Return what a module's entry says, as far as it is short and plain; torch's own nest two deep at most."""
+    facts: ModuleFacts = {}
+    for name, value in _pairs(entry):
+        inside = _pairs(value)
+        if _is_fact(name) and _is_fact(value):
+            facts[name] = value
+        elif _is_fact(name) and inside and all(_is_fact(key) and _is_fact(fact) for key, fact in inside):
+            facts[name] = dict(inside)
+    return facts
+
+
+def _pairs(value: Inert) -> list[tuple[str, Inert]]:
+    """Return the named items of a mapping, a pickle's or JSON's; none of one that is too long to be a module's."""
+    pairs = list(value.items()) if isinstance(value, dict) else nodes.mapping_pairs(value) or []
+    return [(key, item) for key, item in pairs if isinstance(key, str)] if len(pairs) <= _MOST_FACTS else []
+
+
+def _is_fact(value: Inert) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_FACT
+    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+def _restored(
+    checkpoint: Checkpoint, tensors: dict[str, LazyTensor]
+) -> tuple[dict[str, LazyTensor], dict[str, ModuleFacts]]:
+    """Return what a safetensors file's metadata says beside its tensors: tied names, the order, facts of modules."""
+    names = list(tensors)
+    whole = dict(tensors)
+    for removed, kept in checkpoint.metadata.items():
+        if removed not in whole and kept in tensors and removed not in RESERVED:
+            whole[removed] = tensors[kept]
+            names.append(removed)
+    order, modules = _parsed(checkpoint.metadata.get(ORDER_KEY)), _parsed(checkpoint.metadata.get(MODULES_KEY))
+    if isinstance(order, list) and sorted(name for name in order if isinstance(name, str)) == sorted(names):
+        whole = {name: whole[name] for name in order}
+    written = modules.items() if isinstance(modules, dict) else ()
+    # A number alone is a version: nearly every module has that and no more.
+    facts = {path: _facts({"version": entry} if isinstance(entry, int) else entry) for path, entry in written}
+    return whole, {path: entry for path, entry in facts.items() if entry}
+
+
+def _parsed(text: str | None) -> object:
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def refuse_others(others: Sequence[str], *, drop: bool) -> None:
+    """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
+    if others and not drop:
+        raise MigrationRefused(
+            f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
+            kind="unsupported-entries",
+            hint="Leave them out with --drop-unsupported.",
+        )

@@ -1,0 +1,333 @@
+"""
+Diff: open both → line up names → compare what is said of each tensor → compare values.
+
+Everything but the values comes from the two indexes. Values are compared in bounded pieces, and torch is imported
+only to say by how much they differ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from typing import Final
+
+from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
+from ckptool.diffing.sides import Aspect, Scope, Side, scope_of, side_of
+from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
+from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
+from ckptool.sources.cancellable import cancellation_of
+from ckptool.tensors.tensor import LazyTensor, TensorInfo, identity
+from ckptool.torch_ops.differences import Tolerance
+
+_MOST_CHANGES: Final = 1000
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    key_a: str | None = None,
+    key_b: str | None = None,
+    ignore_wrappers: bool = False,
+    ignore_order: bool = False,
+    ignore_device: bool = False,
+    ignore_dtype: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    values: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> DiffReport:
+    """
+    Compare two checkpoints of any forms. Nothing in them runs.
+
+    Two of one kind that hold more than weights (training checkpoints, whole models) are compared in everything they
+    hold but code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
+    the state dict where it is not the one that stands out. What a format cannot hold is no difference: safetensors has
+    no devices, no ties, no order but by ckptool's own note.
+
+    Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
+    values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
+    types are compared as float64, integers as integers. ``values=False`` compares all but the values.
+
+    Memory stays bounded whatever the size, and torch is not imported unless values differ.
+
+    Raises:
+        Cancelled: ``limits`` have a cancellation, and it was.
+        CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
+    """
+    with ExitStack() as stack:
+        checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
+        tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
+        paths = checkpoints[0].path, checkpoints[1].path
+        size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
+        comparer = ValueComparer(size, tolerance, limits, paths) if values else None
+        scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
+        one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=ignore_wrappers)
+        found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
+        found.compare(one.tensors, other.tensors, limits.cancellation)
+        order = None if ignore_order or "order" in found.lacks else _order(one, other)
+        found.compare(one.attributes, other.attributes, limits.cancellation)
+        others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
+        _check_unchanged(checkpoints)
+        files = [
+            DiffedFile(
+                f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
+                checkpoint.format,
+                checkpoint.form,
+                side.key,
+            )
+            for checkpoint, side in zip(checkpoints, (one, other), strict=True)
+        ]
+        return DiffReport(
+            a=files[0],
+            b=files[1],
+            scope=scope,
+            tensors=found.tensors,
+            only_a=tuple(found.only_a),
+            only_b=tuple(found.only_b),
+            order=order,
+            shapes=tuple(found.shapes),
+            dtypes=tuple(found.dtypes),
+            devices=tuple(found.devices),
+            layouts=tuple(found.layouts),
+            ties_a=found.ties_a,
+            ties_b=found.ties_b,
+            metadata=tuple(_metadata(one, other)),
+            others=others,
+            values=tuple(found.values),
+            close=tuple(found.close),
+            values_compared=values,
+            not_compared=tuple(_not_compared(found, one, other)),
+            wrapped=bool(found.only_a and found.only_b)
+            and _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other),
+        )
+
+
+def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        with errors_of(checkpoint.path):
+            checkpoint.check_unchanged()
+
+
+def _sides(
+    checkpoints: Sequence[Checkpoint], scope: Scope, keys: tuple[str | None, str | None], *, aligned: bool
+) -> tuple[Side, Side]:
+    sides = []
+    for checkpoint, key, label in zip(checkpoints, keys, "ab", strict=True):
+        with errors_of(checkpoint.path):
+            sides.append(side_of(checkpoint, scope, key, label, aligned=aligned))
+    return sides[0], sides[1]
+
+
+class _Differences:
+    """What differs between the tensors of two sides, as it is found."""
+
+    def __init__(
+        self, a: Side, b: Side, comparer: ValueComparer | None, *, ignore_device: bool, ignore_dtype: bool
+    ) -> None:
+        self.lacks: frozenset[Aspect] = a.lacks | b.lacks
+        self._whole = a.key is None and b.key is None
+        self._comparer = comparer
+        self._ignore_device = ignore_device or "devices" in self.lacks
+        self._ignore_dtype = ignore_dtype
+        self.tensors = 0
+        self.only_a: list[str] = []
+        self.only_b: list[str] = []
+        self.shapes: list[ShapeChange] = []
+        self.dtypes: list[Change] = []
+        self.devices: list[Change] = []
+        self.layouts: list[Change] = []
+        self.ties_a: tuple[tuple[str, ...], ...] = ()
+        self.ties_b: tuple[tuple[str, ...], ...] = ()
+        self.values: list[ValueDiff] = []
+        self.close: list[ValueDiff] = []
+        self.unknown: list[str] = []
+        """Tensors without bytes or parts that are known."""
+
+    def compare(
+        self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor], cancellation: Cancellation | None
+    ) -> None:
+        """Compare the tensors of two mappings, name by name."""
+        self.only_a += [name for name in a if name not in b]
+        self.only_b += [name for name in b if name not in a]
+        common = [name for name in a if name in b]
+        self.tensors += len(common)
+        if "ties" not in self.lacks:
+            ties_a, ties_b = (dict.fromkeys(_ties(each(common, cancellation), tensors)) for tensors in (a, b))
+            self.ties_a += tuple(names for names in ties_a if names not in ties_b)
+            self.ties_b += tuple(names for names in ties_b if names not in ties_a)
+        for name in each(common, cancellation):
+            self._compare_infos(name, a[name].info, b[name].info)
+
+    def _compare_infos(self, name: str, a: TensorInfo, b: TensorInfo) -> None:
+        todo = [(name, a, b)]
+        while todo:
+            name, a, b = todo.pop()
+            if a.shape != b.shape:
+                self.shapes.append(ShapeChange(name, a.shape, b.shape))
+            if a.dtype != b.dtype and not self._ignore_dtype:
+                self.dtypes.append(Change(name, a.dtype.name, b.dtype.name))
+            if a.location != b.location and not self._ignore_device:
+                self.devices.append(Change(name, a.location, b.location))
+            if _layout(a) != _layout(b):
+                self.layouts.append(Change(name, _layout(a), _layout(b)))
+            parts_a, parts_b = self._parts(name, a), self._parts(name, b)
+            self.only_a += [part for part in parts_a if part not in parts_b]
+            self.only_b += [part for part in parts_b if part not in parts_a]
+            todo += [(part, info, parts_b[part]) for part, info in reversed(parts_a.items()) if part in parts_b]
+            if a.shape == b.shape and self._comparer is not None:
+                self._compare_values(name, a, b, self._comparer)
+
+    def _compare_values(self, name: str, a: TensorInfo, b: TensorInfo, comparer: ValueComparer) -> None:
+        if a.storage is None or b.storage is None:
+            if not (a.parts or b.parts or a.location == b.location == "meta") and a.numel:
+                self.unknown.append(name)
+            return
+        found = comparer.difference(name, a, b)
+        if found is not None:
+            (self.values if found.differing else self.close).append(found)
+
+    def _parts(self, name: str, info: TensorInfo) -> dict[str, TensorInfo]:
+        """Return a tensor's parts by name; of weights, those that make up their values and no gradients."""
+        if not self._whole and info.storage is not None and info.layout == "strided":
+            return {}
+        parts: dict[str, TensorInfo] = {}
+        for label, part in info.parts:
+            key = f"{name}[{label}]"
+            while key in parts:
+                key += "'"
+            parts[key] = part
+        return parts
+
+
+def _layout(info: TensorInfo) -> str:
+    words = [info.layout, *(f"{name} {value!r}" for name, value in info.details if name != "is_coalesced")]
+    if info.subclass:
+        words.insert(0, info.subclass)
+    if info.storage is None and not info.parts and info.numel:
+        words.append("no bytes")
+    return ", ".join(words)
+
+
+def _ties(names: Iterable[str], tensors: Mapping[str, LazyTensor]) -> list[tuple[str, ...]]:
+    """Return the groups of names that are one tensor."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        info = tensors[name].info
+        if info.storage is not None and info.numel:
+            groups.setdefault(identity(info), []).append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _order(a: Side, b: Side) -> OrderChange | None:
+    ours = (name for name in a.tensors if name in b.tensors)
+    theirs = (name for name in b.tensors if name in a.tensors)
+    for position, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one != other:
+            return OrderChange(position, one, other)
+    return None
+
+
+def _metadata(a: Side, b: Side) -> Iterator[Change]:
+    if "module versions" not in a.lacks | b.lacks:
+        inside = _prefixes(a.tensors), _prefixes(b.tensors)
+        for key in dict.fromkeys((*a.facts, *b.facts)):
+            path, fact = key
+            one, other = a.facts.get(key, ABSENT), b.facts.get(key, ABSENT)
+            # That a module is in one alone, the names of its tensors say already.
+            if one != other and not any((head in inside[0]) != (head in inside[1]) for head in _heads(path)):
+                yield Change(f"{path}.{fact}" if path else fact, one, other)
+    if a.metadata is not None and b.metadata is not None:
+        for name in dict.fromkeys((*a.metadata, *b.metadata)):
+            one, other = a.metadata.get(name, ABSENT), b.metadata.get(name, ABSENT)
+            if one != other:
+                yield Change(name, one, other)
+
+
+def _prefixes(names: Iterable[str]) -> set[str]:
+    """Return the paths of everything that holds a tensor."""
+    found = {""}
+    for name in names:
+        for head in _heads(name.rpartition(".")[0]):
+            if head in found:
+                break
+            found.add(head)
+    return found
+
+
+def _heads(path: str) -> Iterator[str]:
+    """Yield a path and those of what it stands in, but for the root."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _others(
+    checkpoints: Sequence[Checkpoint], a: Side, b: Side, comparer: ValueComparer | None, *, ignore_device: bool
+) -> tuple[Change, ...]:
+    def same(one: Inert, other: Inert) -> bool | None:
+        if any(_is_tensor(*pair) for pair in zip(checkpoints, (one, other), strict=True)):
+            return True  # tensors are compared by name
+        if isinstance(one, PersistentId) and isinstance(other, PersistentId):
+            return _same_storages(checkpoints, one, other, comparer, ignore_device=ignore_device)
+        return True if ignore_device and _is_device(one) and _is_device(other) else None
+
+    if "values that are no tensors" in a.lacks | b.lacks:
+        return ()
+    names = dict.fromkeys((*a.others, *b.others))
+    trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
+    return tuple(islice(tree_changes(trees, same, cancellation_of(checkpoints[0].source)), _MOST_CHANGES))
+
+
+def _is_tensor(checkpoint: Checkpoint, node: Inert) -> bool:
+    return checkpoint.rebuilder is not None and checkpoint.rebuilder.tensor(node) is not None
+
+
+def _same_storages(
+    checkpoints: Sequence[Checkpoint],
+    a: PersistentId,
+    b: PersistentId,
+    comparer: ValueComparer | None,
+    *,
+    ignore_device: bool,
+) -> bool | None:
+    """Say whether two bare storages are the same; None if these are no storages."""
+    left, right = (
+        one.rebuilder.storage(node) if one.rebuilder is not None else None
+        for one, node in zip(checkpoints, (a, b), strict=True)
+    )
+    if left is None or right is None:
+        return None
+    if (left.dtype, left.ref.nbytes) != (right.dtype, right.ref.nbytes):
+        return False
+    if left.ref.location != right.ref.location and not ignore_device:
+        return False
+    return comparer is None or comparer.same_bytes(left.ref, right.ref)
+
+
+def _is_device(node: Inert) -> bool:
+    return isinstance(node, Call) and str(global_of(node.func)) == "torch.device"
+
+
+def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
+    for label, side, other in (("A", a, b), ("B", b, a)):
+        lost = sorted((side.lacks - other.lacks) & other.has)
+        if lost:
+            yield f"{', '.join(lost)}: {label} does not record them"
+    if a.has_models or b.has_models:
+        yield "what models hold beside tensors, for wrappers were to be ignored"
+    unreadable = dict.fromkeys((*a.unreadable, *b.unreadable))
+    for what, names in (("of kinds that cannot be read", list(unreadable)), ("without bytes", found.unknown)):
+        if names:
+            yield f"{len(names):,} tensors {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+
+
+def _common(a: Side, b: Side) -> int:
+    return len(a.tensors.keys() & b.tensors.keys())

@@ -1,0 +1,244 @@
+"""
+What of a checkpoint is held against another: its weights, or everything in it, under the names that are compared.
+
+A side also says what its file cannot hold (safetensors: devices, ties, an order), for that is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.weights import MODULES_KEY, ORDER_KEY, RESERVED, ModuleFacts, NameChanges, prepare
+from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
+from ckptool.names import renaming
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.tensors.tensor import LazyTensor, identity
+
+Scope: TypeAlias = Literal["weights", "everything"]
+Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "values that are no tensors"]
+
+_Found = TypeVar("_Found")
+
+_TREES = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
+"""Formats whose state dicts carry ``_metadata``."""
+
+
+class Side(NamedTuple):
+    """One of the two."""
+
+    key: str | None
+    """Where the weights stand; None for everything."""
+    tensors: dict[str, LazyTensor]
+    attributes: dict[str, LazyTensor]
+    """Tensors inside whole models that a state_dict() would not give."""
+    others: dict[str, Inert]
+    """Values that are no tensors, and whole models: what they hold beside tensors."""
+    facts: dict[tuple[str, str], str]
+    """What is said of modules: their versions, and the class of a whole model. Keys: path and fact."""
+    metadata: dict[str, str] | None
+    """The text that safetensors keeps beside the tensors; None for other formats."""
+    has_models: bool
+    """Whether there are whole models in it that are not among the others."""
+    unreadable: tuple[str, ...]
+    """Entries that are tensors of a kind that cannot be read."""
+    lacks: frozenset[Aspect]
+    """What its format does not record."""
+
+    @property
+    def has(self) -> frozenset[Aspect]:
+        """What there is in it that a format may not record."""
+        infos = [tensor.info for tensor in self.tensors.values()]
+        aspects: dict[Aspect, bool] = {
+            "order": len(infos) > 1,
+            "devices": any(info.location != "cpu" for info in infos),
+            "ties": len({identity(info) for info in infos}) < len(infos),
+            "module versions": bool(self.facts),
+            "values that are no tensors": bool(self.others),
+        }
+        return frozenset(aspect for aspect, there in aspects.items() if there)
+
+
+def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None) -> Scope:
+    """Return what two checkpoints have to be compared by: their weights, unless both hold more and of one kind."""
+    if key_a is not None or key_b is not None:
+        return "weights"
+    if a.form == b.form != "state_dict" and "safetensors" not in (a.format, b.format):
+        roots = [one.weights is not None and not one.weights.key for one in (a, b)]
+        if roots[0] == roots[1]:  # else one holds under a key what the other is
+            return "everything"
+    return "weights" if a.state_dicts and b.state_dicts else "everything"
+
+
+def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *, aligned: bool) -> Side:
+    """
+    Return one side; ``aligned`` takes away what training wrappers added to the names, where names stay distinct.
+
+    Raises:
+        WeightsNotFound: It is not clear what is to be compared; the hint says how to name it.
+        UnsupportedFeature: It is an archive of several checkpoints.
+        MalformedFile: The index is damaged, so names and shapes may not be those that were saved.
+    """
+    checkpoint.check_index()
+    if checkpoint.form == "archive":
+        names = ", ".join(member.name for member in checkpoint.members[:8])
+        raise UnsupportedFeature(
+            f"an archive of {len(checkpoint.members):,} checkpoints",
+            kind="archive",
+            hint=f"Name one as {checkpoint.path}::MEMBER: {names}",
+        )
+    if scope == "everything":
+        return _everything(checkpoint, aligned=aligned)
+    return _weights(checkpoint, _chosen(checkpoint, key, label), aligned=aligned)
+
+
+def _align(names: Iterable[str]) -> dict[str, str]:
+    """Return each name without what wrappers added to it; two that would become one stay as they are."""
+    stripped = {name: renaming.strip_wrappers([name])[0] or name for name in names}
+    count: dict[str, int] = {}
+    for short in stripped.values():
+        count[short] = count.get(short, 0) + 1
+    return {name: short if count[short] == 1 else name for name, short in stripped.items()}
+
+
+def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
+    found = [one for one in checkpoint.state_dicts if key is None or one.key == key]
+    chosen = checkpoint.weights if key is None else None
+    if chosen is None and len(found) == 1:
+        chosen = found[0]
+    if chosen is None:
+        listed = ", ".join(one.key or "(root)" for one in checkpoint.state_dicts[:12])
+        hint = f"Pick one with --key-{label}: {listed}" if listed else None
+        error = WeightsNotFound("no state dict" if key is None else f"no state dict under {key!r}", hint=hint)
+        if key is None and checkpoint.state_dicts:
+            error = AmbiguousWeights("several state dicts could be the weights", hint=hint)
+        error.candidates = tuple(one.key for one in checkpoint.state_dicts)
+        raise error
+    return chosen
+
+
+def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Side:
+    weights = prepare(checkpoint, chosen, NameChanges())
+    head = f"{chosen.key}." if chosen.key else ""
+    others = [one for one in checkpoint.state_dicts if one is not chosen and one.key.startswith(head)]
+    apart = tuple(f"{one.key}." for one in others if one.key != chosen.key)
+    deeper = {} if chosen.class_name is not None else _below(checkpoint.tensors, head, apart, set(weights.others))
+    tensors = {**weights.tensors, **chosen, **deeper}
+    within: dict[str, Inert] = {}
+    if chosen.node is not None and chosen.class_name is None:
+        within = _below(_others(checkpoint), head, apart)
+    names = _align((*tensors, *within)) if aligned else {}
+    return Side(
+        key=chosen.key,
+        tensors={names.get(name, name): tensor for name, tensor in tensors.items()},
+        attributes={},
+        others={names.get(path, path): node for path, node in within.items()},
+        facts=_module_facts(weights.modules, list(tensors), aligned=aligned),
+        metadata=_metadata(checkpoint, chosen),
+        has_models=False,
+        unreadable=tuple(name[len(head) :] for name, _ in checkpoint.unreadable if name.startswith(head)),
+        lacks=_lacks(checkpoint),
+    )
+
+
+def _below(
+    found: Mapping[str, _Found], head: str, apart: tuple[str, ...], entries: set[str] | None = None
+) -> dict[str, _Found]:
+    """Return what lies under a head by the rest of its path, but for what is apart; inside ``entries``, if given."""
+    below = {path[len(head) :]: item for path, item in found.items() if path.startswith(head)}
+    return {
+        rest: item
+        for rest, item in below.items()
+        if not (head + rest).startswith(apart) and (entries is None or any(path in entries for path in _heads(rest)))
+    }
+
+
+def _heads(path: str) -> Iterator[str]:
+    while path := path.rpartition(".")[0]:
+        yield path
+
+
+def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
+    others = _others(checkpoint)
+    names: dict[str, str] = {}
+    facts: dict[tuple[str, str], str] = {}
+    for state_dict in checkpoint.state_dicts:
+        head = f"{state_dict.key}." if state_dict.key else ""
+        if aligned:
+            below = [path[len(head) :] for path in others if head and path.startswith(head)]
+            names |= {head + name: head + short for name, short in _align((*state_dict, *below)).items()}
+        elif state_dict.class_name is not None:
+            others[state_dict.key] = state_dict.node
+            facts[state_dict.key, "class"] = state_dict.class_name
+        weights = prepare(checkpoint, state_dict, NameChanges())
+        found = _module_facts(weights.modules, list(state_dict), aligned=aligned)
+        facts |= {((head + path).rstrip("."), fact): value for (path, fact), value in found.items()}
+    return Side(
+        key=None,
+        tensors={names.get(name, name): tensor for name, tensor in checkpoint.tensors.items()},
+        attributes=dict(checkpoint.attributes),
+        others={names.get(path, path): node for path, node in others.items()},
+        facts=facts,
+        metadata=_metadata(checkpoint, checkpoint.tensors),
+        has_models=aligned and any(one.class_name is not None for one in checkpoint.state_dicts),
+        unreadable=tuple(name for name, _ in checkpoint.unreadable),
+        lacks=_lacks(checkpoint),
+    )
+
+
+def _others(checkpoint: Checkpoint) -> dict[str, Inert]:
+    """Return what is no tensor by its path, but for the metadata of modules, which is compared by module."""
+    metadata = [
+        nodes.lookup(nodes.attribute_pairs(one.node), "_metadata")
+        for one in checkpoint.state_dicts
+        if one.node is not None
+    ]
+    known = {id(node) for node in metadata}
+    found: dict[str, Inert] = {}
+    for path, node in checkpoint.extras:
+        if id(node) not in known:
+            # A dict may have the keys 1 and "1", and then two values have one path.
+            found[path] = (found[path], node) if path in found else node
+    return found
+
+
+def _module_facts(
+    modules: Mapping[str, ModuleFacts], names: Sequence[str], *, aligned: bool
+) -> dict[tuple[str, str], str]:
+    def rule(found: Sequence[str]) -> list[str | None]:
+        return [renaming.strip_wrappers([name])[0] for name in found]
+
+    paths: Sequence[str | None] = list(modules)
+    if aligned:
+        paths = renaming.rename_metadata(list(modules), (rule,), names)
+    return {
+        (path, fact): repr(value)
+        for path, facts in zip(paths, modules.values(), strict=True)
+        if path is not None
+        for fact, value in facts.items()
+    }
+
+
+def _metadata(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor]) -> dict[str, str] | None:
+    """Return the text in a safetensors file, but for what stands for something else: ties, an order, versions."""
+    if checkpoint.format != "safetensors":
+        return None
+    taken = (RESERVED - {"format"}) | {removed for removed, kept in checkpoint.metadata.items() if kept in tensors}
+    return {key: repr(text) for key, text in checkpoint.metadata.items() if key not in taken}
+
+
+def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
+    lacks: set[Aspect] = set()
+    if checkpoint.format == "safetensors":
+        lacks |= {"devices", "ties"}
+        if ORDER_KEY not in checkpoint.metadata:
+            lacks.add("order")
+    if checkpoint.format not in _TREES and MODULES_KEY not in checkpoint.metadata:
+        lacks.add("module versions")
+    if checkpoint.shards:  # an index is sorted
+        lacks |= {"order", "module versions"}
+    if checkpoint.root is None:
+        lacks.add("values that are no tensors")
+    return frozenset(lacks)

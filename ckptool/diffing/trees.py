@@ -1,0 +1,268 @@
+"""
+Where two inert trees differ: walked in step, without recursion and without following what is shared twice.
+
+Two nodes are the same if what they say is: how a pickle writes it (protocol, shared or repeated, ``dict`` or
+``OrderedDict``, the order of keys) makes no difference. Nodes that were found alike, or are being compared further
+up, are joined (a union-find, as in Hopcroft and Karp's test of automata); so the walk ends on trees that hold
+themselves, and costs what they store however often their parts are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ckptool.cancellation import Cancellation, worklist
+from ckptool.pickles import nodes
+from ckptool.pickles.describe import describe
+from ckptool.pickles.nodes import Call, Global, Inert, Pairs, PersistentId, Set
+from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
+
+ABSENT: Final = "nothing"
+NOTHING: Final = Global("", ABSENT)
+"""Stands for what only the other tree has."""
+
+_SHOWN_COMPONENTS: Final = 16
+_MOST_MISSING: Final = 16
+_LONG: Final = 64
+_RENAMED_MODULES: Final = {
+    "__builtin__": "builtins",
+    "copy_reg": "copyreg",
+    "numpy.core.multiarray": "numpy._core.multiarray",
+}
+_MODULE_DICTS: Final = ("_modules", "_parameters", "_buffers")
+"""What stands between a module and its children, in no path that people use."""
+_PLAIN_MAPPINGS: Final = {"dict", "builtins.dict", "collections.OrderedDict"}
+
+
+class Change(NamedTuple):
+    """Something that is one thing in A and another in B, each in words."""
+
+    name: str
+    a: str
+    b: str
+
+
+Same: TypeAlias = Callable[[Inert, Inert], bool | None]
+"""Says whether two nodes that refer to something outside the tree are the same; None if they do not."""
+
+
+class _Pair(NamedTuple):
+    """Two nodes at one place: a chain of components, from the innermost to the root's path."""
+
+    place: Any
+    a: Inert
+    b: Inert
+
+
+def tree_changes(
+    trees: Iterable[tuple[str, Inert, Inert]], same: Same, cancellation: Cancellation | None = None
+) -> Iterator[Change]:
+    """Yield the places where pairs of trees differ, below the path of each; a shared part differs in one place."""
+    joined = _Joined()
+    todo = worklist([_Pair((path,), a, b) for path, a, b in trees], cancellation)
+    todo.reverse()
+    while todo:
+        pair = todo.pop()
+        left, right = pair.a, pair.b
+        if left is right:
+            continue
+        if nodes.is_container(left) and nodes.is_container(right) and not joined.join(left, right):
+            continue
+        answer = same(left, right)
+        below = _matched(pair, joined) if answer is None else [] if answer else None
+        if below is None:
+            yield _change(pair)
+        else:
+            todo.extend(reversed(below))
+
+
+class _Joined:
+    """Which nodes were joined. The trees outlive it, so an id is one node's."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, int] = {}
+
+    def join(self, a: Inert, b: Inert) -> bool:
+        """Join the classes of two nodes; False if they are one already."""
+        one, other = self._root(id(a)), self._root(id(b))
+        self._above[one] = other
+        return one != other
+
+    def _root(self, node: int) -> int:
+        while (above := self._above.get(node, node)) != node:
+            self._above[node] = self._above.get(above, above)
+            node = above
+        return node
+
+
+def _matched(pair: _Pair, joined: _Joined) -> list[_Pair] | None:
+    """Return what two nodes hold, in pairs; None if they are not the same themselves."""
+    a, b = pair.a, pair.b
+    same = _same_numpy(a, b, joined) if isinstance(a, Call) and isinstance(b, Call) else None
+    if same is None and (encoded_bytes(a) is not None or encoded_bytes(b) is not None):
+        # Protocol 2 has no bytes: it writes text, and a call that encodes it.
+        alike = isinstance(a, str) == isinstance(b, str)
+        same = alike and _same_bytes(encoded_bytes(a), encoded_bytes(b), joined)
+    if same is None and not (nodes.is_container(a) and nodes.is_container(b)):
+        same = _same_leaf(a, b)
+    if same is not None:
+        return [] if same else None
+    return _matched_containers(pair)
+
+
+def _matched_containers(pair: _Pair) -> list[_Pair] | None:
+    a, b = pair.a, pair.b
+    if _is_plain_mapping(a) and _is_plain_mapping(b):
+        items = _by_key(pair, nodes.mapping_pairs(a) or [], nodes.mapping_pairs(b) or [])
+        attributes = _by_key(pair, nodes.attribute_pairs(a), nodes.attribute_pairs(b))
+        return None if items is None or attributes is None else items + attributes
+    one, other = _as_set(a), _as_set(b)
+    if one is not None and other is not None and one.frozen == other.frozen:
+        keys = [_key(item) for item in one.items], [_key(item) for item in other.items]
+        if None in keys[0] or None in keys[1]:
+            return _by_index(pair, one.items, other.items)
+        return [] if set(keys[0]) == set(keys[1]) else None
+    if type(a) is not type(b) or isinstance(a, Set):
+        return None
+    if isinstance(a, Call):
+        return _matched_calls(pair)
+    if isinstance(a, PersistentId):
+        return [_Pair(("pid", pair.place), a.pid, b.pid)]
+    return _by_index(pair, a, b)
+
+
+def _matched_calls(pair: _Pair) -> list[_Pair] | None:
+    a, b = pair.a, pair.b
+    items = _by_index(pair, a.items or [], b.items or [])
+    pairs = _by_key(pair, a.pairs or [], b.pairs or [])
+    if items is None or pairs is None or _renamed(nodes.class_name(a)) != _renamed(nodes.class_name(b)):
+        return None
+    fields = [(a.args, b.args), (a.kwargs, b.kwargs), (a.state, b.state)]
+    if nodes.class_of(a) is None:
+        fields.append((a.func, b.func))
+    return [_Pair(pair.place, left, right) for left, right in fields] + items + pairs
+
+
+def _by_index(pair: _Pair, a: list[Inert], b: list[Inert]) -> list[_Pair] | None:
+    if len(a) != len(b):
+        return None
+    return [_Pair((index, pair.place), left, right) for index, (left, right) in enumerate(zip(a, b, strict=True))]
+
+
+def _by_key(pair: _Pair, a: Pairs, b: Pairs) -> list[_Pair] | None:
+    """Return the values of two mappings key by key; one after the other where keys are no plain values."""
+    keys = [_key(key) for key, _ in a], [_key(key) for key, _ in b]
+    if None in keys[0] or None in keys[1]:
+        return _by_index(pair, [item for entry in a for item in entry], [item for entry in b for item in entry])
+    left, right = (
+        {key: value for key, (_, value) in zip(own, entries, strict=True)}
+        for own, entries in zip(keys, (a, b), strict=True)
+    )
+    if len(left.keys() ^ right.keys()) > _MOST_MISSING:
+        return None
+    return [
+        _Pair((_shown(key), pair.place), left.get(key, NOTHING), right.get(key, NOTHING))
+        for key in dict.fromkeys((*left, *right))
+        if key is not None
+    ]
+
+
+def _key(key: Inert) -> tuple[str, str] | None:
+    """
+    Return a plain key as text that is its own for each key; None for any other.
+
+    Text, because Python hashes text with a secret: numbers from a file could all be made to collide.
+    """
+    if isinstance(key, str):
+        return "str", key
+    if isinstance(key, int):
+        return ("bool", str(key)) if isinstance(key, bool) else ("int", str(key) if abs(key) < 1 << 63 else hex(key))
+    if isinstance(key, float):
+        return "float", key.hex()
+    return ("None", "None") if key is None else None
+
+
+def _shown(key: tuple[str, str]) -> str:
+    kind, text = key
+    return str(float.fromhex(text)) if kind == "float" else text
+
+
+def _as_set(node: Inert) -> Set | None:
+    """Return a set; protocols before 4 write a call with a list."""
+    if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:
+        name = _renamed(nodes.class_name(node))
+        if name in ("builtins.set", "builtins.frozenset") and isinstance(node.args[0], list):
+            return Set(node.args[0], frozen=name == "builtins.frozenset")
+    return node if isinstance(node, Set) else None
+
+
+def _is_plain_mapping(node: Inert) -> bool:
+    return nodes.mapping_pairs(node) is not None and nodes.class_name(node) in _PLAIN_MAPPINGS
+
+
+def _same_numpy(a: Call, b: Call, joined: _Joined) -> bool | None:
+    """Say whether two numpy arrays or scalars are the same; None where the bytes of one are not known."""
+    # The decoder leaves bytes as they stand: many arrays may share them.
+    one, other = (numpy_array(node, encoded_bytes) for node in (a, b))  # type: ignore[arg-type]
+    if one and other and one.data is not None and other.data is not None:
+        return one._replace(data=None) == other._replace(data=None) and _same_bytes(one.data, other.data, joined)
+    if one or other or not (_is_short(a) and _is_short(b)):
+        return None
+    left, right = numpy_scalar(a), numpy_scalar(b)
+    if left is None or right is None or left[1] is None or right[1] is None:
+        return None
+    return left[0] == right[0] and _same_leaf(left[1], right[1])
+
+
+def _is_short(scalar: Call) -> bool:
+    data = encoded_bytes(scalar.args[1]) if isinstance(scalar.args, tuple) and len(scalar.args) == 2 else None
+    return data is not None and len(data) <= _LONG
+
+
+def _same_leaf(a: Inert, b: Inert) -> bool:
+    if isinstance(a, Global) and isinstance(b, Global):
+        return _renamed(str(a)) == _renamed(str(b))
+    if type(a) is not type(b):
+        return False
+    return bool(a.hex() == b.hex()) if isinstance(a, float) else bool(a == b)
+
+
+def _same_bytes(a: Inert, b: Inert, joined: _Joined) -> bool:
+    """Say whether two strings stand for the same bytes; those that many nodes share are compared once."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    if a is b or (len(a) > _LONG and not joined.join(a, b)):
+        return True
+    if isinstance(a, str) and isinstance(b, str):
+        return a == b
+    try:
+        left, right = (text.encode("latin-1") if isinstance(text, str) else text for text in (a, b))
+    except UnicodeEncodeError:
+        return False
+    return bool(left == right)
+
+
+def _renamed(name: str) -> str:
+    """Return a name as Python 3 and numpy 2 spell it."""
+    module, _, last = name.rpartition(".")
+    return f"{_RENAMED_MODULES.get(module, module)}.{last}" if module else last
+
+
+def _change(pair: _Pair) -> Change:
+    shown = [ABSENT if node is NOTHING else describe(node) for node in (pair.a, pair.b)]
+    if shown[0] == shown[1]:
+        shown = [f"{shown[0]}, of one value", "of another"]
+    return Change(_path(pair.place), *shown)
+
+
+def _path(place: Any) -> str:
+    components: list[str] = []
+    while len(place) == 2:
+        component, place = place
+        if component not in _MODULE_DICTS:
+            components.append(str(component))
+    if len(components) > _SHOWN_COMPONENTS:
+        half = _SHOWN_COMPONENTS // 2
+        components = [*components[:half], "…", *components[-half:]]
+    return ".".join(filter(None, (place[0], *reversed(components))))

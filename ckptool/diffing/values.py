@@ -1,0 +1,291 @@
+"""
+Whether two tensors hold the same values: byte for byte in bounded pieces, and by how much where they do not.
+
+Equal bytes need no arithmetic and no torch. Elements that stand in their files as they are, or strided alike, are
+compared where they stand, in two buffers that are used again and again; others are gathered piece by piece. Only
+what differs goes through ``torch_ops.differences``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeAlias
+
+from ckptool.errors import CkptoolError, LimitExceeded, SourceChanged
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.files import file_under
+from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo, at_hand, identity, row_major
+from ckptool.torch_ops import differences
+from ckptool.torch_ops.differences import BlockDiff, Number, Tolerance
+
+PIECE_NBYTES: Final = 1 << 20
+"""Two such pieces stay in a processor's cache between being read and being compared."""
+_BLOCK_NUMEL: Final = 1 << 16
+_MOSTLY_WANTED: Final = 4
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class ValueDiff(NamedTuple):
+    """
+    How the values of one tensor differ.
+
+    Differences are computed in float64, those of integers exactly. They are None where the elements are no numbers
+    that torch computes with: packed bits. NaN counts for neither of the two.
+    """
+
+    name: str
+    numel: int
+    differing: int
+    """Elements whose bits differ; with a tolerance, those that lie outside it; of two types, whose values differ."""
+    nan: int
+    """Those among them that are NaN on one side alone."""
+    max_abs: float | None
+    at: tuple[int, ...]
+    """Where ``max_abs`` is; the first differing element where that is 0 or None."""
+    a: Number | None
+    """The two values there."""
+    b: Number | None
+    max_rel: float | None
+    """The largest ``|a - b| / |b|``: infinite where b is 0."""
+    rel_at: tuple[int, ...]
+
+
+class ValueComparer:
+    """
+    Compares tensors of equal shapes, pair by pair; a pair that is tied to an earlier one is not read again.
+
+    ``file_nbytes`` is the size of both files together. Tensors may be any number of views of the same bytes: all of
+    them together may be as much larger as one may be than its storage.
+    """
+
+    def __init__(
+        self,
+        file_nbytes: int,
+        tolerance: Tolerance | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        paths: tuple[str, str] = ("", ""),
+    ) -> None:
+        self._left = self._allowed = limits.expanded(file_nbytes)
+        self._tolerance = tolerance
+        self._paths = paths
+        self._limits = limits
+        # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
+        self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
+        self._buffers: tuple[bytearray, bytearray] | None = None
+
+    def difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
+        """
+        Return how two tensors with bytes of their own differ, or None if every element is the same.
+
+        Values of one type are the same if their bits are, those of two types if they are equal as float64; NaN is
+        NaN. Within a tolerance, nothing is ``differing`` though a difference is returned.
+
+        Raises:
+            UnsupportedFeature: There are no plain bytes to compare.
+            LimitExceeded: A tensor is far larger than its storage, or all so far than the files.
+        """
+        key = (identity(a), identity(b))
+        if key not in self._known:
+            self._known[key] = self._difference(name, a, b), a, b
+        found, _, _ = self._known[key]
+        return None if found is None else found._replace(name=name)
+
+    def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
+        """Say whether two storages of equal size hold the same bytes."""
+        return next(self._unequal(a, 0, b, 0, a.nbytes), None) is None
+
+    def _difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
+        if a.dtype != b.dtype and not differences.comparable(a.dtype.name, b.dtype.name):
+            nowhere = (0,) * len(a.shape)
+            return ValueDiff(name, a.numel, a.numel, 0, None, nowhere, None, None, None, nowhere) if a.numel else None
+        tally = _Tally(name, a)
+        for start, left, right in self._unequal_pieces(name, a, b):
+            self._count(tally, start, left, a, right, b)
+        return tally.result()
+
+    def _unequal_pieces(self, name: str, a: TensorInfo, b: TensorInfo) -> Iterator[tuple[int, Buffer, Buffer]]:
+        """Yield the first element and the bytes of each piece that may hold differing elements, in order."""
+        if not a.numel:
+            return
+        if _alike(a, b) and a.storage and b.storage:
+            size = a.dtype.itemsize
+            places = a.storage_offset * size, b.storage, b.storage_offset * size
+            unequal = self._unequal(a.storage, *places, _span_nbytes(a))
+            self._spend(_span_nbytes(a))
+            if a.is_contiguous and _as_it_is(a) and _as_it_is(b):
+                yield from ((offset // size, left, right) for offset, left, right in unequal)
+                return
+            if next(unequal, None) is None:
+                return
+        self._spend(a.nbytes)
+        # Both are cut at the same elements: where depends on shape and size alone.
+        numel = max(1, PIECE_NBYTES // max(a.dtype.itemsize, b.dtype.itemsize))
+        start = 0
+        for left, right in zip(
+            self._chunks(name, a, numel, self._paths[0]),
+            self._chunks(name, b, numel, self._paths[1]),
+            strict=True,
+        ):
+            if a.dtype != b.dtype or left != right:
+                yield start, left, right
+            start += len(left) // a.dtype.itemsize
+
+    def _spend(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            needed = self._allowed - self._left
+            raise LimitExceeded(
+                f"the tensors repeat the files' bytes into at least {needed:,}; {self._allowed:,} are allowed",
+                needed=needed,
+                actual=self._allowed,
+            )
+
+    def _chunks(self, name: str, info: TensorInfo, numel: int, path: str) -> Iterator[bytes]:
+        with errors_of(path):
+            yield from LazyTensor(name, info).chunks(numel * info.dtype.itemsize, limits=self._limits)
+
+    def _unequal(
+        self, a: StorageRef, a_start: int, b: StorageRef, b_start: int, nbytes: int
+    ) -> Iterator[tuple[int, Buffer, Buffer]]:
+        """Yield offset and bytes of the pieces of two ranges that are not equal; valid until the next one is asked."""
+        one, other = _Range(a, a_start, self._paths[0]), _Range(b, b_start, self._paths[1])
+        position = 0
+        if nbytes >= PIECE_NBYTES:
+            if self._buffers is None:
+                self._buffers = bytearray(PIECE_NBYTES), bytearray(PIECE_NBYTES)
+            left, right = self._buffers
+            while position + PIECE_NBYTES <= nbytes:
+                one.read_into(position, left)
+                other.read_into(position, right)
+                if left != right:
+                    yield position, left, right
+                position += PIECE_NBYTES
+        if position < nbytes:
+            rest = one.read(position, nbytes - position), other.read(position, nbytes - position)
+            if rest[0] != rest[1]:
+                yield position, *rest
+
+    def _count(self, tally: _Tally, start: int, a: Buffer, info_a: TensorInfo, b: Buffer, info_b: TensorInfo) -> None:
+        """Compare a piece block by block: what torch makes of one block in float64 is small."""
+        left, right = memoryview(a), memoryview(b)
+        sizes = info_a.dtype.itemsize, info_b.dtype.itemsize
+        numel = len(left) // sizes[0]
+        if len(right) != numel * sizes[1]:
+            raise SourceChanged("a file was changed while it was being read", hint="Read it again once it is complete.")
+        same_type = info_a.dtype == info_b.dtype
+        for first in range(0, numel, _BLOCK_NUMEL):
+            last = min(numel, first + _BLOCK_NUMEL)
+            block = left[first * sizes[0] : last * sizes[0]], right[first * sizes[1] : last * sizes[1]]
+            one, other = bytearray(block[0]), bytearray(block[1])
+            if same_type and one == other:
+                continue
+            names = info_a.dtype.name, info_b.dtype.name
+            tally.add(start + first, differences.compare(one, names[0], other, names[1], self._tolerance))
+
+
+class _Range:
+    """Bytes of a storage from some place on."""
+
+    def __init__(self, storage: StorageRef, start: int, path: str) -> None:
+        self._path = path
+        with errors_of(path):
+            storage = at_hand(storage)
+        self._source, self._offset = storage.source, storage.offset + start
+        self._file = file_under(self._source, self._offset)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        with errors_of(self._path):
+            return self._source.read(self._offset + offset, nbytes)
+
+    def read_into(self, offset: int, buffer: bytearray) -> None:
+        if self._file is None:
+            buffer[:] = self.read(offset, len(buffer))
+            return
+        file, position = self._file
+        with errors_of(self._path):
+            file.read_into(position + offset, memoryview(buffer))
+
+
+@contextmanager
+def errors_of(path: str) -> Iterator[None]:
+    """Say in errors which of the two files they are about."""
+    try:
+        yield
+    except CkptoolError as error:
+        error.path = error.path or path
+        raise
+
+
+class _Tally:
+    """What the blocks of one tensor come to."""
+
+    def __init__(self, name: str, info: TensorInfo) -> None:
+        self._name = name
+        self._info = info
+        self._found: ValueDiff | None = None
+
+    def add(self, start: int, block: BlockDiff) -> None:
+        """Count one block, whose first element is the tensor's ``start``-th."""
+        if block.first is None:
+            return
+        new = ValueDiff(
+            self._name,
+            self._info.numel,
+            block.differing,
+            block.nan,
+            block.max_abs,
+            self._index(start + block.at),
+            block.a,
+            block.b,
+            block.max_rel,
+            self._index(start + block.rel_at),
+        )
+        old = self._found
+        if old is None:
+            self._found = new
+            return
+        larger = new if (new.max_abs or 0) > (old.max_abs or 0) else old
+        steeper = new if (new.max_rel or 0) > (old.max_rel or 0) else old
+        self._found = larger._replace(
+            differing=old.differing + new.differing,
+            nan=old.nan + new.nan,
+            max_rel=steeper.max_rel,
+            rel_at=steeper.rel_at,
+        )
+
+    def result(self) -> ValueDiff | None:
+        return self._found
+
+    def _index(self, element: int) -> tuple[int, ...]:
+        shape, packed = self._info.shape, self._info.dtype.packed
+        if packed > 1 and shape:  # bytes were counted: name the first element of one
+            shape = (*shape[:-1], -(-shape[-1] // packed))
+        found = tuple(element // step % size for size, step in zip(shape, row_major(shape), strict=True))
+        return (*found[:-1], found[-1] * packed) if found else ()
+
+
+def _alike(a: TensorInfo, b: TensorInfo) -> bool:
+    """Say whether two tensors hold the same elements if their memory, from the first to the last, is the same."""
+    if a.dtype != b.dtype or (a.conj, a.neg) != (b.conj, b.neg) or a.storage is None or b.storage is None:
+        return False
+    if a.storage.big_endian != b.storage.big_endian and a.dtype.swap_nbytes > 1:
+        return False
+    if a.is_contiguous and b.is_contiguous:
+        return a.dtype.packed == 1 or a.storage_offset == b.storage_offset == 0
+    strided_alike = a.stride == b.stride and a.dtype.packed == 1
+    return strided_alike and _span_nbytes(a) <= _MOSTLY_WANTED * max(a.nbytes, PIECE_NBYTES)
+
+
+def _as_it_is(info: TensorInfo) -> bool:
+    """Say whether the bytes in the file are those that ``LazyTensor.read`` would give."""
+    swapped = info.storage is not None and info.storage.big_endian and info.dtype.swap_nbytes > 1
+    return not (swapped or info.conj or info.neg)
+
+
+def _span_nbytes(info: TensorInfo) -> int:
+    if info.is_contiguous:
+        return info.nbytes
+    steps = sum((size - 1) * step for size, step in zip(info.shape, info.stride, strict=True))
+    return (steps + 1) * info.dtype.itemsize

@@ -1,0 +1,130 @@
+"""
+Kinds of file that begin with bytes of their own, one row each.
+
+A row has a function beside it only where the bytes alone would raise false alarms, or where a number behind
+them is worth telling. No row may fit the start of a pickle, a zip, a tar, or a safetensors header.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptool.errors import NotACheckpoint, UnsupportedFeature
+from ckptool.formats.identify.wording import EXPORTED, IN_TENSORFLOW, UNPACK, count, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptool.formats.identify.head import Head
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    kind: str
+    what: str
+    magic: bytes
+    offset: int = 0
+    """Negative: counted from the end of the file."""
+    then: tuple[int, bytes] | None = None
+    """A second mark, at its own offset."""
+    hint: str | None = None
+    describe: Callable[[Head], str | None] | None = None
+    """Returns ``what`` with its numbers, or None if the row does not apply after all."""
+    error: type[NotACheckpoint | UnsupportedFeature] = NotACheckpoint
+
+    def phrase(self, head: Head) -> str | None:
+        if not head.has(self.magic, self.offset):
+            return None
+        if self.then is not None and not head.has(self.then[1], self.then[0]):
+            return None
+        return f"{self.what} of {head.size}" if self.describe is None else self.describe(head)
+
+
+def name_by_magic(head: Head) -> NotACheckpoint | UnsupportedFeature | None:
+    """Return what the first row that fits says."""
+    for row in _ROWS:
+        phrase = row.phrase(head)
+        if phrase is not None:
+            prefix = "not a checkpoint" if row.error is NotACheckpoint else "not handled"
+            return row.error(f"{prefix}: {phrase}", kind=row.kind, hint=row.hint)
+    return None
+
+
+def _zlib(head: Head) -> str | None:
+    try:
+        inside = zlib.decompressobj().decompress(head.data, 64)
+    except zlib.error:
+        return None
+    return f"a zlib stream of {head.size}, as joblib writes them" if len(inside) == 64 else None
+
+
+def _npy(head: Head) -> str:
+    text = head.data[:512].decode("latin-1")
+    dtype = re.search(r"'descr': '([^']{1,40})'", text)
+    shape = re.search(r"'shape': \(([\d, ]{0,200})\)", text)
+    what = f"a numpy array of shape ({shape[1].strip()})" if shape else "a numpy array"
+    return what + (f", dtype {quoted(dtype[1])}" if dtype else "") + f", in {head.size}"
+
+
+def _gguf(head: Head) -> str:
+    if len(head.data) < 16:
+        return f"a GGUF file of {head.size}"
+    version, tensors = struct.unpack_from("<IQ", head.data, 4)
+    if not 2 <= version < 256:  # version 1 has narrower numbers, a large one is big-endian
+        return f"a GGUF file of {head.size}"
+    return f"a GGUF file, version {version}, with {count(tensors, 'tensor')}"
+
+
+_MOBILE = "a TorchScript model for mobile devices, a flatbuffer (PTMF)"
+_TO_GGUF = "Convert it to GGUF with llama.cpp."
+_REAL = "Open the file of the same name without '._' at its start."
+
+_ROWS = (
+    # compressed
+    _Row("bzip2", "a bzip2 file", b"BZh", then=(4, b"1AY&SY"), hint="Decompress it first, with bunzip2."),
+    _Row("xz", "an xz file", b"\xfd7zXZ\0", hint="Decompress it first, with unxz."),
+    _Row("zstd", "a Zstandard file", b"\x28\xb5\x2f\xfd", hint="Decompress it first, with 'zstd -d'."),
+    _Row("lz4", "an LZ4 file", b"\x04\x22\x4d\x18", hint="Decompress it first, with 'lz4 -d'."),
+    _Row("zlib", "", b"\x78", hint="Read it with joblib, if you trust it.", describe=_zlib),
+    # archives
+    _Row("7z", "a 7-Zip archive", b"7z\xbc\xaf\x27\x1c", hint=UNPACK),
+    _Row("rar", "a RAR archive", b"Rar!\x1a\x07", hint=UNPACK),
+    # models of other frameworks
+    _Row("numpy", "", b"\x93NUMPY", hint="Read it with numpy.load.", describe=_npy),
+    _Row("hdf5", "an HDF5 file", b"\x89HDF\r\n\x1a\n", hint="Read it with Keras or h5py."),
+    _Row("gguf", "", b"GGUF", hint="Run it with llama.cpp.", describe=_gguf),
+    _Row("ggml", "a GGML file", b"lmgg", hint="Run it with whisper.cpp or an old llama.cpp."),
+    _Row("ggml", "a GGJT file", b"tjgg", hint=_TO_GGUF),
+    _Row("tflite", "a TensorFlow Lite model", b"TFL3", 4),
+    _Row("executorch", "an ExecuTorch program", b"ET12", 4, hint=EXPORTED),
+    _Row("onnx", "an ONNX Runtime model", b"ORTM", 4, hint=EXPORTED),
+    _Row("torch-mobile-flatbuffer", _MOBILE, b"PTMF", 4, hint=EXPORTED, error=UnsupportedFeature),
+    _Row("torch7", "a Lua Torch7 file", b"\4\0\0\0\1\0\0\0", then=(10, b"\0\0")),
+    _Row("torch7", "a Lua Torch7 file", b"\3\0\0\0\1\0\0\0", then=(12, b"V ")),
+    _Row("tensorboard", "a TensorBoard event file", b"brain.Event:", 23, hint="Read it with TensorBoard."),
+    _Row("tensorflow", "a TensorFlow index", b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", -8, hint=IN_TENSORFLOW),
+    # images, documents, media
+    _Row("image", "a PNG image", b"\x89PNG\r\n\x1a\n"),
+    _Row("image", "a JPEG image", b"\xff\xd8\xff"),
+    _Row("image", "a GIF image", b"GIF8"),
+    _Row("image", "a WebP image", b"RIFF", then=(8, b"WEBP")),
+    _Row("media", "a WAV file", b"RIFF", then=(8, b"WAVE")),
+    _Row("media", "an MP4, QuickTime or HEIF file", b"ftyp", 4),
+    _Row("pdf", "a PDF document", b"%PDF-"),
+    _Row("office", "a Microsoft Office document", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"),
+    # programs and data
+    _Row("executable", "an ELF executable or library", b"\x7fELF"),
+    _Row("executable", "a macOS executable or library", b"\xcf\xfa\xed\xfe"),
+    _Row("executable", "a Java class or macOS universal binary", b"\xca\xfe\xba\xbe"),
+    _Row("executable", "a Windows executable or library", b"MZ\x90\0\3\0\0\0"),
+    _Row("sqlite", "a SQLite database", b"SQLite format 3\0"),
+    _Row("parquet", "a Parquet file", b"PAR1"),
+    _Row("arrow", "an Arrow file", b"ARROW1\0\0"),
+    _Row("appledouble", "macOS metadata about another file", b"\0\5\x16\7\0\2\0\0", hint=_REAL),
+    _Row("appledouble", "a macOS folder's .DS_Store", b"\0\0\0\1Bud1"),
+    _Row("encrypted", "a file encrypted by OpenSSL", b"Salted__", hint="Decrypt it first."),
+)

@@ -1,0 +1,62 @@
+"""One look at a source for every format to judge by: its first bytes, and its member table where it is an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckptool.archives import tars, zips
+from ckptool.archives.archive import Archive
+from ckptool.errors import UnsupportedFeature
+from ckptool.limits import Limits
+from ckptool.sources.files import Source
+
+if TYPE_CHECKING:
+    from ckptool.checkpoints.checkpoint import Checkpoint
+
+
+_HEAD_NBYTES = 4096
+_MAX_DEPTH = 4
+
+
+class Probe:
+    """
+    What formats need to recognise their own, read at most once, however many formats ask.
+
+    ``read_inner`` opens what is packed inside: a nested stream, a member, the content of a gzip file.
+    """
+
+    def __init__(
+        self, source: Source, limits: Limits, read_inner: Callable[[Probe], Checkpoint], *, depth: int = 0
+    ) -> None:
+        self.source = source
+        self.limits = limits
+        self._read_inner = read_inner
+        self.depth = depth
+        """How often something was opened inside, or beside, what was opened first."""
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes, up to 4 KiB."""
+        return self.source.read(0, min(_HEAD_NBYTES, self.source.nbytes))
+
+    @cached_property
+    def zip(self) -> Archive | None:
+        """The members of a zip; None if this is none. Raises what ``read_zip`` raises."""
+        return zips.read_zip(self.source, self.limits) if self.head.startswith(zips.MAGIC) else None
+
+    @cached_property
+    def tar(self) -> Archive | None:
+        """The members of a tar; None if this is none. Raises what ``read_tar`` raises."""
+        return tars.read_tar(self.source, self.limits) if tars.is_tar(self.head) else None
+
+    def inner(self, source: Source) -> Probe:
+        """Return the probe for something packed inside this source."""
+        if self.depth >= _MAX_DEPTH:
+            raise UnsupportedFeature(f"archives packed more than {_MAX_DEPTH} deep", kind="nested-archives")
+        return Probe(source, self.limits, self._read_inner, depth=self.depth + 1)
+
+    def read_inner(self, source: Source) -> Checkpoint:
+        """Open a checkpoint that is packed inside this source."""
+        return self._read_inner(self.inner(source))

@@ -1,0 +1,199 @@
+"""``load``: the weights of any checkpoint as a state dict of ``torch.Tensor``, on the device that the caller wants."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from shlex import join
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
+from ckptool.cli.tables import show
+from ckptool.errors import (
+    CkptoolError,
+    MalformedFile,
+    MigrationRefused,
+    TruncatedFile,
+    UnsupportedFeature,
+    WeightsNotFound,
+)
+from ckptool.formats import open_checkpoint
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.loading.memory.assembly import Assembly, Cost, Progress
+from ckptool.loading.memory.host import Mmap
+from ckptool.loading.memory.placement import MapLocation, placement
+from ckptool.loading.memory.threads import check_cast
+from ckptool.loading.plain_values import values_with_tensors
+from ckptool.migration.transfer import check_others
+from ckptool.names import renaming
+from ckptool.options import check_choice
+from ckptool.pickles.collector import collector_paused
+from ckptool.sources.files import Origin
+
+Strip: TypeAlias = Literal["wrappers", "module"] | None
+
+logger = logging.getLogger("ckptool")
+
+
+def load(
+    source: Origin,
+    map_location: MapLocation = "cpu",
+    *,
+    key: str | None = None,
+    weights: Which = "auto",
+    strip: Strip = "wrappers",
+    dtype: torch.dtype | None = None,
+    mmap: Mmap = "auto",
+    verify: bool = False,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> OrderedDict[str, Any]:
+    """
+    Return the weights of a checkpoint of any form as an ordered state dict, with its ``_metadata``.
+
+    Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
+    needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
+    ``torch.load`` takes; tags that were saved are never obeyed, and no accelerator is started that it does not name.
+    ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the ``raw`` ones. ``strip`` takes off
+    what wrappers put before every name; where only some names have it, they all keep it.
+
+    Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
+    ``mmap`` the CPU's are views of a private mapping of the file, whose pages all processes share until they write to
+    them; replacing the file by renaming another over it is safe, but truncating it kills every process that maps it.
+    ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors are cast
+    to. ``verify`` first holds the file against the checksums in it, in a pass of its own. ``progress`` is called with
+    the bytes that were read so far, and those to be read in all; what is mapped is not read. A process that has loaded,
+    with or without a cast, can fork. Safe to call from several threads.
+
+    Raises:
+        DamagedFile: ``verify`` found bytes that are not those that were written.
+        DeviceUnavailable: ``map_location`` names a device that is not here.
+        AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
+        OutOfMemory: They need more than there is. Nothing was loaded.
+        UnsupportedFeature: A tensor is of a kind that only code of its own can make.
+        WeightsNotFound: No state dict is the weights that were asked for.
+        Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
+        CkptoolError: The file cannot be read.
+        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
+    """
+    place = placement(map_location)
+    check_options(dtype, weights, mmap)
+    check_choice("strip", strip, ("wrappers", "module", None))
+
+    def state_dict() -> OrderedDict[str, Any]:
+        with opened(source, limits) as checkpoint:
+            if verify:
+                checkpoint.check_index()
+            chosen = chosen_weights(checkpoint, key, weights, strip)
+            if verify:
+                check_others(chosen.tensors.values(), ())
+            assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
+            state = torch_state_dict(checkpoint, chosen, assembly, progress)
+            checkpoint.check_unchanged()
+            return state
+
+    with collector_paused():  # until the tree is gone
+        return state_dict()
+
+
+def predict_memory(
+    source: Origin,
+    device: MapLocation = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    key: str | None = None,
+    weights: Which = "auto",
+    mmap: Mmap = "auto",
+    limits: Limits = DEFAULT_LIMITS,
+) -> Cost:
+    """
+    Return what ``load`` would need of host and device memory, in bytes. Reads the index alone, and allocates nothing.
+
+    Raises:
+        CkptoolError: As ``load``.
+        ValueError: As ``load``.
+    """
+    place = placement(device)
+    check_options(dtype, weights, mmap)
+    with opened(source, limits) as checkpoint:
+        chosen = chosen_weights(checkpoint, key, weights, None)
+        return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
+
+
+def check_options(dtype: object, weights: object, mmap: object) -> None:
+    """Raise ValueError unless these are what whatever loads can be given."""
+    check_cast(dtype)
+    check_choice("weights", weights, get_args(Which))
+    check_choice("mmap", mmap, (True, False, "auto"))
+
+
+def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:
+    """Return the weights that are meant, under the names that they are to have."""
+    try:
+        state_dict = choose(checkpoint, key, weights)
+    except WeightsNotFound as error:
+        listed = ", ".join(repr(one) for one in error.candidates[:12])
+        error.hint = f"Pick one with key=: {listed}" if listed else None
+        raise
+    rules: tuple[renaming.Rule, ...] = ()
+    if strip is not None:
+        rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)
+    try:
+        return prepare(checkpoint, state_dict, NameChanges(rules))
+    except MigrationRefused as error:
+        logger.info("%s: names are kept as they are: %s", checkpoint.path, show(error.message))
+        return prepare(checkpoint, state_dict, NameChanges())
+
+
+@contextmanager
+def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
+    """Give a checkpoint. Errors get its path, and the command that would tell more about the file, where one would."""
+    checkpoint: Checkpoint | None = None
+    try:
+        with open_checkpoint(source, limits=limits) as checkpoint:
+            yield checkpoint
+    except CkptoolError as error:
+        if checkpoint is not None:
+            error.path = error.path or checkpoint.path
+        if isinstance(source, str | os.PathLike):
+            error.hint = _further(error, os.fspath(source), is_open=checkpoint is not None)
+        raise
+
+
+def _further(error: CkptoolError, path: str, *, is_open: bool) -> str | None:
+    """Return the hint of an error, and a command line behind it for a POSIX shell."""
+    command: tuple[str, ...]
+    if isinstance(error, TruncatedFile):
+        aim, command = "see what is left of it", ("check",)
+    elif isinstance(error, MalformedFile) and is_open:
+        aim, command = "see which parts are damaged", ("check", "--deep")
+    elif isinstance(error, WeightsNotFound) and not error.candidates:
+        aim, command = "see what it holds", ("inspect", "--all")
+    else:
+        return error.hint
+    aim = f"{error.hint.rstrip('.')}, or {aim}" if error.hint else aim.capitalize()
+    return f"{aim}: {join(('ckptool', *command, f'./{path}' if path.startswith('-') else path))}"
+
+
+def torch_state_dict(
+    checkpoint: Checkpoint, weights: Weights, assembly: Assembly, progress: Progress | None = None
+) -> OrderedDict[str, Any]:
+    """Return weights as ``state_dict()`` would give them: tensors, other entries in their places, ``_metadata``."""
+    made = assembly.tensors(weights.tensors, progress)
+    others = values_with_tensors(weights.others, checkpoint.rebuilder, assembly) if weights.others else {}
+    entries: OrderedDict[str, Any] = made if isinstance(made, OrderedDict) else OrderedDict(made)
+    if others:  # packed parameters, extra state
+        entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
+    for name, value in others.items():
+        if isinstance(value, UnsupportedFeature):
+            logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, show(value.message))
+            del entries[name]
+    if weights.modules:
+        entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]
+    return entries

@@ -1,0 +1,194 @@
+"""
+Bytes of a file as memory of an accelerator, in one pass: file → pinned staging → device.
+
+Several threads read into staging buffers while the copies of others are under way, each buffer used again as soon as
+its copy is done. Nothing else of the file is ever in host memory, and nothing is on the device twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ckptool.errors import OutOfMemory
+from ckptool.loading.memory.host import Progress, buffer_of
+from ckptool.loading.memory.room import room_for
+from ckptool.sources.files import FileSource, Source, file_under
+
+_BUFFER_NBYTES = 16 << 20
+_BUFFERS = 6
+_READERS = 4
+
+
+class _Range(NamedTuple):
+    """Bytes on their way: from where, and onto which memory."""
+
+    source: Source
+    offset: int
+    target: torch.Tensor
+
+
+class DeviceMemory:
+    """Gives out memory of one device that holds, once ``fill`` has run, the bytes of ranges of sources."""
+
+    STAGING_NBYTES: Final = _BUFFERS * _BUFFER_NBYTES
+    """Most that is needed on the host meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ranges: list[_Range] = []
+        self._streams = device.type == "cuda"
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise OutOfMemory if the device is known to have less than ``nbytes`` free."""
+        if not self._streams:
+            return
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if nbytes > free + cached:
+            raise OutOfMemory(
+                f"the weights need {nbytes:,} bytes on {self._device}, which has {free + cached:,} free",
+                hint="Choose another device, or a smaller dtype=.",
+                needed=nbytes,
+                actual=free + cached,
+            )
+
+    def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
+        """Return memory for ``nbytes`` bytes from ``offset``; any device's is aligned for any element."""
+        with room_for(nbytes, self._device):
+            target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        if self._device.type != "meta":
+            self.read_into(source, offset, target)
+        return target
+
+    def read_into(self, source: Source, offset: int, target: torch.Tensor) -> None:
+        """Fill a contiguous tensor of uint8 on the device with the bytes from ``offset``, when ``fill`` runs."""
+        for start in range(0, target.numel(), _BUFFER_NBYTES):
+            self._ranges.append(_Range(source, offset + start, target[start : start + _BUFFER_NBYTES]))
+
+    def fill(self, progress: Progress) -> None:
+        """
+        Read what was taken, and return once it is on the device.
+
+        Raises:
+            FileUnavailable: The file cannot be read any more.
+            SourceChanged: The file shrank.
+        """
+        ranges, self._ranges = self._ranges, []
+        if not ranges:
+            return
+        sender = _CudaSender(self._device) if self._streams else _Sender()
+        total = sum(one.target.numel() for one in ranges)
+        buffers = min(_BUFFERS, -(-total // _BUFFER_NBYTES))
+        free = [sender.buffer(min(_BUFFER_NBYTES, total)) for _ in range(buffers)]
+        reading: deque[tuple[Future[None], list[_Range], torch.Tensor]] = deque()
+        sent: deque[tuple[Any, torch.Tensor]] = deque()
+
+        def send_oldest() -> None:
+            done, group, buffer = reading.popleft()
+            done.result()
+            sent.append((sender.send(group, buffer), buffer))
+            progress(sum(one.target.numel() for one in group))
+
+        try:
+            with ThreadPoolExecutor(_READERS) as pool:
+                for group in _groups(ranges):
+                    while not free:
+                        if len(reading) >= _READERS or not sent:
+                            send_oldest()
+                        else:
+                            event, buffer = sent.popleft()
+                            sender.wait(event)
+                            free.append(buffer)
+                    buffer = free.pop()
+                    reading.append((pool.submit(_read, group, buffer), group, buffer))
+                while reading:
+                    send_oldest()
+        finally:
+            sender.finish()  # after an error too: what is under way must not meet memory that was given to others
+
+
+def _groups(ranges: list[_Range]) -> Iterator[list[_Range]]:
+    """Yield ranges by the bufferful."""
+    group: list[_Range] = []
+    held = 0
+    for one in ranges:
+        if group and held + one.target.numel() > _BUFFER_NBYTES:
+            yield group
+            group, held = [], 0
+        group.append(one)
+        held += one.target.numel()
+    yield group
+
+
+def _read(group: list[_Range], buffer: torch.Tensor) -> None:
+    memory = buffer_of(buffer)
+    position = 0
+    for source, offset, target in group:
+        piece = memory[position : position + target.numel()]
+        under = file_under(source, offset)
+        if under is None or not hasattr(FileSource, "read_into"):
+            piece[:] = source.read(offset, target.numel())
+        else:
+            under[0].read_into(under[1], piece)
+        position += target.numel()
+
+
+class _Sender:
+    """Copies from buffers to a device, each finished before the next. For devices without streams of ours."""
+
+    def buffer(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+    def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
+        position = 0
+        is_pinned = buffer.is_pinned()  # the driver is asked
+        with self._sending():
+            for _, _, target in group:
+                target.copy_(buffer[position : position + target.numel()], non_blocking=is_pinned)
+                position += target.numel()
+        return self._sent()
+
+    def _sending(self) -> Any:
+        return nullcontext()
+
+    def _sent(self) -> Any:
+        return None
+
+    def wait(self, event: Any) -> None:
+        """Return once what ``send`` gave for it is on the device."""
+
+    def finish(self) -> None:
+        """Return once everything is on the device."""
+
+
+class _CudaSender(_Sender):
+    """The same on a stream of its own, from pinned buffers, while the next ones are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # The targets may be memory that work on the caller's stream has just let go of.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def buffer(self, nbytes: int) -> torch.Tensor:
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError:  # no more may be pinned here: copies from plain memory are slower, and each is waited for
+            return super().buffer(nbytes)
+
+    def _sending(self) -> Any:
+        return torch.cuda.stream(self._stream)
+
+    def _sent(self) -> Any:
+        return self._stream.record_event()
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def finish(self) -> None:
+        self._stream.synchronize()

@@ -1,0 +1,178 @@
+"""
+Bytes of a file as host memory for tensors: mapped where that is free, else read by several threads at once.
+
+A mapping is private: processes that load one file share its pages until one writes to them. Large reads go
+into memory that the system gets back as soon as the tensor is gone, which an allocator would keep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+
+from ckptool.errors import OutOfMemory
+from ckptool.loading.memory import filesystems
+from ckptool.sources.files import FileSource, Source, file_under
+
+Mmap: TypeAlias = bool | Literal["auto"]
+Mapping: TypeAlias = mmap.mmap
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of bytes that were just read."""
+
+_PIECE = 16 << 20
+"""What one thread reads at a time."""
+_RETURNED = 4 << 20
+"""From this size on, memory is mapped for itself."""
+_MOST_THREADS = 4
+_STEP = 1 << 20
+"""What a thread reads after its pages were made, while they are in the cache."""
+_MADV_POPULATE_WRITE = 23
+"""Linux 5.14, include/uapi/asm-generic/mman-common.h; older ones refuse it, and go on as they are."""
+_madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
+
+
+class _Read(NamedTuple):
+    """Bytes that are still to be read: from where, and into what."""
+
+    file: FileSource
+    offset: int
+    memory: torch.Tensor
+    """Of uint8, contiguous, on the CPU."""
+
+
+class HostMemory:
+    """
+    Gives out host memory that holds, once ``fill`` has run, the bytes of ranges of sources.
+
+    ``wanted`` says whether local files are mapped; ``auto`` maps all but those that answer over a network. What is
+    misaligned for its element, encoded in the file, or no file at all is read in any case.
+    """
+
+    def __init__(self, wanted: Mmap = "auto") -> None:
+        self._wanted = wanted
+        self._maps: dict[int, tuple[Mapping, int] | None] = {}
+        self._sources: list[Source] = []  # ids are compared: they must not be used again
+        self._reads: list[_Read] = []
+
+    def mapped(self, source: Source) -> tuple[Mapping, int] | None:
+        """Return the mapping of the file under a source, and the source's place in it; None if it is not mapped."""
+        try:
+            return self._maps[id(source)]
+        except KeyError:
+            self._sources.append(source)
+            self._maps[id(source)] = found = self._map(source)
+            return found
+
+    def _map(self, source: Source) -> tuple[Mapping, int] | None:
+        under = file_under(source, 0) if self._wanted is not False and os.name == "posix" else None
+        if under is None or not under[0].nbytes:
+            return None
+        file, start = under
+        if file is not source:
+            whole = self.mapped(file)
+            return None if whole is None else (whole[0], start)
+        with suppress(OSError):  # no room for a mapping that may be written to, or closed just now: reading tells
+            return None if self._wanted == "auto" and filesystems.is_network(file.fileno()) else (file.map(), 0)
+        return None
+
+    def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:
+        """Return ``nbytes`` bytes from ``offset`` as a tensor of uint8, aligned for elements of ``itemsize``."""
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        mapping = self.mapped(source)
+        if mapping is not None and self.can_map(source, offset, itemsize):
+            return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
+        under = file_under(source, offset)
+        if under is None or not hasattr(os, "preadv"):
+            return torch.frombuffer(bytearray(source.read(offset, nbytes)), dtype=torch.uint8)
+        memory = allocate(nbytes)
+        self.read_into(*under, memory)
+        return memory
+
+    def read_into(self, file: FileSource, offset: int, memory: torch.Tensor) -> None:
+        """Fill a contiguous tensor of uint8 with the bytes from ``offset`` of a file, when ``fill`` runs."""
+        self._reads.append(_Read(file, offset, memory))
+
+    def can_map(self, source: Source, offset: int, itemsize: int) -> bool:
+        """Say whether ``take`` would give a view of a mapping, and allocate nothing."""
+        mapping = self.mapped(source)
+        return mapping is not None and (mapping[1] + offset) % itemsize == 0
+
+    def fill(self, progress: Progress | None = None) -> None:
+        """
+        Read what is still to be read. No thread outlives the call.
+
+        Raises:
+            FileUnavailable: The file cannot be read any more.
+            SourceChanged: The file shrank.
+        """
+        reads, self._reads = self._reads, []
+        pieces = [piece for read in reads for piece in _pieces(read)]
+        for nbytes in _in_threads(pieces):
+            if progress is not None:
+                progress(nbytes)
+
+
+def _pieces(read: _Read) -> list[_Read]:
+    if read.memory.nbytes <= _PIECE:
+        return [read]
+    starts = range(0, read.memory.nbytes, _PIECE)
+    return [_Read(read.file, read.offset + start, read.memory[start : start + _PIECE]) for start in starts]
+
+
+def _in_threads(pieces: list[_Read]) -> Iterator[int]:
+    threads = min(_MOST_THREADS, sum(piece.memory.nbytes for piece in pieces) // _PIECE)
+    if threads < 2:
+        yield from map(_read, pieces)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(_read, pieces)
+
+
+def _read(piece: _Read) -> int:
+    buffer = buffer_of(piece.memory)
+    for start in range(0, len(buffer), _STEP):
+        part = buffer[start : start + _STEP]
+        if len(part) == _STEP:
+            _populate(piece.memory.data_ptr() + start)
+        piece.file.read_into(piece.offset + start, part)
+    return piece.memory.nbytes
+
+
+def _populate(address: int) -> None:
+    """Let new memory have its pages at once: one by one, when they are touched, takes about as long as the reading."""
+    if _madvise is not None and address % mmap.PAGESIZE == 0:
+        # If it fails they come one by one. Unlike mmap's own method, ctypes lets other threads run meanwhile.
+        _madvise(ctypes.c_void_p(address), ctypes.c_size_t(_STEP), _MADV_POPULATE_WRITE)
+
+
+def allocate(nbytes: int) -> torch.Tensor:
+    """
+    Return new host memory as a tensor of uint8; what it holds is undefined.
+
+    Raises:
+        OutOfMemory: There is not so much.
+    """
+    try:
+        if nbytes < _RETURNED or os.name != "posix":
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default is
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (RuntimeError, MemoryError, OSError) as error:
+        raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU. It is valid for as long as the tensor is."""
+    if not tensor.nbytes:
+        return memoryview(bytearray())
+    array = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")

@@ -1,0 +1,72 @@
+"""Casts of whole tensors, run where they cannot hang a process that forks later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+from typing import TypeVar
+
+import torch
+
+from ckptool.loading.memory.room import room_for
+from ckptool.loading.memory.streams import streams_here, work_on
+
+T = TypeVar("T")
+
+
+def in_own_thread(function: Callable[[], T]) -> T:
+    """
+    Return what ``function`` returns, run in a thread that ends with it.
+
+    torch's pool of threads belongs to the thread that first needs it; a child of a fork inherits the pool's state
+    without its threads, and waits for them for ever. A thread of our own takes its pool with it when it ends.
+
+    What it does on a device comes behind what the caller did there, and before what the caller does next.
+    """
+    streams = streams_here()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work_on(streams)
+            with torch.no_grad():  # which is each thread's own
+                results.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
+            errors.append(error)
+
+    thread = Thread(target=run, name="ckptool-arithmetic")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def is_castable(dtype: torch.dtype) -> bool:
+    """Say whether ``dtype=`` is about tensors of this type: floating, and neither packed nor scaled."""
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def check_cast(dtype: object) -> None:
+    """Raise ValueError unless floating tensors can be cast to a type; None is no cast."""
+    if dtype is None:
+        return
+    refusal = f"dtype={dtype!r} is nothing to cast weights to: name a floating type, as torch.bfloat16"
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(refusal)
+    try:
+        torch.zeros(1, device="cpu").to(dtype)
+    except RuntimeError as error:  # torch has types that it cannot compute
+        raise ValueError(refusal) from error
+
+
+def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return values as another type, on the device where they are."""
+    with room_for(values.numel() * dtype.itemsize, values.device):
+        return apart_on_cpu(values.device, lambda: values.to(dtype))
+
+
+def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:
+    """Return what ``function`` returns, run in its own thread if it computes on the CPU: devices have no such pool."""
+    return in_own_thread(function) if device.type == "cpu" else function()

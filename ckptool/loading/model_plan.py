@@ -1,0 +1,268 @@
+"""
+Where the weights of a checkpoint go in a model, decided before a byte is copied.
+
+Strategy: hold the model's own ``state_dict(keep_vars=True)`` against the names and shapes in the file. What differs by
+a wrapper is paired, and what differs by a prefix alone, if that explains all names of the model; the rest is no guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
+from ckptool.loading.memory.assembly import torch_dtype
+from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
+from ckptool.names import matching
+from ckptool.names.matching import Change, Changes, KeyMatch, Shape, is_benign
+from ckptool.names.suggestions import nearest
+from ckptool.tensors.tensor import LazyTensor
+
+PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
+"""The hint where names are missing or left over; a ``LiveModel`` takes nothing by halves."""
+_LISTED: Final = 8
+_NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Target(NamedTuple):
+    """One tensor of the model, and the one in the file that goes into it."""
+
+    name: str
+    tensor: torch.Tensor
+    """The model's own parameter or buffer."""
+    source: LazyTensor
+
+
+class FillPlan(NamedTuple):
+    """What goes where. Nothing was changed yet."""
+
+    targets: tuple[Target, ...]
+    match: KeyMatch
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    tied: dict[str, str]
+    """Names of the model that the file has not, and the name of the same tensor that it has."""
+    cast: tuple[tuple[str, str, str], ...]
+    """Name, type in the file, type in the model."""
+    facts: Mapping[str, Any] = _NO_FACTS
+    """The ``_metadata`` of the file's state dict."""
+
+
+def plan(
+    model: torch.nn.Module,
+    found: Mapping[str, LazyTensor],
+    *,
+    strict: bool = True,
+    facts: Mapping[str, Any] = _NO_FACTS,
+) -> FillPlan:
+    """
+    Return where each tensor of the file goes.
+
+    Without ``strict``, names may be left over on both sides, but not on all of one. With it, the model's own hooks may
+    take names out of what is missing or left over: that is tried on a copy.
+
+    Raises:
+        KeyMismatch: Names are missing or left over; the nearest are named.
+        ShapeMismatch: Shapes differ, whatever ``strict`` says.
+        UnsupportedFeature: A tensor of the file is of a kind that the model's cannot take.
+    """
+    tensors = model_tensors(model)
+    expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes: dict[str, Shape] = {name: tensor.info.shape for name, tensor in found.items()}
+    best = matching.match(expected, shapes)
+    matched = best if _is_certain(best, tensors) else matching.KeyMatch(*_by_name(expected, shapes))
+    tied = _tied(matched, tensors)
+    missing = tuple(name for name in matched.missing if name not in tied)
+    unexpected = matched.unexpected
+    facts = _NO_FACTS if matched.changes else facts  # they are told by the file's names
+    if strict and not all(map(is_benign, (*missing, *unexpected))) and has_post_hooks(model):
+        left = try_post_hooks(model, names_for_hooks(matched, tied, facts))
+        missing, unexpected = left or (missing, unexpected)
+    remaining = matched._replace(unexpected=unexpected)
+    _refuse(remaining, missing, expected, shapes, strict=strict, hint=_hint(matched, best))
+    targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
+    for target in targets:
+        if not target.tensor.is_meta:
+            _check_copy(target)
+    cast = [(one.name, one.source.info.dtype.name, _name(one.tensor.dtype)) for one in targets]
+    return FillPlan(
+        targets,
+        matched,
+        missing,
+        unexpected,
+        tied,
+        tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
+        facts,
+    )
+
+
+def names_for_hooks(matched: KeyMatch, tied: Mapping[str, str], facts: Mapping[str, Any]) -> Names:
+    """Return what the model's hooks are told."""
+    left = matched.unexpected
+    renamed = matching.renamed(left, matched.changes) or left
+    return Names(
+        tuple(matched.pairs), {new or old: old for new, old in zip(renamed, left, strict=True)}, tuple(tied), facts
+    )
+
+
+def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the model's own parameters and buffers by the names of its ``state_dict()``."""
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+
+
+def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Changes, bool]:
+    """Return what to do to names for a model that loads through code of its own, and whether all of them are met."""
+    tensors = {name: tensor for name, tensor in model_tensors(model).items() if not is_lazy(tensor)}
+    expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    best = matching.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
+    wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
+    if best.pairs and wrapper is not None and _is_certain(best, tensors):
+        return (*best.changes, *wrapper), best.loads
+    # Names that only the model's own code knows: it will not know what a wrapper put before them.
+    wrappers = (Change("strip_wrappers"),)
+    return wrappers if matching.renamed(list(found), wrappers) not in (None, list(found)) else (), False
+
+
+def _wrapper_around(names: list[str]) -> Changes | None:
+    """Return the change that puts a wrapper before names without it; None if the wrappers stand elsewhere."""
+    bare = matching.renamed(names, (Change("strip_wrappers"),)) or names
+    heads = {name.removesuffix(f".{rest}") for name, rest in zip(names, bare, strict=True)}
+    return (Change("add_prefix", heads.pop()),) if len(heads) == 1 else None
+
+
+def _is_certain(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Say whether nothing but its changes can be meant: wrappers that come off, or what all names of the model need."""
+    if all(change.option in ("strip_module", "strip_wrappers") for change in matched.changes):
+        return True
+    tied = _tied(matched, tensors)
+    lacking = any(name not in tied and not is_benign(name) for name in matched.missing)
+    return not (lacking or matched.reshaped or matched.alternatives)
+
+
+def _tied(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    first: dict[int, str] = {}
+    for name in matched.pairs:
+        first.setdefault(id(tensors[name]), name)
+    return {name: first[id(tensors[name])] for name in matched.missing if id(tensors[name]) in first}
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor of a lazy module has no shape yet."""
+    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.parameter.UninitializedBuffer)
+
+
+def _by_name(
+    expected: Mapping[str, Shape], found: Mapping[str, Shape]
+) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], tuple[matching.Reshaped, ...], tuple[()]]:
+    """Return what a match gives when no name is changed."""
+    both = [name for name in expected if name in found]
+    return (
+        {name: name for name in both if expected[name] == found[name]},
+        tuple(name for name in expected if name not in found),
+        tuple(name for name in found if name not in expected),
+        tuple(
+            matching.Reshaped(name, name, expected[name], found[name]) for name in both if expected[name] != found[name]
+        ),
+        (),
+    )
+
+
+def _refuse(
+    matched: KeyMatch,
+    missing: tuple[str, ...],
+    expected: Mapping[str, Shape],
+    found: Mapping[str, Shape],
+    *,
+    strict: bool,
+    hint: str,
+) -> None:
+    lacking = [name for name in missing if not is_benign(name)]
+    left = [name for name in matched.unexpected if not is_benign(name)]
+    error: WeightsMismatch
+    if (strict and (lacking or left)) or (expected and not (matched.pairs or matched.reshaped)):
+        near = nearest(lacking, expected, matched.unexpected, found)
+        parts = [
+            _listed(f"{len(lacking):,} of {len(expected):,} names are missing", [_near(n, near) for n in lacking]),
+            _listed(f"{len(left):,} are unexpected", left),
+            _listed(f"{len(matched.reshaped):,} have another shape", [_reshaped(one) for one in matched.reshaped]),
+        ]
+        error = KeyMismatch(f"the weights do not fit the model: {'; '.join(part for part in parts if part)}", hint=hint)
+    elif matched.reshaped:
+        listed = _listed("shapes differ", [_reshaped(one) for one in matched.reshaped])
+        error = ShapeMismatch(listed, hint="Build the model with the sizes that it was saved with.")
+    else:
+        return
+    error.missing, error.unexpected = tuple(lacking), tuple(left)
+    error.reshaped = tuple((one.name, one.expected, one.found) for one in matched.reshaped)
+    raise error
+
+
+def _hint(matched: KeyMatch, best: KeyMatch) -> str:
+    if len(best.pairs) > len(matched.pairs):
+        ways = " or ".join(" ".join(map(str, changes)) for changes in (best.changes, *best.alternatives))
+        return f"If it is the model's file, let 'ckptool migrate' rename: {len(best.pairs):,} names meet after {ways}."
+    return PARTLY if matched.pairs else "Check that this is the model's file."
+
+
+def _near(name: str, near: Mapping[str, str]) -> str:
+    return f"{name} (nearest: {near[name]})" if name in near else name
+
+
+def _reshaped(one: matching.Reshaped) -> str:
+    return f"{one.name} {list(one.found)}, the model has {list(one.expected)}"
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return f"{what}: {', '.join(names[:_LISTED])}{more}" if names else ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_own_memory(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor's elements are its storage's: those of a subclass may be anywhere."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _check_copy(target: Target) -> None:
+    """Raise UnsupportedFeature for what torch would refuse halfway, or lose something in."""
+    tensor, info = target.tensor, target.source.info
+    theirs = "strided" if info.layout == "strided" and info.storage is not None else info.layout
+    mine = str(tensor.qscheme() if tensor.is_quantized else tensor.layout).removeprefix("torch.")
+    if info.layout == "strided" and info.storage is None:
+        reason = "has no bytes in the file"
+    elif theirs != mine and (info.layout != "strided" or tensor.is_quantized or tensor.is_sparse):
+        reason = f"is {info.layout}, the model's {mine}"
+    elif info.dtype.name.startswith("complex") and not tensor.is_complex():
+        reason = f"is {info.dtype}, the model's {_name(tensor.dtype)}"
+    elif tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+        reason = "has several elements in one place of the model's memory"
+    else:
+        return
+    raise UnsupportedFeature(
+        f"tensor {target.source.name!r} {reason}",
+        kind="cannot-copy",
+        hint="Build the model with tensors of the file's kind, or on the meta device.",
+    )
+
+
+def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:
+    """Say whether a tensor's memory is to be what the file has, byte for byte."""
+    info = source.info
+    return (
+        target.layout == torch.strided
+        and is_own_memory(target)
+        and target.is_contiguous()
+        and not (target.is_neg() or target.is_conj())
+        and info.layout == "strided"
+        and info.storage is not None
+        and not info.storage.big_endian
+        and not (info.conj or info.neg or info.dtype.packed > 1)
+        and info.is_contiguous
+        and torch_dtype(info) == target.dtype
+    )

@@ -1,0 +1,95 @@
+"""Inert tree → the plain values in it: numbers, text, lists, tuples, dicts, tensors. Nothing else is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.loading.memory.assembly import Assembly
+from ckptool.pickles import nodes as inert
+from ckptool.pickles.nodes import Global, Inert
+from ckptool.tensors import dtypes
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.tensor import LazyTensor
+
+_MAX_DEPTH: Final = 64
+_MAX_NODES: Final = 10_000_000
+
+
+def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None, assembly: Assembly) -> dict[str, Any]:
+    """
+    Return nodes as Python and torch have them, by name; those that hold something that only code could make are
+    ``UnsupportedFeature`` errors, not raised.
+    """
+    wanted: dict[str, LazyTensor] = {}
+    name = ""
+
+    def note(inner: Inert) -> Inert:
+        info = rebuilder.tensor(inner) if rebuilder is not None else None
+        if info is None:
+            return _torch_dtype(inner)
+        wanted[str(id(inner))] = LazyTensor(name, info)
+        return inner
+
+    found: dict[str, Any] = {}
+    for name, node in nodes.items():
+        try:
+            found[name] = plain_value(node, note)
+        except UnsupportedFeature as error:
+            found[name] = error
+    made = assembly.tensors(wanted)
+
+    def leaf(inner: Inert) -> Any:
+        tensor = made.get(str(id(inner)))
+        return _torch_dtype(inner) if tensor is None else tensor
+
+    values = {name: value for name, value in found.items() if not isinstance(value, UnsupportedFeature)}
+    return found | {name: plain_value(nodes[name], leaf) for name in values}
+
+
+def _torch_dtype(node: Inert) -> torch.dtype | None:
+    if isinstance(node, Global) and node.module == "torch" and node.name in dtypes.BY_NAME:
+        found = getattr(torch, dtypes.BY_NAME[node.name].name, None)
+        return found if isinstance(found, torch.dtype) else None
+    return None
+
+
+def plain_value(node: Inert, leaf: Callable[[Inert], Any] | None = None) -> Any:
+    """
+    Return a node as Python has it; ordered and default dicts become dicts.
+
+    ``leaf`` is asked first and returns what it makes of a node, or None.
+
+    Raises:
+        UnsupportedFeature: It holds something that only code could make; the message names it.
+        LimitExceeded: It is nested too deep, or too large when written out.
+    """
+    left = _MAX_NODES
+
+    def value(node: Inert, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _MAX_DEPTH:
+            raise LimitExceeded(f"values nested more than {_MAX_DEPTH} deep, or more than {_MAX_NODES:,} of them")
+        made = leaf(node) if leaf is not None else None
+        if made is not None:
+            return made
+        if node is None or isinstance(node, bool | int | float | str | bytes):
+            return node
+        if isinstance(node, list | tuple):
+            return type(node)(value(item, depth + 1) for item in node)
+        pairs = inert.mapping_pairs(node)
+        if pairs is None:
+            raise UnsupportedFeature(f"a value of type {inert.class_name(node)}", kind="no-plain-value")
+        return {_key(key): value(item, depth + 1) for key, item in pairs}
+
+    return value(node, 0)
+
+
+def _key(key: Inert) -> str | int | float | bool | None:
+    if key is None or isinstance(key, str | int | float):
+        return key
+    raise UnsupportedFeature(f"a key of type {inert.class_name(key)}", kind="no-plain-value")

@@ -1,0 +1,134 @@
+"""What a load into a model came to: ``LoadReport``, for programs and, as text, for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple
+
+import torch
+
+from ckptool.checkpoints.weights import Weights
+from ckptool.cli.tables import show
+from ckptool.loading.custom_loading import OwnLoading
+from ckptool.loading.model_plan import FillPlan
+from ckptool.names.matching import Changes
+from ckptool.tensors.tensor import LazyTensor, identity
+
+_LISTED: Final = 4
+
+
+class LoadReport(NamedTuple):
+    """What was loaded into a model. As text, one to three lines: counts, what was done, and what is not there."""
+
+    path: str
+    key: str
+    """Where in the file the weights stand; empty for the root."""
+    loaded: int
+    """Tensors of the model that were loaded; those that share one that was count."""
+    expected: int
+    """Tensors that the model has."""
+    share: float
+    """Of the model's elements that were loaded, 0 to 1; those of tied weights count once."""
+    seconds: float
+    nbytes: int = 0
+    """Size of what was read; of weights that are tied in the file, once."""
+    missing: tuple[str, ...] = ()
+    """The model's, not in the file."""
+    unexpected: tuple[str, ...] = ()
+    """The file's, not in the model."""
+    cast: tuple[tuple[str, str, str], ...] = ()
+    """Name, type in the file, type in the model."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Names that the file has not, and the name of the same tensor that it has."""
+    changes: Changes = ()
+    """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
+    still_meta: tuple[str, ...] = ()
+    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
+    optimizer: int = 0
+    """Parameters whose optimizer state was loaded."""
+
+    def __str__(self) -> str:
+        return "\n  ".join(self._lines())
+
+    def __repr__(self) -> str:
+        return f"<LoadReport {self.path!r} {self.loaded} of {self.expected} tensors>"
+
+    @property
+    def line(self) -> str:
+        """The text on one line, for logs."""
+        return "; ".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        where = f", from {show(self.key)!r}" if self.key else ""
+        counts = f"{self.loaded:,} of {self.expected:,} tensors, {self.share:.1%} of the parameters{where}"
+        yield f"{show(self.path)}: {counts}; {self.nbytes:,} bytes in {self.seconds:.2f} s"
+        done = [
+            f"names changed by {' '.join(map(str, self.changes))}" if self.changes else "",
+            _listed("cast", [f"{name} {old} -> {new}" for name, old, new in self.cast]),
+            _listed("tied", [f"{name} = {kept}" for name, kept in self.tied]),
+            f"optimizer state of {self.optimizer:,} parameters" if self.optimizer else "",
+        ]
+        lacking = [
+            _listed("missing", self.missing),
+            _listed("unexpected", self.unexpected),
+            _listed("still on the meta device", self.still_meta),
+        ]
+        for facts in (done, lacking):
+            if any(facts):
+                yield "; ".join(fact for fact in facts if fact)
+
+
+def _listed(what: str, names: Iterable[str]) -> str:
+    shown = [show(name) for name in names]
+    more = f" and {len(shown) - _LISTED:,} more" if len(shown) > _LISTED else ""
+    return f"{what} {len(shown):,}: {', '.join(shown[:_LISTED])}{more}" if shown else ""
+
+
+def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:
+    """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
+    report = _report(model, path, key, {one.name for one in filling.targets} | set(filling.tied), started)
+    return report._replace(
+        nbytes=_nbytes(one.source for one in filling.targets),
+        missing=filling.missing,
+        unexpected=filling.unexpected,
+        cast=filling.cast,
+        tied=tuple(filling.tied.items()),
+        changes=filling.match.changes,
+    )
+
+
+def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float) -> LoadReport:
+    """Return the same of a model that has loaded through code of its own."""
+    loaded = model.state_dict().keys() - set(taken.missing)
+    return _report(model, path, chosen.state_dict.key, loaded, started)._replace(
+        nbytes=_nbytes(chosen.tensors.values()),
+        missing=taken.missing,
+        unexpected=taken.unexpected,
+        tied=taken.tied,
+    )
+
+
+def _nbytes(tensors: Iterable[LazyTensor]) -> int:
+    return sum({identity(tensor.info): tensor.info.total_nbytes for tensor in tensors}.values())
+
+
+def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str], started: float) -> LoadReport:
+    entries = model.state_dict(keep_vars=True)
+    numel: dict[int, int] = {}
+    reached: set[int] = set()
+    for name, entry in entries.items():
+        numel[id(entry)] = entry.numel() if isinstance(entry, torch.Tensor) else 0
+        if name in loaded:
+            reached.add(id(entry))
+    named = (*model.named_parameters(), *model.named_buffers())
+    return LoadReport(
+        path=path,
+        key=key,
+        loaded=len(loaded),
+        expected=len(entries),
+        share=sum(numel[one] for one in reached) / max(1, sum(numel.values())),
+        still_meta=tuple(name for name, tensor in named if tensor.is_meta),
+        seconds=time.perf_counter() - started,
+    )

@@ -1,0 +1,1 @@
+"""Exchange the weights of a model while it serves."""

@@ -1,0 +1,101 @@
+"""How a live model comes to have new weights: copied into its own memory, or in a second module around them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ckptool.errors import UnsupportedFeature
+from ckptool.loading.load_into import assign, parameter_like
+from ckptool.loading.memory.room import room_for
+from ckptool.loading.memory.streams import wait_for_all, wait_for_own
+from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread
+from ckptool.loading.model_plan import Target, model_tensors
+from ckptool.loading.post_hooks import has_post_hooks, reaches
+
+
+def by_first_name(
+    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what was staged under the first name that the model has for it: files may have any, or all of them."""
+    first: dict[int, str] = {}
+    for name, tensor in model_tensors(model).items():
+        first.setdefault(id(tensor), name)
+    return {first[id(one.tensor)]: staged[one.name] for one in targets}
+
+
+def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
+    """Copy staged weights into the model's own memory, and those of the meta device into their places."""
+    assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
+    real = [one for one in targets if not one.tensor.is_meta]
+    devices = {staged[one.name].device if one.tensor.is_meta else one.tensor.device for one in targets}
+    wait_for_all(devices)  # calls have returned, but their kernels may still run
+
+    def copy_all() -> None:
+        for one in real:  # see _copy_all in filling
+            with torch.inference_mode(one.tensor.is_inference()), torch.no_grad():
+                one.tensor.detach().copy_(staged[one.name], non_blocking=False)
+
+    in_own_thread(copy_all)
+    wait_for_all(devices)
+
+
+def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return values on a device, as a type; themselves, if they are so already."""
+    if (values.device, values.dtype) == (device, dtype):
+        return values
+    with room_for(values.nbytes, device):
+        return apart_on_cpu(values.device, lambda: values.to(device, dtype))
+
+
+def with_weights(
+    model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
+) -> torch.nn.Module:
+    """
+    Return a copy of the model around other weights; what is not replaced, it shares, unless hooks may write to it.
+
+    Raises:
+        UnsupportedFeature: As ``copied``.
+    """
+    shared = () if has_post_hooks(model) else (*model.parameters(), *model.buffers())
+    fresh: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+    for one in targets:
+        old = one.tensor
+        new = staged[one.name] if old.is_meta else moved(staged[one.name], old.device, old.dtype)
+        is_parameter = isinstance(old, torch.nn.Parameter)
+        fresh[id(old)] = parameter_like(old, new) if is_parameter else new
+    return copied(model, fresh)
+
+
+def ready(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model once it is whole on its devices: calls come on other streams than that on which it was made."""
+    wait_for_own({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    return model
+
+
+def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.nn.Module:
+    """
+    Return a copy of a model; ``kept`` says by ``id`` what stands in it for what, and is not copied.
+
+    Raises:
+        UnsupportedFeature: The model holds something that cannot be copied, a lock say, or hooks that would work on the
+            model and not on its copy.
+    """
+    try:
+        fresh = copy.deepcopy(model, kept)
+    except Exception as error:
+        raise UnsupportedFeature(
+            f"the model cannot be copied: {error}",
+            kind="not-copyable",
+            hint="Use commit='in_place', which needs no copy.",
+        ) from error
+    if (name := reaches(fresh, model)) is not None:
+        raise UnsupportedFeature(
+            f"the model cannot be copied: a load_state_dict post-hook of {name} uses the model itself",
+            kind="not-copyable",
+            hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
+        )
+    return fresh

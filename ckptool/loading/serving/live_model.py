@@ -1,0 +1,391 @@
+"""
+``LiveModel``: a model that serves while its weights are replaced.
+
+Reloading has two phases. The file is read into memory of its own, held against its checksums and against the model;
+until that is done, nothing of the model is touched. Then the weights are committed, in one of two ways:
+
+``in_place`` copies them into the storages that the model has: nothing has to be warmed up again, and captured graphs
+stay valid: replay them inside ``use``. Calls in other threads go on until they return, and what they have launched on a
+GPU until it is done; new ones wait until the copy is done. It costs the new weights' memory once, beside the model's,
+until the copy is done.
+
+``swap`` builds a second module around the new weights and exchanges the reference: no call ever waits, calls that
+have begun end with the old weights. It costs the same, for as long as a call with the old weights runs; what was
+compiled or captured for the old module is not there for the new one. The old weights' memory is given out again as
+soon as nothing holds their module: on CUDA streams other than the default one, call inside ``use``, and leave it when
+the results are there, for what a call has launched may read them after it has returned.
+
+``mmap`` makes the new weights pages of the file, which all processes share and the system may drop: to swap, they are
+what serves, until the next reload, so any number of workers has them once; in place, they are what is copied from,
+and only a model from the meta device serves from them, until its first reload writes to pages of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+
+from ckptool.cancellation import LOOK_SECONDS, Cancellation
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import Which
+from ckptool.cli.tables import show
+from ckptool.errors import Cancelled, CkptoolError, UnsupportedFeature
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.loading.custom_loading import load_through, own_loader
+from ckptool.loading.load import check_options, opened, torch_state_dict
+from ckptool.loading.load_into import after_hooks, choose_renamed, choose_targets
+from ckptool.loading.memory.assembly import Assembly
+from ckptool.loading.memory.host import Mmap
+from ckptool.loading.memory.placement import CPU, available, placement
+from ckptool.loading.memory.threads import is_castable
+from ckptool.loading.report import LoadReport, report_of, report_through
+from ckptool.loading.serving.commit import by_first_name, copied, moved, overwrite, ready, with_weights
+from ckptool.loading.serving.digest import digest_of
+from ckptool.loading.serving.lock import Gate
+from ckptool.options import check_choice
+from ckptool.sources.files import Origin, file_identity
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+Commit: TypeAlias = Literal["in_place", "swap"]
+
+logger = logging.getLogger("ckptool")
+
+
+class Reload(NamedTuple):
+    """A reload that was carried out."""
+
+    report: LoadReport
+    digest: str
+    """SHA-256 of the names, types, shapes and bytes that were loaded: equal weights have equal digests."""
+
+    def __str__(self) -> str:
+        return f"{self.report}\n  sha256 {self.digest}"
+
+    def __repr__(self) -> str:
+        return f"<Reload {self.report.path!r} sha256 {self.digest}>"
+
+
+class Serving(NamedTuple):
+    """A model and the digest of its weights; calling it calls the model."""
+
+    model: torch.nn.Module
+    digest: str | None
+    """As of ``Reload``; None before the first, and after one in place whose copying or hooks broke off."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the model."""
+        return self.model(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        return f"<Serving {type(self.model).__name__} sha256 {self.digest}>"
+
+
+class LiveModel:
+    """
+    A model in a server, whose weights can be replaced while other threads call it.
+
+    Each call sees the weights of one file, whole. Calling costs about two microseconds more than the model itself.
+    ``digest`` and ``report`` are those of the last reload; what one request has to do with them goes in ``use``.
+
+    Tensors of the model keep their device and type. Those on the meta device come to ``map_location``, as ``dtype``
+    if they are floating and that is given, with the first load. ``mmap`` is what ``load`` takes; it is False here,
+    for truncating a file that serves would kill the process. What each ``commit`` costs, the module's docstring says.
+    ``limits`` are those of every load; a ``Cancellation`` in them stops the first alone.
+
+    Raises:
+        DeviceUnavailable: ``map_location`` is no device, or is not here.
+        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
+        CkptoolError: As ``reload``, where there is a ``source``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        source: Origin | None = None,
+        *,
+        commit: Commit = "in_place",
+        key: str | None = None,
+        weights: Which = "auto",
+        map_location: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        mmap: Mmap = False,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        check_options(dtype, weights, mmap)
+        check_choice("commit", commit, get_args(Commit))
+        self._serving = Serving(model, None)
+        self._commit = commit
+        self._which = (key, weights)
+        self._device = available(map_location)
+        self._dtype = dtype
+        self._mmap: Mmap = mmap
+        self._limits = limits._replace(cancellation=None)  # a deadline is one call's
+        self._gate = Gate()
+        self._reloading = threading.Lock()
+        self._watcher: _Watcher | None = None
+        self._seen: tuple[str, tuple[int, ...] | None] | None = None
+        self.report: LoadReport | None = None
+        self._failure: tuple[Exception, datetime] | None = None
+        if source is not None:
+            self.reload(source, limits=limits)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module that serves now. Outside of ``use``, in_place may change it under your hands."""
+        return self._serving.model
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the weights that serve now; a call before or after may have met others: see ``use``."""
+        return self._serving.digest
+
+    @property
+    def last_error(self) -> Exception | None:
+        """Why the last reload that ``watch`` began has failed; None if none has since the last that went well."""
+        return self._failure and self._failure[0]
+
+    @property
+    def last_error_time(self) -> datetime | None:
+        """When that was, in UTC."""
+        return self._failure and self._failure[1]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the model."""
+        if self._commit == "swap":
+            return self._serving.model(*arguments, **keywords)
+        visits = self._gate.enter()
+        try:
+            return self._serving.model(*arguments, **keywords)
+        finally:
+            self._gate.leave(visits)
+
+    @contextmanager
+    def use(self) -> Iterator[Serving]:
+        """
+        Give model and digest for a block in which both stay what they are. Blocks may be nested, and end in another
+        thread than they began in.
+
+        What is given can be called as the model, has ``model`` and ``digest``, and can be taken apart into the two.
+        Threads that a block starts and waits for call it, not the live model: that may wait for the block to end.
+        """
+        if self._commit == "swap":
+            yield self._serving
+            return
+        visits = self._gate.enter()
+        try:
+            yield self._serving
+        finally:
+            self._gate.leave(visits)
+
+    def reload(self, source: Origin, *, limits: Limits | None = None) -> Reload:
+        """
+        Replace the weights by those of a checkpoint of any form.
+
+        A file that is damaged, or does not fit, changes nothing: the old weights go on serving. One reload runs at a
+        time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
+        loads through code of its own (hooks before loading, overrides, packed parameters) can be swapped alone: a copy
+        of it loads, and needs memory for the weights once more.
+
+        Hooks that the model has for after loading are run before any call meets the new weights. What they raise is
+        raised as it is. To swap, the old weights then go on serving; in place, the new ones serve without what those
+        hooks would have made of them, and ``digest`` is None, until a reload goes well.
+
+        ``limits`` stand in for the model's own: with a ``Cancellation`` in them, the reload can be stopped until the
+        new weights are committed, and the old ones go on serving.
+
+        Raises:
+            Cancelled: ``limits`` have a cancellation, and it was.
+            UnsupportedFeature: To swap, and the model cannot be copied; in place, and it loads through code of its own.
+            CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
+            RuntimeError: Called inside ``use``, in place: it would wait for itself.
+        """
+        started = time.perf_counter()
+        # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
+        seen = (os.fspath(source), file_identity(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
+        limits = limits if limits is not None else self._limits
+        cancellation = limits.cancellation
+        with self._turn(cancellation), opened(source, limits) as checkpoint:
+            checkpoint.check_index()
+            loader = own_loader(self.model)
+            if loader is None:
+                done = self._replace(checkpoint, started, cancellation)
+            elif self._commit == "swap":
+                done = self._replace_through(checkpoint, started, cancellation)
+            else:  # nobody knows what it would have done until then, should it fail halfway
+                raise UnsupportedFeature(
+                    f"the model loads through code of its own: {loader}",
+                    kind="own-loading",
+                    hint="Use commit='swap', which lets a copy of the model load.",
+                )
+            self.report, self._failure, self._seen = done.report, None, seen
+        logger.info("%s; sha256 %s", done.report.line, done.digest)
+        return done
+
+    @contextmanager
+    def _turn(self, cancellation: Cancellation | None) -> Iterator[None]:
+        """Give a block that one reload is in at a time."""
+        while not self._reloading.acquire(timeout=-1 if cancellation is None else LOOK_SECONDS):
+            if cancellation is not None:
+                cancellation.check()
+        try:
+            yield
+        finally:
+            self._reloading.release()
+
+    def _replace(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
+        model, (key, weights) = self.model, self._which
+        found, filling = choose_targets(model, checkpoint, key, weights)
+        assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
+        staged = assembly.tensors({one.name: one.source for one in filling.targets})
+        checkpoint.check_unchanged()
+        digest = digest_of(by_first_name(model, filling.targets, staged), cancellation)
+        for one in filling.targets:
+            if one.tensor.is_meta:
+                staged[one.name] = self._as_asked(staged[one.name])
+        if self._commit == "swap":
+            fresh = with_weights(model, filling.targets, staged)
+            filling = after_hooks(fresh, filling)
+            self._serving = Serving(ready(fresh), digest)
+        else:
+            with self._gate.alone(cancellation):
+                self._serving = Serving(model, None)  # for as long as it has some of both
+                overwrite(model, filling.targets, staged)
+                filling = after_hooks(model, filling)
+                self._serving = Serving(ready(model), digest)
+        return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
+
+    def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
+        """Let a copy of the model load in its own way, and serve that."""
+        chosen, changes = choose_renamed(self.model, checkpoint, *self._which)
+        assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
+        state = torch_state_dict(checkpoint, chosen, assembly)
+        checkpoint.check_unchanged()
+        digest = digest_of(state, cancellation)
+        fresh = copied(self.model)
+        if any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers())):
+            for name, value in state.items():
+                state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
+        taken = load_through(fresh, state, strict=True)
+        self._serving = Serving(ready(fresh), digest)
+        report = report_through(fresh, checkpoint.path, chosen, taken, started)
+        return Reload(report._replace(changes=changes), digest)
+
+    def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what takes the place of a tensor on the meta device."""
+        dtype = self._dtype if self._dtype is not None and is_castable(values.dtype) else values.dtype
+        return moved(values, self._device, dtype)
+
+    def watch(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        every: float = 1.0,
+        on_reload: Callable[[Reload | CkptoolError], None] | None = None,
+    ) -> None:
+        """
+        Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
+
+        Without a path, it is the one that was loaded last; where there is no file yet, a warning is logged, and the
+        first that comes is loaded. Looks every so many seconds, in a thread of its own. A file that is still being
+        written is left until it rests for one look; one that cannot be loaded is reported, through ``logging``,
+        ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
+        after the fork. Of an index of shards, the index alone is looked at: put it there last.
+
+        Raises:
+            ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.
+        """
+        if path is None:
+            if self._seen is None:
+                raise ValueError("nothing was loaded from a path yet: say which one to watch")
+            path = self._seen[0]
+        self.unwatch()
+        if file_identity(os.fspath(path)) is None:
+            logger.warning("watching a path without a file: %s", show(os.fspath(path)))
+        self._watcher = _Watcher(self, os.fspath(path), every, on_reload)
+
+    def unwatch(self) -> None:
+        """Stop watching. A reload that has begun is cancelled, unless its weights are being committed already."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unwatch()
+
+
+class _Watcher:
+    """The thread that looks at a path."""
+
+    def __init__(
+        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | CkptoolError], None] | None
+    ) -> None:
+        self._live, self._path, self._every, self._on_reload = live, os.fspath(path), every, on_reload
+        self._stopped = threading.Event()
+        self._cancellation = Cancellation()
+        # What was loaded, not what is there now: a file that came between the two must not be missed.
+        self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == self._path else None
+        self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._cancellation.cancel()  # the reload may wait for a call that waits for this one
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        seen = self._loaded
+        while not self._stopped.wait(self._every):
+            found = file_identity(self._path)
+            if found is not None and found != self._loaded and found == seen:
+                self._loaded = found
+                self._reload()
+            seen = found
+
+    def _reload(self) -> None:
+        try:
+            limits = self._live._limits._replace(cancellation=self._cancellation)
+            self._tell(self._live.reload(self._path, limits=limits))
+        except Cancelled:
+            logger.info("no longer watched, not reloaded: %s", show(self._path))
+        except CkptoolError as error:
+            self._note(error)
+            logger.warning("not reloaded: %s", show(str(error)))
+            self._tell(error)
+        except Exception as error:  # no memory left on the device, say: the next file may do
+            self._note(error)
+            logger.exception("not reloaded: %s", show(self._path))
+
+    def _note(self, error: Exception) -> None:
+        chain: list[BaseException] = [error]
+        for link in chain:  # an error that is kept must not keep what was staged, which its traceback reaches
+            traceback.clear_frames(link.__traceback__)
+            chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
+        self._live._failure = error, datetime.now(timezone.utc)
+
+    def _tell(self, outcome: Reload | CkptoolError) -> None:
+        if self._on_reload is None:
+            return
+        try:
+            self._on_reload(outcome)
+        except Exception:
+            logger.exception("on_reload failed")

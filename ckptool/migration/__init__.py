@@ -1,0 +1,1 @@
+"""Write a checkpoint again: plan, write, verify, publish."""

@@ -1,0 +1,204 @@
+"""
+Tensors in another floating type: each becomes one whose bytes are cast while they are read.
+
+Nothing is cast before it is written, a few megabytes at a time, so a plan stays cheap and memory bounded. The
+arithmetic is torch's, by way of ``torch_ops``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.weights import Weights
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.tensors import dtypes
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.payloads import Payload, StoragePayload
+from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo, row_major
+
+TARGETS = ("float16", "bfloat16", "float32", "float64")
+_FLOATING = (*TARGETS, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_PIECE_NBYTES: Final = 1 << 22
+
+
+class Cast(NamedTuple):
+    """What casting did to one tensor."""
+
+    name: str
+    source: str
+    target: str
+    max_error: float
+    """The largest absolute difference to the value before, among finite ones; 0 until the tensor was written."""
+    overflowed: int
+    """Finite values that the new type cannot hold and that became its largest."""
+
+
+class CastSource:
+    """The bytes of a tensor in another type, cast while they are read from the first to the last."""
+
+    def __init__(self, tensor: LazyTensor, target: DType, *, saturate: bool) -> None:
+        self._tensor = tensor
+        self._target = target
+        self._saturate = saturate
+        self.nbytes = tensor.info.numel * target.itemsize
+        self.max_error = 0.0
+        self.overflowed = 0
+        self._pieces: Iterator[bytes] = iter(())
+        self._ahead = b""
+        self._position = 0
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """
+        Return the cast bytes that follow those of the read before; one at 0 begins again.
+
+        Raises:
+            MigrationRefused: A finite value does not fit, and values were not to be saturated.
+        """
+        if offset == 0:
+            # A strided or deflated tensor is read once, however many pieces are asked for.
+            self._pieces, self._ahead, self._position = self._tensor.chunks(_PIECE_NBYTES), b"", 0
+            self.max_error, self.overflowed = 0.0, 0
+        if offset != self._position:
+            raise OutputFailed(f"tensor {self._tensor.name!r} was not read in order", kind="output-failed")
+        found = [self._ahead]
+        missing = nbytes - len(self._ahead)
+        while missing > 0:
+            found.append(self._cast(next(self._pieces)))
+            missing -= len(found[-1])
+        data = b"".join(found) if len(found) > 1 else found[0]
+        self._ahead = data[nbytes:]
+        self._position += nbytes
+        return data[:nbytes]
+
+    def _cast(self, data: bytes) -> bytes:
+        from ckptool.torch_ops import values as torch_values  # nobody else on the way to a file needs it
+
+        cast = torch_values.cast(data, self._tensor.info.dtype.name, self._target.name)
+        if cast.overflowed and not self._saturate:
+            raise MigrationRefused(
+                f"tensor {self._tensor.name!r} has values that are too large for {self._target.name}: "
+                f"at least {cast.overflowed:,} of {self._tensor.info.numel:,}",
+                kind="overflow",
+                hint="Keep its type with --keep-dtype, use bfloat16, or take the largest value with --saturate.",
+            )
+        self.max_error = max(self.max_error, cast.max_error)
+        self.overflowed += cast.overflowed
+        return cast.data
+
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - these bytes stand in no file
+        """Return None: these bytes stand in no file."""
+        return
+
+    def close(self) -> None:
+        """Nothing of its own to release."""
+
+
+class Casting:
+    """The casts of one migration."""
+
+    def __init__(self, dtype: str, keep: Sequence[str] = (), *, saturate: bool = False) -> None:
+        if dtype not in TARGETS:
+            raise MigrationRefused(
+                f"not a type to cast to: {dtype!r}", kind="not-a-dtype", hint=f"Choose from {', '.join(TARGETS)}."
+            )
+        try:
+            self._keep = [re.compile(pattern) for pattern in keep]
+        except re.error as error:
+            raise MigrationRefused(f"not a regular expression: {error}", kind="bad-pattern") from error
+        self._target = dtypes.BY_NAME[dtype]
+        self._saturate = saturate
+        self._sources: list[tuple[str, str, CastSource]] = []
+        self._made: dict[_Place, TensorInfo] = {}
+        self._read: dict[_Place, LazyTensor] = {}
+
+    def apply(self, weights: Weights) -> Weights:
+        """Return the weights with every floating tensor in the new type."""
+        self.take(weights.tensors.items())
+        tensors = {name: LazyTensor(name, self.info(tensor.info)) for name, tensor in weights.tensors.items()}
+        return weights._replace(tensors=tensors)
+
+    def take(self, named: Iterable[tuple[str, LazyTensor]]) -> None:
+        """
+        Note tensors that are to be cast, by the names under which they are reported.
+
+        Tied names stay tied: one that keeps its type keeps it for all.
+        """
+        kept: set[_Place] = set()
+        chosen: dict[_Place, tuple[str, LazyTensor]] = {}
+        for name, tensor in named:
+            place = _place(tensor.info)
+            if place is None or not self._takes(tensor.info):
+                continue
+            chosen.setdefault(place, (name, tensor))
+            if any(pattern.search(name) for pattern in self._keep):
+                kept.add(place)
+        for place, (name, tensor) in chosen.items():
+            if place not in kept and place not in self._made:
+                self._made[place] = self._cast(name, tensor)
+                self._read[place] = tensor
+
+    def info(self, info: TensorInfo) -> TensorInfo:
+        """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""
+        place = _place(info)
+        made = None if place is None or place not in self._made else self._made[place]
+        if made is None:
+            return info
+        alike = (made.requires_grad, made.kind) == (info.requires_grad, info.kind)
+        return made if alike else made._replace(requires_grad=info.requires_grad, kind=info.kind)
+
+    def refuse_what_was_missed(self, storages: Iterable[Payload]) -> None:
+        """Raise MigrationRefused if a tensor that was to be cast is not among what is written."""
+        written = {id(payload.storage.source) for payload in storages if isinstance(payload, StoragePayload)}
+        missed = [name for name, _, source in self._sources if id(source) not in written]
+        if missed:
+            raise MigrationRefused(
+                f"{missed[0]!r} cannot be cast where it stands",
+                kind="unsupported-cast",
+                hint="Keep its type with --keep-dtype, or take the weights alone: --form state_dict.",
+            )
+
+    @property
+    def tensors(self) -> list[LazyTensor]:
+        """The tensors that are read to be cast."""
+        return list(self._read.values())
+
+    @property
+    def casts(self) -> tuple[Cast, ...]:
+        """What was cast, and what it cost: complete once everything was written."""
+        return tuple(
+            Cast(name, source, self._target.name, cast.max_error, cast.overflowed)
+            for name, source, cast in self._sources
+        )
+
+    def _takes(self, info: TensorInfo) -> bool:
+        return info.layout == "strided" and info.dtype.name in _FLOATING and info.dtype is not self._target
+
+    def _cast(self, name: str, tensor: LazyTensor) -> TensorInfo:
+        source = CastSource(tensor, self._target, saturate=self._saturate)
+        self._sources.append((name, tensor.info.dtype.name, source))
+        info = tensor.info
+        location = info.storage.location if info.storage is not None else info.location
+        storage = StorageRef(name, location, source.nbytes, source, 0)
+        return info._replace(
+            dtype=self._target,
+            stride=row_major(info.shape),
+            storage_offset=0,
+            storage=storage,
+            conj=False,
+            neg=False,
+            parts=(),
+        )
+
+
+_Place = tuple[object, ...]
+
+
+def _place(info: TensorInfo) -> _Place | None:
+    """Return what tensors that are one have in common, those without elements too; None for one without memory."""
+    storage = info.storage
+    if storage is None:
+        return None
+    where = (id(storage.source), storage.offset, info.storage_offset)
+    return (*where, info.dtype.name, info.shape, info.stride, info.conj, info.neg)

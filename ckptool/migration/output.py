@@ -1,0 +1,379 @@
+"""
+Files that appear under their name only whole: the one place where anything is written.
+
+An output is written without a name where the system can do that, else beside its place under a name of its own, and
+gets its name by one rename or link. Whatever stood there before stands there until then, and leaves its mode and, where
+the system allows, its owner and its extended attributes to what takes its place. A killed process leaves nothing, or
+one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ckptool.errors import OutputExists, OutputFailed
+from ckptool.sources.files import FileSource
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_MARK = ".ckptool-"
+_END = ".part"
+_NAME_CHARACTERS = 48
+"""How much of a name stands in its part's, which must not be too long where the name is not."""
+_PID = re.compile(r"[0-9]{1,9}")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WAITING_NBYTES = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Output:
+    """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing behind."""
+
+    def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
+        self._fd = -1
+        self._temporary: str | None = None
+        self._syncing: Future[None] | None = None
+        try:
+            self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
+        except ValueError as error:  # a NUL in it
+            raise OutputFailed("not a path", kind="not-a-path") from error
+        self._force = force
+        self._progress = progress
+        self._expected: int | None = None
+        self.position = 0
+        """Bytes appended so far; the last of them may wait for more before they go to the file together."""
+        self._waiting = bytearray()
+        self._written = 0
+        self._folder = os.path.dirname(self.path)
+        self._refuse_what_is_there()
+        _remove_orphans(self._folder, os.path.basename(self.path))
+        self._open()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """
+        Append bytes.
+
+        Raises:
+            OutputFailed: The disk is full, or cannot be written to.
+        """
+        self.position += len(data)
+        if len(self._waiting) + len(data) > _WAITING_NBYTES:
+            self.flush()
+        if len(data) > _WAITING_NBYTES:
+            self._write_out(memoryview(data))
+        else:
+            self._waiting += data
+
+    def flush(self) -> None:
+        """
+        Hand what waits to the system: the file is whole only then.
+
+        Raises:
+            OutputFailed: The disk is full, or cannot be written to.
+        """
+        waiting, self._waiting = self._waiting, bytearray()
+        self._write_out(memoryview(waiting))
+
+    def _write_out(self, view: memoryview) -> None:
+        try:
+            while view:
+                count = os.write(self._fd, view)
+                self._written += count
+                view = view[count:]
+        except OSError as error:
+            raise self._failed(error) from error
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._written, self._expected or 0)
+
+    def leave(self, nbytes: int) -> int:
+        """Leave room for ``nbytes`` that ``fill`` will write, in any order, and return where it begins."""
+        self.flush()
+        start, self.position = self.position, self.position + nbytes
+        try:
+            os.lseek(self._fd, self.position, os.SEEK_SET)
+        except OSError as error:
+            raise self._failed(error) from error
+        return start
+
+    def fill(self, position: int, view: memoryview) -> None:
+        """
+        Write bytes to a place that was left for them. Threads may call this at once.
+
+        Raises:
+            OutputFailed: The disk is full, or cannot be written to.
+        """
+        try:
+            while view:
+                count = os.pwrite(self._fd, view, position)
+                position += count
+                view = view[count:]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def filled(self, nbytes: int) -> None:
+        """Count bytes that ``fill`` has written."""
+        self._written += nbytes
+        self._tell()
+
+    def reserve(self, nbytes: int) -> None:
+        """
+        Make sure that ``nbytes`` more will fit.
+
+        Raises:
+            OutputFailed: The file system has less free space.
+        """
+        self._expected = nbytes
+        if not hasattr(os, "fstatvfs"):
+            return
+        try:
+            status = os.fstatvfs(self._fd)
+        except OSError:  # writing will tell
+            return
+        free = status.f_bavail * status.f_frsize
+        if free < nbytes:
+            raise OutputFailed(
+                f"not enough space: {nbytes:,} bytes are needed, {free:,} are free",
+                kind="disk-full",
+                path=self.path,
+                hint="Free some space, or write to another disk.",
+                needed=nbytes,
+                actual=free,
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file so far, whoever wrote to it."""
+        self.flush()
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def reading_path(self) -> str:
+        """Return a path that leads to what was written and flushed, before it has its name."""
+        return self._temporary or f"/proc/self/fd/{self._fd}"
+
+    def source(self) -> FileSource:
+        """Return what was written, for reading back."""
+        self.flush()
+        return FileSource(self.reading_path())
+
+    def sync(self) -> None:
+        """
+        Begin to put what was written on the disk; ``publish`` waits for it.
+
+        After that, the name never stands for less than the file, even if the power fails. Reading back meanwhile
+        hides nearly all of the time that it takes.
+        """
+        pool = ThreadPoolExecutor(1)
+        self._syncing = pool.submit(os.fsync, self._fd)
+        pool.shutdown(wait=False)
+
+    def publish(self) -> None:
+        """
+        Give the file its name, in one step. Over an old file it is on the disk by then, ``sync`` or not.
+
+        Raises:
+            OutputExists: Something took the name in the meantime.
+            OutputFailed: The system did not let us.
+        """
+        self.flush()
+        try:
+            if self._syncing is not None:
+                self._syncing.result()
+            if not (self._force and os.path.lexists(self.path)):
+                try:
+                    self._take_name()
+                except FileExistsError as error:
+                    if not self._force:
+                        raise self._exists() from error
+                else:
+                    return
+            self._replace()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except OSError as failure:  # some network drives tell only now
+            if error is None:
+                raise self._failed(failure) from failure
+
+    def close(self) -> None:
+        """Give up what has no name yet."""
+        if self._syncing is not None:
+            wait([self._syncing])  # it has hold of the file's number
+        fd, self._fd = self._fd, -1
+        temporary, self._temporary = self._temporary, None
+        try:
+            if fd >= 0:
+                os.close(fd)
+        finally:
+            if temporary is not None:
+                with suppress(OSError):  # it may have its name now
+                    os.unlink(temporary)
+
+    def __del__(self) -> None:
+        with suppress(OSError):  # an interrupt may come before the block is entered
+            self.close()
+
+    def _refuse_what_is_there(self) -> None:
+        try:
+            mode = os.lstat(self.path).st_mode
+        except FileNotFoundError:
+            if not os.path.isdir(self._folder):
+                raise OutputFailed(
+                    "no such folder", kind="no-folder", path=self._folder, hint="Make it first."
+                ) from None
+            return
+        except OSError as error:
+            raise self._failed(error) from error
+        if not stat.S_ISREG(mode):
+            raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self.path)
+        if not self._force:
+            raise self._exists()
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            self._fd = self._open_nameless(flags)
+            if self._fd < 0:
+                self._temporary = self._part_name()  # known before it is there: an interrupt leaves no litter
+                self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as error:
+            self._temporary = None
+            raise self._failed(error) from error
+
+    def _open_nameless(self, flags: int) -> int:
+        """Return a file without a name, or -1 where the system or the file system has none."""
+        if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
+            return -1
+        try:
+            return os.open(self._folder, flags | os.O_TMPFILE, 0o666)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                return -1
+            raise
+
+    def _take_name(self) -> None:
+        if self._temporary is None:
+            self._link_nameless(self.path)
+            return
+        try:
+            os.link(self._temporary, self.path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS or os.path.lexists(self.path):
+                raise
+            os.rename(self._temporary, self.path)  # a stick's file system has one name for a file
+
+    def _replace(self) -> None:
+        self._take_after()
+        os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
+        if self._temporary is None:
+            # A file without a name can only get one that is free: over an old file it goes in two steps.
+            self._temporary = self._part_name()
+            self._link_nameless(self._temporary)
+        os.replace(self._temporary, self.path)
+        _sync_folder(self._folder)
+
+    def _take_after(self) -> None:
+        """Take over the old file's mode, and its owner and attributes as far as we may."""
+        try:
+            old = os.stat(self.path)
+        except FileNotFoundError:  # it has gone by now
+            return
+        if hasattr(os, "fchown"):
+            for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # whose it is may be for root alone to say
+                with suppress(OSError):
+                    os.fchown(self._fd, owner, group)
+        if hasattr(os, "listxattr"):
+            with suppress(OSError):
+                for name in os.listxattr(self.path):
+                    with suppress(OSError):
+                        os.setxattr(self._fd, name, os.getxattr(self.path, name))
+        with suppress(PermissionError):  # a file system without modes
+            os.fchmod(self._fd, stat.S_IMODE(old.st_mode))
+
+    def _link_nameless(self, target: str) -> None:
+        # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
+        os.link(f"/proc/self/fd/{self._fd}", target, src_dir_fd=self._fd, follow_symlinks=True)
+
+    def _part_name(self) -> str:
+        head = _part_head(os.path.basename(self.path))
+        return os.path.join(self._folder, f"{head}{os.getpid()}-{os.urandom(4).hex()}{_END}")
+
+    def _exists(self) -> OutputExists:
+        return OutputExists("exists already", path=self.path, hint="Choose another name, or overwrite it with --force.")
+
+    def _failed(self, error: OSError) -> OutputFailed:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        if error.errno not in _FULL:
+            return OutputFailed(f"cannot be written: {reason}", kind="output-failed", path=self.path)
+        wanted = f" of {self._expected:,}" if self._expected else ""
+        return OutputFailed(
+            f"cannot be written: {reason} after {self._written:,}{wanted} bytes",
+            kind="disk-full",
+            path=self.path,
+            hint="Free some space, or write to another disk.",
+            needed=self._expected,
+            actual=self._written,
+        )
+
+
+def _part_head(name: str) -> str:
+    return f".{name[:_NAME_CHARACTERS]}{_MARK}"
+
+
+def _remove_orphans(folder: str, name: str) -> None:
+    """Remove what killed processes left of this output: parts whose process is gone."""
+    head = _part_head(name)
+    try:
+        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith(_END)]
+    except OSError:
+        return
+    for entry in found:
+        pid = entry[len(head) :].partition("-")[0]
+        if _PID.fullmatch(pid) and not _is_alive(int(pid)):
+            with suppress(OSError):  # not ours to remove
+                os.unlink(os.path.join(folder, entry))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    else:
+        return True
+
+
+def _sync_folder(folder: str) -> None:
+    """Put the new name on the disk, where the file system can: the file has it already, whatever happens here."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,184 @@
+"""
+Weights → a safetensors file, by the reference library's conventions.
+
+Tensors stand packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
+``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. What it has no words for, the
+order of names and the modules' facts, stands under keys of our own.
+
+https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/torch.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.weights import MODULES_KEY, ORDER_KEY, RESERVED, Weights, refuse_others
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.limits import Limits
+from ckptool.migration.output import Output
+from ckptool.migration.transfer import Transfer
+from ckptool.sources.checksums import checksums_of_file
+from ckptool.tensors.payloads import Payload, payload_of
+from ckptool.tensors.tensor import LazyTensor, identity
+
+# fmt: off
+_DTYPE_ORDER: Final = (
+    "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+    "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
+)
+# fmt: on
+
+
+class SafetensorsPlan(NamedTuple):
+    """A file that is ready to be written: its header, and the tensors in their order."""
+
+    header: bytes
+    tensors: tuple[tuple[str, Payload], ...]
+    tied: dict[str, str]
+    """Names that were left out, and the name that stands for each."""
+    renamed: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+
+    @property
+    def tensor_count(self) -> int:
+        """Tensors in the file."""
+        return len(self.tensors)
+
+    @property
+    def retagged(self) -> dict[str, int]:
+        """Nothing: the format has no device tags."""
+        return {}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file in bytes."""
+        return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
+
+    def write(self, output: Output, *, checksums: bool = True) -> list[int]:
+        """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
+        output.write(self._head())
+        with Transfer(output, checksums=checksums) as transfer:
+            found = [transfer.send(payload) for _, payload in self.tensors]
+        output.flush()
+        return found
+
+    def verify(self, path: str, checksums: list[int], limits: Limits) -> None:
+        """
+        Read the file back, with our reader and with the reference library's, and compare every tensor.
+
+        Raises:
+            OutputFailed: What stands in the file is not what was to be written.
+        """
+        from ckptool.formats import open_checkpoint
+
+        with open_checkpoint(path, limits=limits) as written:
+            head = self._head()
+            if written.source.read(0, len(head)) != head:
+                raise OutputFailed("its header is not the one that was written", kind="verification-failed")
+            start = len(head)
+            ranges = []
+            for _, payload in self.tensors:
+                ranges.append((start, start + payload.nbytes))
+                start += payload.nbytes
+            found, _ = checksums_of_file(written.source, ranges)
+            for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
+                if name not in written.tensors or checksum != expected:
+                    raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
+        _open_with_reference(path, [name for name, _ in self.tensors])
+
+    def _head(self) -> bytes:
+        return len(self.header).to_bytes(8, "little") + self.header
+
+
+def plan(
+    weights: Weights,
+    *,
+    expand_tied: bool = False,
+    drop_unsupported: bool = False,
+    cancellation: Cancellation | None = None,
+) -> SafetensorsPlan:
+    """
+    Return how the weights become a safetensors file.
+
+    Raises:
+        MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
+    """
+    unsupported = [name for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)]
+    refuse_others([*unsupported, *weights.others], drop=drop_unsupported)
+    if "__metadata__" in weights.tensors:
+        raise MigrationRefused(
+            "safetensors keeps the name '__metadata__' for itself",
+            kind="reserved-name",
+            hint="Rename it with --rename.",
+        )
+    tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
+    tied = {} if expand_tied else _tied(each(tensors.items(), cancellation))
+    kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
+    # A text that would read as a tie is not taken over.
+    texts = {key: text for key, text in weights.texts if text not in kept}
+    metadata = {"format": "pt", **texts, **tied}
+    if list(tensors) != [*kept, *tied]:
+        metadata[ORDER_KEY] = json.dumps(list(tensors), separators=(",", ":"))
+    if weights.modules:
+        facts = {
+            path: entry["version"] if entry.keys() == {"version"} else entry for path, entry in weights.modules.items()
+        }
+        metadata[MODULES_KEY] = json.dumps(facts, separators=(",", ":"))
+    payloads = tuple((name, payload_of(tensors[name])) for name in each(kept, cancellation))
+    header = _header(metadata, each(payloads, cancellation), tensors)
+    return SafetensorsPlan(header, payloads, tied, weights.renamed, (*weights.dropped, *unsupported, *weights.others))
+
+
+def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], tensors: dict[str, LazyTensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": metadata}
+    position = 0
+    for name, payload in payloads:
+        info = tensors[name].info
+        code = info.dtype.safetensors
+        # The header counts values, and torch packs two of these into one.
+        shape = [*info.shape[:-1], info.shape[-1] * 2] if code == "F4" else list(info.shape)
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
+        position += payload.nbytes
+    try:
+        header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise MigrationRefused("a name that is no text cannot stand in a header", kind="unsupported-name") from error
+    return header + b" " * (-len(header) % 8)
+
+
+def _is_plain(tensor: LazyTensor) -> bool:
+    info = tensor.info
+    plain = info.storage is not None and info.layout == "strided" and info.location != "meta"
+    return plain and info.dtype.safetensors is not None and not (info.dtype.safetensors == "F4" and not info.shape)
+
+
+def _rank(tensor: LazyTensor) -> int:
+    return _DTYPE_ORDER.index(str(tensor.info.dtype.safetensors))
+
+
+def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
+    """Return the names whose tensor another name has too, and which name is kept: the first in the alphabet."""
+    same: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in tensors:
+        same.setdefault(identity(tensor.info), []).append(name)
+    groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
+    return {name: names[0] for names in groups for name in names[1:]}
+
+
+def _open_with_reference(path: str, names: list[str]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        try:
+            reference = safe_open(path, framework="numpy")
+        except ImportError:
+            reference = safe_open(path, framework="pt")  # torch will do, if somebody left numpy out
+        with reference as opened:
+            found = set(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise OutputFailed(f"the safetensors library refuses it: {error}", kind="verification-failed") from error
+    if found != set(names):
+        raise OutputFailed("the safetensors library finds other tensors in it", kind="verification-failed")

@@ -1,0 +1,129 @@
+"""
+Bytes from payloads to an output, and their checksums on the way.
+
+Where the bytes of a large payload stand in a file as they are, threads take runs of it, read them, sum them up and
+write them to their place; everything else goes in order through one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from ckptool.migration.output import Output
+from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of, joined_crc32, pieces, runs, threads
+from ckptool.sources.files import FileSource
+from ckptool.sources.read_ahead import ReadAhead
+from ckptool.tensors.payloads import Payload, StoragePayload
+from ckptool.tensors.tensor import LazyTensor, StorageRef
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from typing_extensions import Self
+
+
+class Transfer:
+    """
+    One output being filled. Used in a ``with`` block.
+
+    Without ``checksums``, large payloads are not summed up, and what ``send`` returns for them is the source's own
+    checksum, 0 if it has none.
+    """
+
+    def __init__(self, output: Output, *, checksums: bool = True) -> None:
+        self._output = output
+        self._checksums = checksums
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: tuple[FileSource, ReadAhead] | None = None
+
+    def send(self, payload: Payload, *, checksum: bool = False) -> int:
+        """
+        Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one.
+
+        Raises:
+            DamagedFile: The source has a checksum of these bytes, and it is another.
+            OutputFailed: The disk is full, or cannot be written to.
+            SourceChanged: The source ends before its bytes do.
+        """
+        extent = payload.extent()
+        if extent is None:
+            found = 0
+            for chunk in payload.chunks():
+                found = crc32(chunk, found)
+                self._output.write(chunk)
+        elif payload.nbytes < WORTH_A_THREAD:
+            data = self._read_ahead(*extent, payload.nbytes)
+            found = crc32(data)
+            self._output.write(data)
+        else:
+            if not self._checksums and (payload.known_crc32 or not checksum):
+                self._copy(*extent, payload.nbytes, checksum=False)
+                return payload.known_crc32
+            found = self._copy(*extent, payload.nbytes, checksum=True)
+        payload.check(found)
+        return found
+
+    def _copy(self, file: FileSource, offset: int, nbytes: int, *, checksum: bool) -> int:
+        """Append bytes of a file, and return their CRC-32, or 0."""
+        output = self._output
+        shift = output.leave(nbytes) - offset
+
+        def copy(run: tuple[int, int]) -> int:
+            found = 0
+            for position, piece in pieces(file, *run):
+                if checksum:
+                    found = crc32(piece, found)
+                output.fill(position + shift, piece)
+            return found
+
+        if self._pool is None:
+            self._pool = threads()
+        work = runs(offset, offset + nbytes)
+        found = 0
+        for (start, stop), of_run in zip(work, self._pool.map(copy, work), strict=True):
+            output.filled(stop - start)
+            if checksum:
+                found = joined_crc32(found, of_run, stop - start)
+        return found
+
+    def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
+        """Return a small range of a file: its neighbours are likely to be asked for next."""
+        if self._ahead is None or self._ahead[0] is not file:
+            self._ahead = file, ReadAhead(file)
+        return self._ahead[1].read(offset, nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def check_others(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
+    """
+    Hold against the file's checksums the storages that were read in part or rearranged, each once.
+
+    Raises:
+        DamagedFile: One of them is not what was saved.
+    """
+    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    todo = [tensor.info for tensor in tensors]
+    while todo:
+        info = todo.pop()
+        todo.extend(part for _, part in info.parts)
+        storage = info.storage
+        if storage is None or not storage.crc32 or _place(storage) in done:
+            continue
+        done.add(_place(storage))
+        payload = StoragePayload(storage, 1)
+        payload.check(checksum_of(payload))
+
+
+def _place(storage: StorageRef) -> tuple[int, int]:
+    return id(storage.source), storage.offset

@@ -1,0 +1,136 @@
+"""
+A zip as ``torch.save`` writes it, on an output that only grows.
+
+    <root>/data.pkl, .format_version, .storage_alignment, byteorder, data/0 …, version
+
+Members are stored, payloads begin at multiples of 64 bytes (padding stands in an extra field "FB"), sizes and CRC-32
+follow each payload in a descriptor, and the zip64 records are always there. See
+caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct, pack
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from ckptool.migration.output import Output
+from ckptool.migration.transfer import Transfer
+from ckptool.tensors.payloads import BytesPayload, Payload
+
+_ALIGNMENT: Final = 64
+_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+_UTF8, _DESCRIPTOR = 0x0800, 0x0008
+_LOCAL, _ENTRY = Struct("<4s5H3L2H"), Struct("<4s6H3L5H2L")
+_NARROW_DESCRIPTOR, _WIDE_DESCRIPTOR = Struct("<4s3L"), Struct("<4sLQQ")
+_MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
+
+
+class Written(NamedTuple):
+    """A member as it was written."""
+
+    name: str
+    nbytes: int
+    crc32: int
+    header: int
+    """Offset of its local header."""
+    offset: int
+    """Of its payload."""
+
+
+class WrittenZip(NamedTuple):
+    """A zip as it was written: every byte of it stands under one of these checksums."""
+
+    members: list[Written]
+    directory: int
+    """Offset of the central directory."""
+    frame_crc32: int
+    """Of all that is no payload: headers, padding, descriptors, the directory."""
+
+
+def write_torch_zip(
+    output: Output, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
+) -> WrittenZip:
+    """
+    Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return what was written.
+
+    Without ``checksums``, a source's own are taken over unread.
+    """
+    with Transfer(output, checksums=checksums) as transfer:
+        archive = _Archive(output, transfer)
+        archive.add(f"{root}/data.pkl", BytesPayload(pickled))
+        archive.add(f"{root}/.format_version", BytesPayload(b"1"))
+        archive.add(f"{root}/.storage_alignment", BytesPayload(str(_ALIGNMENT).encode()))
+        archive.add(f"{root}/byteorder", BytesPayload(b"little"))
+        for index, payload in enumerate(storages):
+            archive.add(f"{root}/data/{index}", payload)
+        archive.add(f"{root}/version", BytesPayload(b"3\n"))
+    return archive.end()
+
+
+def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
+    """Return the size in bytes of what ``write_torch_zip`` would write."""
+    members = [("data.pkl", pickled_nbytes), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)]
+    members += [(f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes)]
+    members.append(("version", 2))
+    position = directory = 0
+    for name, nbytes in members:
+        length, long, far = len(f"{root}/{name}".encode()), nbytes >= _FULL32, position >= _FULL32
+        wide = 4 + 8 * (2 * long + far) if long or far else 0
+        directory += 46 + length + wide
+        start = position + 30 + length + wide + 4
+        position = start + -start % _ALIGNMENT + nbytes + (0 if not nbytes else 24 if long or far else 16)
+    return position + directory + 56 + 20 + 22
+
+
+class _Archive:
+    """Members one after the other, and their directory behind them."""
+
+    def __init__(self, output: Output, transfer: Transfer) -> None:
+        self._output = output
+        self._transfer = transfer
+        self._members: list[Written] = []
+        self._directory = bytearray()
+        self._frame_crc32 = 0
+
+    def add(self, name: str, payload: Payload) -> None:
+        header = self._output.position
+        encoded = name.encode()
+        nbytes = payload.nbytes
+        flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
+        wide = _wide_field(nbytes, header) if nbytes >= _FULL32 or header >= _FULL32 else b""
+        start = header + _LOCAL.size + len(encoded) + len(wide) + 4
+        padding = b"Z" * (-start % _ALIGNMENT)
+        extra = wide + pack("<2sH", b"FB", len(padding)) + padding
+        local = _LOCAL.pack(b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
+        self._write(local + encoded + extra)
+        offset = self._output.position
+        checksum = self._transfer.send(payload, checksum=True)
+        if nbytes:
+            layout = _WIDE_DESCRIPTOR if wide else _NARROW_DESCRIPTOR
+            self._write(layout.pack(b"PK\x07\x08", checksum, nbytes, nbytes))
+        self._members.append(Written(name, nbytes, checksum, header, offset))
+        size = min(nbytes, _FULL32)
+        entry = (b"PK\x01\x02", 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide))
+        self._directory += _ENTRY.pack(*entry, 0, 0, 0, 0, min(header, _FULL32)) + encoded + wide
+
+    def end(self) -> WrittenZip:
+        start, nbytes, count = self._output.position, len(self._directory), len(self._members)
+        self._write(self._directory)
+        self._write(pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start))
+        self._write(pack("<4sLQL", b"PK\x06\x07", 0, start + nbytes, 1))
+        short = (min(count, _FULL16), min(count, _FULL16), min(nbytes, _FULL32), min(start, _FULL32))
+        self._write(pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *short, 0))
+        return WrittenZip(self._members, start, self._frame_crc32)
+
+    def _write(self, frame: bytes | bytearray) -> None:
+        self._frame_crc32 = crc32(frame, self._frame_crc32)
+        self._output.write(frame)
+
+
+def _wide_field(nbytes: int, header: int) -> bytes:
+    """Return the zip64 extra field with the values that do not fit into 32 bits."""
+    values = [nbytes, nbytes] if nbytes >= _FULL32 else []
+    values += [header] if header >= _FULL32 else []
+    return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values)

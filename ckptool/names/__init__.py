@@ -1,0 +1,1 @@
+"""Names of tensors: wrappers, renaming, matching. Pure functions that open no file."""

@@ -1,0 +1,297 @@
+"""
+Which names of a checkpoint stand for which names of a model, and the change of names that explains the difference.
+
+Strategy: try the few changes that wrappers and trainers make (a wrapper's component, a prefix more, a prefix less,
+another prefix, old spellings), and keep the smallest under which most names meet with equal shapes. What only looks
+alike is never paired: ``guess_keys`` says what a person might have meant. Pure, and without torch: shapes are tuples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from ckptool.errors import MigrationRefused
+from ckptool.names import renaming
+
+Shape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Mapping[str, Shape]
+Option: TypeAlias = Literal["strip_module", "strip_wrappers", "strip_prefix", "rename", "add_prefix"]
+
+BENIGN = frozenset(
+    {
+        "num_batches_tracked",
+        "position_ids",
+        "token_type_ids",
+        "relative_position_index",
+        "relative_coords_table",
+        "inv_freq",
+        "n_averaged",
+        "attn_mask",
+        "causal_mask",
+        "total_ops",
+        "total_params",
+    }
+)
+"""Last components of buffers that a model computes itself: releases of libraries disagree about saving them."""
+
+_SPELLINGS = (
+    ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),
+    ((r"\.weight_g$", ".parametrizations.weight.original0"), (r"\.weight_v$", ".parametrizations.weight.original1")),
+)
+"""Names that whole libraries changed: TensorFlow's of a normalisation, torch's own of weight_norm."""
+
+_DEPTH = 16
+_REPLACED_DEPTH = 3
+_CANDIDATES = 3
+_SAME_SUFFIX = 4
+
+
+class Change(NamedTuple):
+    """One change of names; ``option`` and ``argument`` are those of ``migrate`` that make it."""
+
+    option: Option
+    argument: str = ""
+
+    @property
+    def rule(self) -> renaming.Rule:
+        """The function from names to names."""
+        if self.option == "strip_module":
+            return renaming.strip_module
+        if self.option == "strip_wrappers":
+            return renaming.strip_wrappers
+        if self.option == "strip_prefix":
+            return renaming.strip_prefix(self.argument)
+        if self.option == "add_prefix":
+            return renaming.add_prefix(self.argument)
+        pattern, _, replacement = self.argument.partition("=")
+        return renaming.substitute(pattern, replacement)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What to write on the command line of ``ckptool migrate``."""
+        flag = f"--{self.option.replace('_', '-')}"
+        return (flag, self.argument) if self.argument else (flag,)
+
+    def __str__(self) -> str:
+        return " ".join(self.arguments)
+
+
+Changes: TypeAlias = tuple[Change, ...]
+
+
+class Reshaped(NamedTuple):
+    """A name that both have, with different shapes."""
+
+    name: str
+    """As the model expects it."""
+    found_name: str
+    expected: Shape
+    found: Shape
+
+
+class KeyMatch(NamedTuple):
+    """How the names of a checkpoint meet those that a model expects. Names are in the order of their mapping."""
+
+    pairs: dict[str, str]
+    """Expected name to found name, where the shapes are equal."""
+    missing: tuple[str, ...]
+    """Expected names that nothing in the checkpoint stands for."""
+    unexpected: tuple[str, ...]
+    """Names in the checkpoint, as they stand there, that the model has no use for."""
+    reshaped: tuple[Reshaped, ...]
+    changes: Changes
+    """What has to be done to the names of the checkpoint, in this order, for the rest to be true; often nothing."""
+    alternatives: tuple[Changes, ...] = ()
+    """Other changes, as small, under which as many others meet: then nobody can know which were meant."""
+    target_wrapped: bool = False
+    """The model itself has wrappers inside that the checkpoint has not; ``pairs`` see through them."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every name of either side has its counterpart, of equal shape."""
+        return not (self.missing or self.unexpected or self.reshaped)
+
+    @property
+    def loads(self) -> bool:
+        """Whether all that is not paired is computed by the model itself, and nothing is ambiguous."""
+        return not self.reshaped and not self.alternatives and all(map(is_benign, (*self.missing, *self.unexpected)))
+
+
+def is_benign(name: str) -> bool:
+    """Say whether a name is that of a buffer that the model computes itself, so that it can be missing or left."""
+    return name.rpartition(".")[2] in BENIGN
+
+
+def match(expected: Shapes, found: Shapes) -> KeyMatch:
+    """
+    Pair the names that a model expects with those of a checkpoint.
+
+    Only whole names that are equal after ``changes`` are ever paired; no name is paired twice. The changes are the
+    fewest of those under which most names meet with equal shapes; where others, as few, do as well, they are
+    ``alternatives``.
+    """
+    best = [_Attempt(expected, found, list(found), (), 0)]
+    tried = {(0, tuple(found))}
+    seen_through = _without_wrappers(expected)
+    targets = [(expected, 0)] if seen_through is None else [(expected, 0), (seen_through, 1)]
+    for propose in (_one_change, _several_changes):
+        for target, cost in targets:
+            if best[0].is_complete:
+                break
+            for changes in propose(target, list(found)):
+                names = renamed(list(found), changes)
+                if names is None or (cost, tuple(names)) in tried:
+                    continue
+                tried.add((cost, tuple(names)))
+                attempt = _Attempt(target, found, names, changes, cost + len(changes))
+                if attempt.score >= best[0].score:
+                    best = [*best, attempt] if attempt.score == best[0].score else [attempt]
+    pairing = best[0].pairing(found)
+    rivals = tuple(other.changes for other in best[1:] if other.pairing(found) != pairing)
+    return _result(expected, found, best[0], rivals)
+
+
+class _Attempt:
+    """Names of the checkpoint after some changes, held against those that are expected."""
+
+    def __init__(self, target: Shapes, found: Shapes, names: Sequence[str], changes: Changes, cost: int) -> None:
+        self.target = target
+        self.names = names
+        self.changes = changes
+        same = named = 0
+        for name, shape in zip(names, found.values(), strict=True):
+            wanted = target.get(name)
+            if wanted is not None:
+                named += 1
+                same += wanted == shape
+        self.score = (same, named, -cost)
+        self.is_complete = same == len(target)
+
+    def pairing(self, found: Shapes) -> dict[str, str]:
+        """Return the found name behind each expected one, as the target has it; shapes may differ."""
+        return {name: old for name, old in zip(self.names, found, strict=True) if name in self.target}
+
+
+def _one_change(expected: Shapes, names: list[str]) -> Iterator[Changes]:
+    """Yield the changes that most checkpoints need, of one kind each; wrappers first, for they explain most."""
+    unwrapped = list(_unwrapped(names))
+    yield from (wrappers for wrappers, _ in unwrapped)
+    yield ()
+    for wrappers, bare in (*unwrapped, ((), names)):
+        yield from ((*wrappers, *prefixes) for prefixes in _prefix_changes(expected, bare))
+
+
+def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Changes]:
+    """Yield prefixes put in the place of others, and old spellings under any prefix."""
+    for wrappers, bare in (*_unwrapped(names), ((), names)):
+        replaced = [
+            (Change("strip_prefix", old), Change("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
+        ]
+        yield from ((*wrappers, *prefixes) for prefixes in replaced)
+        for prefixes in ((), *_prefix_changes(expected, bare), *replaced):
+            changes = (*wrappers, *prefixes)
+            for spelling in _spellings(expected, renamed(names, changes) or ()):
+                yield in_order(changes, spelling)
+
+
+def _without_wrappers(expected: Shapes) -> Shapes | None:
+    """Return what is expected under the names that it would have without wrappers inside; None if that changes none."""
+    names = renamed(list(expected), (Change("strip_wrappers"),))
+    if names is None or names == list(expected):
+        return None
+    return dict(zip(names, expected.values(), strict=True))
+
+
+def renamed(names: Sequence[str], changes: Changes) -> list[str] | None:
+    """Return the names after some changes, in order; None where they cannot be made without losing one."""
+    try:
+        found = renaming.rename(names, [change.rule for change in changes])
+    except MigrationRefused:
+        return None
+    return ["" if name is None else name for name in found]  # what goes with its wrapper, nothing is called
+
+
+def _unwrapped(names: list[str]) -> Iterator[tuple[Changes, list[str]]]:
+    yield (), names
+    options: tuple[Option, ...] = ("strip_module", "strip_wrappers")
+    for option in options:
+        changes = (Change(option),)
+        stripped = renamed(names, changes)
+        if stripped is not None and stripped != names:
+            yield changes, stripped
+
+
+def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Changes]:
+    """Yield a prefix less and a prefix more, for which some names speak; those with most of them first."""
+    stripped = Counter(head for name in names for head, rest in _splits(name, _DEPTH) if rest in expected)
+    yield from ((Change("strip_prefix", head),) for head, _ in stripped.most_common(_CANDIDATES))
+    have = set(names)
+    added = Counter(head for name in expected for head, rest in _splits(name, _DEPTH) if rest in have)
+    yield from ((Change("add_prefix", head),) for head, _ in added.most_common(_CANDIDATES))
+
+
+def _replaced_prefixes(expected: Shapes, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    heads: dict[str, list[str]] = {}
+    for name in names:
+        for head, rest in _splits(name, _REPLACED_DEPTH):
+            known = heads.setdefault(rest, [])
+            if "." in rest and len(known) < _SAME_SUFFIX:
+                known.append(head)
+    found = Counter(
+        (old, new)
+        for name in expected
+        for new, rest in _splits(name, _REPLACED_DEPTH)
+        for old in heads.get(rest, ())
+        if old != new
+    )
+    yield from (pair for pair, _ in found.most_common(_CANDIDATES))
+
+
+def _spellings(expected: Shapes, names: Sequence[str]) -> Iterator[Changes]:
+    for spelling in _SPELLINGS:
+        changes = []
+        for pattern, replacement in spelling:
+            matching = [name for name in names if name not in expected and re.search(pattern, name)]
+            if any(re.sub(pattern, replacement, name) in expected for name in matching):
+                changes.append(Change("rename", f"{pattern}={replacement}"))
+        if changes:
+            yield tuple(changes)
+
+
+def _splits(name: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the ways of taking a name apart at one of its first dots."""
+    at = name.find(".")
+    while at >= 0 and depth:
+        yield name[:at], name[at + 1 :]
+        at = name.find(".", at + 1)
+        depth -= 1
+
+
+def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Changes, ...]) -> KeyMatch:
+    original = chosen.pairing(found)
+    pairs: dict[str, str] = {}
+    missing: list[str] = []
+    reshaped: list[Reshaped] = []
+    used: set[str] = set()
+    for (name, shape), wanted in zip(expected.items(), chosen.target, strict=True):
+        old = original.get(wanted)
+        if old is None:
+            missing.append(name)
+            continue
+        used.add(old)
+        if found[old] == shape:
+            pairs[name] = old
+        else:
+            reshaped.append(Reshaped(name, old, shape, found[old]))
+    unexpected = tuple(name for name in found if name not in used)
+    target_wrapped = chosen.target is not expected
+    return KeyMatch(pairs, tuple(missing), unexpected, tuple(reshaped), chosen.changes, rivals, target_wrapped)
+
+
+def in_order(changes: Changes, renames: Iterable[Change]) -> Changes:
+    """Return changes in the order in which migrate carries them out: renames stand between stripping and adding."""
+    at = sum(change.option != "add_prefix" for change in changes)
+    return *changes[:at], *renames, *changes[at:]

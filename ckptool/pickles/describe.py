@@ -1,0 +1,113 @@
+"""One short line about any inert value: bounded in width and depth, whatever the file nests."""
+
+from __future__ import annotations
+
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Global, Inert, PersistentId, Set
+from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
+
+_MAX_ITEMS = 6
+_MAX_DEPTH = 3
+_MAX_TEXT = 60
+_LONGEST_VALUE = 1 << 16
+
+
+def kind_of(node: Inert) -> str:
+    """Return the name of the type that a value has, or would have had."""
+    array = numpy_array(node)
+    if array is not None:
+        return "numpy.ndarray"
+    scalar = numpy_scalar(node)
+    if scalar is not None:
+        return f"numpy.{scalar[0]}"
+    if isinstance(node, PersistentId) and isinstance(node.pid, tuple) and node.pid and node.pid[0] == "storage":
+        return "torch.Storage"
+    if isinstance(node, Global):
+        return "global"
+    return nodes.class_name(node)
+
+
+def scalar_of(node: Inert) -> bool | int | float | str | None:
+    """Return a value that JSON can hold as it is, or None: numbers, truth values, text, which is cut if it is long."""
+    numpy_value = numpy_scalar(node)
+    value = numpy_value[1] if numpy_value is not None else node
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
+        return None
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, str):
+        return cut(value)
+    return value if isinstance(value, bool | int | float) else None
+
+
+def cut(text: str, most: int = _LONGEST_VALUE) -> str:
+    """Return text as it is, or its beginning and how many characters it has where these are more than ``most``."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def describe(node: Inert, depth: int = 0) -> str:
+    """
+    Return one line about a value, in the manner of ``repr``, cut where it grows long or deep.
+
+    The text may hold any characters that the file holds: escape it before printing.
+    """
+    array = numpy_array(node)
+    if array is not None:
+        return f"array of {array.dtype} {list(array.shape)}"
+    scalar = numpy_scalar(node)
+    if scalar is not None:
+        return str(scalar[1]) if scalar[1] is not None else kind_of(node)
+    if isinstance(node, str):
+        return _clip(repr(node[: _MAX_TEXT + 1]))
+    if isinstance(node, bytes | bytearray):
+        return f"{len(node):,} bytes"
+    if isinstance(node, bool | float) or node is None:
+        return str(node)
+    if isinstance(node, int):
+        return str(node) if node.bit_length() <= 256 else f"an integer of {node.bit_length():,} bits"
+    if isinstance(node, Global):
+        return str(node)
+    return _describe_container(node, depth)
+
+
+def _describe_container(node: Inert, depth: int) -> str:
+    pairs = nodes.mapping_pairs(node)
+    if pairs is not None:
+        return _bracket(
+            "{",
+            [f"{describe(k, depth + 1)}: {describe(v, depth + 1)}" for k, v in _few(pairs, depth)],
+            len(pairs),
+            "}",
+        )
+    if isinstance(node, list | tuple | Set):
+        items = node.items if isinstance(node, Set) else node
+        opening, closing = (
+            ("[", "]") if isinstance(node, list) else ("(", ")") if isinstance(node, tuple) else ("{", "}")
+        )
+        return _bracket(opening, [describe(item, depth + 1) for item in _few(items, depth)], len(items), closing)
+    if isinstance(node, Call):
+        name = nodes.class_name(node).rpartition(".")[2]
+        attributes = nodes.attribute_pairs(node)
+        if attributes:
+            parts = [
+                f"{_clip(k) if isinstance(k, str) else describe(k, depth + 1)}={describe(v, depth + 1)}"
+                for k, v in _few(attributes, depth)
+            ]
+            return _bracket(f"{name}(", parts, len(attributes), ")")
+        args = node.args if isinstance(node.args, tuple) else ()
+        return _bracket(f"{name}(", [describe(arg, depth + 1) for arg in _few(args, depth)], len(args), ")")
+    return kind_of(node)
+
+
+def _few(items: Inert, depth: int) -> Inert:
+    return items[:_MAX_ITEMS] if depth < _MAX_DEPTH else ()
+
+
+def _bracket(opening: str, parts: list[str], count: int, closing: str) -> str:
+    more = ["…"] if count > len(parts) else []
+    text = f"{opening}{', '.join(parts + more)}{closing}"
+    return text if len(text) <= 4 * _MAX_TEXT else text[: 4 * _MAX_TEXT - 1] + "…"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

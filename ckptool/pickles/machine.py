@@ -1,0 +1,120 @@
+"""
+The registers of the machine that interprets a pickle, and its window onto the source.
+
+The window covers the bytes round the opcode that is being read. An opcode that needs more raises ``NeedMore`` before it
+has changed anything; the window is moved and the opcode begun again.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
+from ckptool.limits import refuse_long
+from ckptool.pickles.nodes import Global, Inert, PersistentId
+from ckptool.sources.cancellable import cancellation_of
+from ckptool.sources.files import BytesSource, SliceSource, Source
+
+_WINDOW: Final = 1 << 16
+_WIDEST: Final = 1 << 22
+
+# What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
+_INFLATED_NBYTES: Final = 1 << 20
+_INFLATED_RATIO: Final = 4
+
+
+def _most_read(source: Source) -> float:
+    """Return how many bytes of opcodes may be read: each can be an object."""
+    while isinstance(source, SliceSource):
+        source = source.whole
+    packed = source.packed_nbytes if isinstance(source, BytesSource) else None
+    return inf if packed is None else max(_INFLATED_NBYTES, _INFLATED_RATIO * packed)
+
+
+class NeedMore(Exception):
+    """The window ends inside the opcode that is being read; ``end`` is the first byte that is not needed."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+
+class Machine:
+    """The machine's registers: a stack, the stacks set aside by marks, a memo, and a window onto the source."""
+
+    def __init__(self, source: Source, start: int) -> None:
+        self.source = source
+        self.start = start
+        self._argument_nbytes = 0
+        self.base = start  # source offset of data[0]
+        self.data = b""
+        self.pos = 0
+        self.opcode = 0  # where the opcode stands that errors are about
+        self.stack: list[Inert] = []
+        self.marks: list[list[Inert]] = []
+        self.memo: list[Inert] | dict[int, Inert] = []
+        """By index: a list as long as they come in order, which is how nearly everybody writes them."""
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.persistent_ids: list[PersistentId] = []
+        self.protocol = 0
+        self.left = _most_read(source)
+        """Bytes of opcodes that may still be read, long arguments apart."""
+        # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
+        self._widest = _WIDEST if self.left == inf and cancellation_of(source) is None else _WINDOW
+
+    def put(self, index: int, value: Inert) -> None:
+        """Remember a value under an index, in whatever order they come."""
+        if isinstance(self.memo, list) and index >= len(self.memo):
+            if index == len(self.memo):
+                self.memo.append(value)
+                return
+            self.memo = dict(enumerate(self.memo))
+        self.memo[index] = value
+
+    def next_index(self) -> int:
+        """Return the index that the memo has next if they come in order; -1 once one did not."""
+        return len(self.memo) if isinstance(self.memo, list) else -1
+
+    def intern(self, module: str, name: str) -> Global:
+        found = self.globals.get((module, name))
+        if found is None:
+            refuse_long("a name that the pickle asks for", module, name)
+            found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
+        return found
+
+    def truncated(self, end: int) -> TruncatedFile:
+        begin = self.base + self.pos
+        needed, left = end - self.pos, self.source.nbytes - begin
+        return TruncatedFile(
+            f"truncated: a pickle needs at least {needed:,} bytes at {begin:,}, the file has {left:,} left",
+            kind="truncated-pickle",
+            hint="Download the file again.",
+            offset=begin,
+            needed=needed,
+            actual=left,
+        )
+
+    def malformed(self, what: str) -> MalformedFile:
+        offset = self.base + self.opcode
+        return MalformedFile(f"malformed pickle at byte {offset:,}: {what}", kind="malformed-pickle", offset=offset)
+
+    def move_window(self, end: int) -> None:
+        """Drop what has been read and fetch bytes so that the window covers ``end``, or raise TruncatedFile."""
+        begin = self.base + self.pos
+        needed = end - self.pos
+        left = self.source.nbytes - begin
+        if needed > left:
+            raise self.truncated(end)
+        self.left -= self.pos - self._argument_nbytes
+        self._argument_nbytes = needed if needed > _WINDOW else 0
+        if self.left < 0:
+            raise LimitExceeded(
+                "a compressed pickle of far more objects than the file has bytes",
+                kind="pickle-bomb",
+                hint="If you trust it, unpack it first.",
+                offset=begin,
+            )
+        # Doubling keeps the number of moves, and so of bytes kept over, logarithmic for one long string.
+        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), self._widest)))
+        self.data = self.source.read(begin, span)
+        self.base, self.pos = begin, 0

@@ -1,0 +1,168 @@
+"""
+A second look at pickles for what interpreting them does not keep: which opcodes they use, and pickles inside them.
+
+The walk goes from opcode to opcode by their lengths; it builds nothing. It is for streams that were interpreted
+before, so every length has been held against the source.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.sources.files import BytesSource, SliceSource, Source
+
+_WINDOW: Final = 1 << 18
+_LONGEST_FIXED: Final = 9
+_PROTO: Final = 0x80
+_MAX_PROTOCOL: Final = 5
+_MOST_NESTED: Final = 1000
+_MOST_BEHIND: Final = 5
+"""Pickles that stand one behind the other in a legacy stream."""
+_DEEPEST: Final = 4
+
+_FIXED: Final = {
+    0x80: 1,  # PROTO
+    0x95: 8,  # FRAME
+    ord("K"): 1,
+    ord("M"): 2,
+    ord("J"): 4,
+    ord("G"): 8,
+    ord("h"): 1,
+    ord("j"): 4,
+    ord("q"): 1,
+    ord("r"): 4,
+    0x82: 1,
+    0x83: 2,
+    0x84: 4,
+}
+"""Bytes of argument, for opcodes that have a fixed number of them; those not named anywhere here have none."""
+_COUNTED: Final = {
+    0x8A: 1,
+    0x8B: 4,
+    ord("T"): 4,
+    ord("U"): 1,
+    ord("X"): 4,
+    0x8C: 1,
+    0x8D: 8,
+    ord("B"): 4,
+    0x8E: 8,
+    ord("C"): 1,
+    0x96: 8,
+}
+"""Bytes of the count that stands in front of as many bytes of argument."""
+_LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
+_TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
+_BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
+_FIRST: Final = b"\x80\xc2"
+"""What a string begins with that is a pickle: PROTO, or the first byte of that in UTF-8."""
+_STEPS: Final = [1 + _FIXED.get(op, 0) if op not in _COUNTED and op not in _LINES else 0 for op in range(256)]
+"""From an opcode to the next; 0 where that takes a look at its argument."""
+
+
+class Nested(NamedTuple):
+    """A pickle in the bytes of another."""
+
+    offset: int
+    """Of the string's first byte, in the source of the outermost one."""
+    pickle: Pickle
+
+
+class Scan(NamedTuple):
+    """What was seen on the way through."""
+
+    opcodes: dict[int, int]
+    """Every opcode that is used, and the offset of its first use."""
+    nested: tuple[Nested, ...]
+    """Strings that are pickles from their first byte on; text is looked at as Latin-1, for protocol 2 has no bytes."""
+
+
+def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
+    """
+    Walk the pickles that fill ``source[start:end]``, one behind the other.
+
+    Strings that are pickles of protocol 2 to 5 are looked into, to a depth of four, a thousand of them.
+    """
+    opcodes: dict[int, int] = {}
+    nested: list[Nested] = []
+    steps = _STEPS
+    base = start
+    data = source.read(base, min(_WINDOW, end - base))
+    pos = 0
+    while base + pos < end:
+        if pos + _LONGEST_FIXED > len(data) and base + len(data) < end:
+            base += pos
+            pos, data = 0, source.read(base, min(_WINDOW, end - base))
+        op = data[pos]
+        if op not in opcodes:
+            opcodes[op] = base + pos
+        step = steps[op]
+        if not step:
+            if op in _COUNTED:
+                width = _COUNTED[op]
+                at = pos + 1 + width
+                count = int.from_bytes(data[pos + 1 : at], "little")
+                step = 1 + width + count
+                if count > 1 and (at >= len(data) or data[at] in _FIRST) and len(nested) < _MOST_NESTED:
+                    nested += _nested(source, base + at, count, op, depth)
+            else:
+                step = (
+                    _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
+                )
+        pos += step
+        if pos >= len(data):
+            base += pos
+            pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
+    return Scan(opcodes, tuple(nested))
+
+
+def _lines(data: bytes, pos: int, count: int) -> int:
+    """Return the length of an opcode at ``pos`` with its lines; 0 if they go beyond what was read."""
+    at = pos
+    for _ in range(count):
+        at = data.find(b"\n", at) + 1
+        if not at:
+            return 0
+    return at - pos
+
+
+def _to_end_of_lines(source: Source, position: int, end: int, count: int) -> int:
+    """Return where the lines end that an opcode at ``position`` has for its argument."""
+    begin = position
+    while begin < end:
+        block = source.read(begin, min(_WINDOW, end - begin))
+        at = 0
+        while count and (found := block.find(b"\n", at)) >= 0:
+            at, count = found + 1, count - 1
+        if not count:
+            return begin + at
+        begin += len(block)
+    return end
+
+
+def _nested(source: Source, offset: int, nbytes: int, op: int, depth: int) -> list[Nested]:
+    """Return the pickles that a string consists of or begins with, and those inside them."""
+    head = source.read(offset, min(3, nbytes))
+    if op in _BYTES and head[0] == _PROTO and head[1] <= _MAX_PROTOCOL:
+        inner: Source = SliceSource(source, offset, nbytes)
+    elif op in _TEXT and nbytes > 2 and head[:2] == b"\xc2\x80" and head[2] <= _MAX_PROTOCOL:
+        try:
+            inner = BytesSource(str(source.read(offset, nbytes), "utf-8").encode("latin-1"))
+        except UnicodeError:
+            return []
+    else:
+        return []
+    found: list[Nested] = []
+    end = 0
+    try:
+        while end < inner.nbytes and len(found) < _MOST_BEHIND:
+            found.append(Nested(offset, read_pickle(inner, end)))
+            end = found[-1].pickle.end
+    except Cancelled:
+        raise
+    except CkptoolError:
+        pass  # bytes that only begin like one, or what stands behind it
+    if found and depth < _DEEPEST:
+        found += (Nested(offset, one.pickle) for one in scan(inner, 0, end, depth=depth + 1).nested)
+    return found

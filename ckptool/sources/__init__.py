@@ -1,0 +1,1 @@
+"""Bytes, read at a position: files, memory, slices of either."""

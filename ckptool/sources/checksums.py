@@ -1,0 +1,160 @@
+"""
+CRC-32 checksums of bytes in files, by several threads.
+
+Threads take runs of one file in turn, so that a file of one huge storage goes as fast as one of many; the checksum of
+the whole follows from those of the runs, because a CRC is linear (the way is zlib's, ``crc32_combine``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from ckptool.cancellation import Cancellation, steps
+from ckptool.sources.files import FileSource, Source, file_under
+from ckptool.sources.read_ahead import ReadAhead
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ckptool.tensors.payloads import Payload
+
+
+PIECE_NBYTES: Final = 1 << 18
+"""Read and written at a time: what stays in a core's cache meanwhile."""
+RUN_NBYTES: Final = 1 << 22
+"""What one thread does before another may take over."""
+WORTH_A_THREAD: Final = 1 << 20
+
+_POLYNOMIAL: Final = 0xEDB88320
+_ONE: Final = 1 << 31
+_MOST_THREADS: Final = 4
+
+
+class Buffer(threading.local):
+    """One piece of memory for each thread, used again and again."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(PIECE_NBYTES))
+
+
+_BUFFER: Final = Buffer()
+"""Made by each thread when it first reads: threads of a pool end with it, and theirs go too."""
+
+
+def threads() -> ThreadPoolExecutor:
+    """Return a pool with a thread for each processor that we may use, four at most."""
+    from concurrent.futures import ThreadPoolExecutor  # a file of small tensors needs none
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(min(_MOST_THREADS, usable))
+
+
+def runs(start: int, stop: int) -> list[tuple[int, int]]:
+    """Return a range of bytes cut into the runs that threads take."""
+    return [(begin, min(begin + RUN_NBYTES, stop)) for begin in range(start, stop, RUN_NBYTES)]
+
+
+def pieces(file: FileSource, start: int, stop: int) -> Iterable[tuple[int, memoryview]]:
+    """Yield a range of a file piece by piece, each with its offset, and only until the next one is asked for."""
+    buffer = _BUFFER.view
+    for position in range(start, stop, PIECE_NBYTES):
+        piece = buffer[: stop - position]
+        file.read_into(position, piece)
+        yield position, piece
+
+
+def joined_crc32(first: int, second: int, nbytes: int) -> int:
+    """Return the CRC-32 of bytes from those of two parts of them; ``nbytes`` is the size of the second."""
+    return _product(_shift(nbytes), first) ^ second
+
+
+def checksum_of(payload: Payload) -> int:
+    """Return the CRC-32 of a payload."""
+    found = 0
+    for chunk in payload.chunks():
+        found = crc32(chunk, found)
+    return found
+
+
+def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = None) -> int:
+    """Return the CRC-32 of bytes that have been read."""
+    found = 0
+    for piece in steps(buffer, cancellation):
+        found = crc32(piece, found)
+    return found
+
+
+def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """
+    Return the CRC-32 of each range, and that of everything outside them joined together.
+
+    The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
+    the rest in one sweep.
+    """
+    large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= WORTH_A_THREAD]
+    with threads() if large else nullcontext() as pool:
+        work = chain.from_iterable(runs(*bounds) for bounds in large)
+        computed = pool.map(lambda run: _checksum_of_run(source, *run), work) if pool else iter(())
+        ahead = ReadAhead(source)
+        found: list[int] = []
+        outside = position = 0
+        for start, stop in ranges:
+            outside = _checksum_ahead(ahead, position, start, outside)
+            if stop - start >= WORTH_A_THREAD:
+                checksum = 0
+                for begin, end in runs(start, stop):
+                    checksum = joined_crc32(checksum, next(computed), end - begin)
+            else:
+                checksum = _checksum_ahead(ahead, start, stop, 0)
+            found.append(checksum)
+            position = stop
+    return found, _checksum_ahead(ahead, position, source.nbytes, outside)
+
+
+def _checksum_of_run(source: Source, start: int, stop: int) -> int:
+    under = file_under(source, start)
+    if under is None:
+        return crc32(source.read(start, stop - start))
+    file, position = under
+    found = 0
+    for _, piece in pieces(file, position, position + stop - start):
+        found = crc32(piece, found)
+    return found
+
+
+def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int) -> int:
+    if stop - start <= ReadAhead.BLOCK:
+        return crc32(ahead.read(start, stop - start), before)
+    for position in range(start, stop, ReadAhead.BLOCK):
+        before = crc32(ahead.read(position, min(ReadAhead.BLOCK, stop - position)), before)
+    return before
+
+
+@lru_cache(maxsize=64)
+def _shift(nbytes: int) -> int:
+    """Return x to the power of ``8 * nbytes``: what bytes that follow do to a checksum before them."""
+    power, square = _ONE, _ONE >> 8
+    while nbytes:
+        if nbytes & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        nbytes >>= 1
+    return power
+
+
+def _product(left: int, right: int) -> int:
+    """Return the product of two polynomials over GF(2), modulo that of CRC-32; the highest bit is x to the 0."""
+    product = 0
+    while left:
+        if left & _ONE:
+            product ^= right
+        left = left << 1 & 0xFFFFFFFF
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
+    return product

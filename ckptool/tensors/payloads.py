@@ -1,0 +1,160 @@
+"""
+Bytes on their way from a source to an output: how many, and the chunks that they come in.
+
+A payload is read in bounded pieces and never as a whole, so that memory does not grow with what is copied.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, Protocol
+from zlib import crc32
+
+from ckptool.errors import DamagedFile
+from ckptool.sources.files import FileSource, file_under
+from ckptool.tensors.tensor import SWAP_CODES, LazyTensor, StorageRef, at_hand
+
+CHUNK_NBYTES: Final = 1 << 22
+
+
+class Payload(Protocol):
+    """``nbytes`` bytes that can be produced in order, once."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, known before the first chunk."""
+        ...
+
+    @property
+    def known_crc32(self) -> int:
+        """The CRC-32 of the bytes according to the source; 0 where it has none."""
+        ...
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes in order."""
+        ...
+
+    def extent(self) -> tuple[FileSource, int] | None:
+        """Return the file in which the bytes stand as they are, and where; None where they have to be made."""
+        ...
+
+    def check(self, crc32: int) -> None:
+        """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
+        ...
+
+
+class BytesPayload:
+    """Bytes in memory."""
+
+    __slots__ = ("_data", "nbytes")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.nbytes = len(data)
+
+    known_crc32 = 0
+
+    def chunks(self) -> Iterator[bytes]:
+        yield self._data
+
+    def extent(self) -> None:
+        return
+
+    def check(self, crc32: int) -> None:
+        """Nothing to compare with."""
+
+
+class StoragePayload:
+    """
+    A whole storage, in little-endian order, its checksum held against the file's where that has one.
+
+    ``unit`` is the size in bytes of what swaps if the source is big-endian.
+    """
+
+    __slots__ = ("_unit", "nbytes", "storage")
+
+    def __init__(self, storage: StorageRef, unit: int) -> None:
+        self.storage = storage
+        self._unit = unit if storage.big_endian else 1
+        self.nbytes = storage.nbytes
+
+    @property
+    def known_crc32(self) -> int:
+        return 0 if self._unit > 1 else self.storage.crc32
+
+    def chunks(self) -> Iterator[bytes]:
+        """
+        Yield the bytes.
+
+        Raises:
+            DamagedFile: After the last chunk, if they had to be swapped and are not those that were saved.
+        """
+        storage = at_hand(self.storage)
+        checksum = 0
+        for start in range(0, storage.nbytes, CHUNK_NBYTES):
+            data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))
+            if self._unit == 1:
+                yield data
+            else:
+                checksum = crc32(data, checksum)
+                yield _swapped(data, self._unit)
+        if self._unit > 1:
+            self._compare(checksum)
+
+    def extent(self) -> tuple[FileSource, int] | None:
+        return file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
+
+    def check(self, crc32: int) -> None:
+        if self._unit == 1:
+            self._compare(crc32)
+
+    def _compare(self, checksum: int) -> None:
+        storage = self.storage
+        if storage.crc32 and checksum != storage.crc32:
+            raise DamagedFile(
+                f"storage {storage.key!r} is damaged: its CRC-32 is {checksum:08x}, not {storage.crc32:08x}",
+                hint="Download the file again.",
+            )
+
+
+class TensorPayload:
+    """One tensor's elements, packed in row-major order."""
+
+    __slots__ = ("_tensor", "nbytes")
+
+    def __init__(self, tensor: LazyTensor) -> None:
+        self._tensor = tensor
+        self.nbytes = tensor.info.nbytes
+
+    def chunks(self) -> Iterator[bytes]:
+        return self._tensor.chunks(CHUNK_NBYTES)
+
+    known_crc32 = 0
+
+    def extent(self) -> tuple[FileSource, int] | None:
+        info = self._tensor.info
+        storage = info.storage
+        as_it_is = info.is_contiguous and not (info.conj or info.neg) and info.dtype.packed == 1
+        if storage is None or storage.big_endian or not as_it_is or not info.nbytes:
+            return None
+        return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+
+    def check(self, crc32: int) -> None:
+        """Nothing to compare with: checksums are of whole storages."""
+
+
+def payload_of(tensor: LazyTensor) -> Payload:
+    """Return the payload for a tensor: its storage's where it is that storage from end to end, else its elements."""
+    info = tensor.info
+    storage = info.storage
+    covers = storage is not None and info.is_contiguous and info.storage_offset == 0 and info.nbytes == storage.nbytes
+    if covers and storage is not None and not (info.conj or info.neg):
+        return StoragePayload(storage, info.dtype.swap_nbytes)
+    return TensorPayload(tensor)
+
+
+def _swapped(data: bytes, unit: int) -> bytes:
+    values = array(SWAP_CODES[unit], data)
+    values.byteswap()
+    return values.tobytes()

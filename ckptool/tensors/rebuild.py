@@ -1,0 +1,409 @@
+"""
+Inert tree → ``TensorInfo``: what each call that torch pickles for a tensor means.
+
+Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle asks for to a method that reads the arguments
+as data. Names that are not in the table are no tensors; nobody looks them up. What a persistent id refers to is the
+container's knowledge, given as ``Storages``.
+
+Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the old ones, Tensor.__setstate__.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, TypeAlias
+
+from ckptool.errors import LimitExceeded
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
+from ckptool.sources.files import BytesSource
+from ckptool.tensors import dtypes
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.rebuild_arguments import (
+    as_device,
+    as_dtype,
+    as_flag,
+    as_layout,
+    as_sequence,
+    as_sizes,
+    malformed_tensor,
+)
+from ckptool.tensors.storage_ids import TypedStorage
+from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
+
+Args: TypeAlias = tuple[Inert, ...]
+Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
+
+_MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
+_MAX_PARTS: Final = 1_000_000
+
+
+class Storages(Protocol):
+    """What a container knows of the things that its pickle refers to."""
+
+    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
+        """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
+        ...
+
+    def nested(self, stream: bytes) -> TypedStorage | None:
+        """Return the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
+        ...
+
+
+class Rebuilder:
+    """Recognises the tensors of one pickle. The same node gives the same ``TensorInfo``, so ties stay ties."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._known: dict[int, TensorInfo | None] = {}
+        self._decoded: dict[int, bytes | None] = {}
+        self._streams: dict[int, TypedStorage | None] = {}
+        self._part_counts: dict[int, int] = {}
+        self._states: dict[int, tuple[int, Parts, bool]] = {}
+        """Of each state of a subclass: what was spent on it, the tensors among them, and if it is a buffer's."""
+        self._unfinished: set[int] = set()
+        self._cycles = 0  # how often a tensor was met inside itself
+        self._parts_left = _MAX_PARTS
+        self._depth = 0
+        self._plain: Global | None = None
+        """What the pickle calls for a plain tensor, once it was met: most calls of most files are of it."""
+
+    def tensor(self, node: Inert) -> TensorInfo | None:
+        """
+        Return what the file says of the tensor that ``node`` stands for, or None if it is no tensor.
+
+        Raises:
+            MalformedFile: It is a tensor, and contradicts itself or its storage.
+            LimitExceeded: The tensors so far have more parts than anyone could walk through.
+        """
+        kind = type(node)
+        if kind is not Call and kind is not PersistentId:
+            return None
+        key = id(node)
+        known = self._known
+        if key in known:
+            self._cycles += key in self._unfinished
+            return known[key]
+        if kind is Call and node.func is self._plain and type(node.args) is tuple and len(node.args) == 6:
+            storage, offset, size, stride, requires_grad, _ = node.args
+            known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
+            return plain
+        known[key] = None  # a tensor inside itself is none
+        self._unfinished.add(key)
+        known[key] = info = self._recognise(node)
+        self._unfinished.remove(key)
+        if info is not None and info.parts:
+            count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
+            self._part_counts[id(info)] = count
+            self._spend(count)
+        return info
+
+    def _spend(self, count: int) -> None:
+        # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
+        self._parts_left -= count
+        if self._parts_left < 0:
+            raise LimitExceeded(f"tensors with more than {_MAX_PARTS:,} parts and attributes", actual=_MAX_PARTS)
+
+    def _raw(self, node: Inert) -> bytes | None:
+        # Once for each string, however many calls share it.
+        text = encoded_bytes(node)
+        if id(text) not in self._decoded:
+            self._decoded[id(text)] = raw_bytes(text)
+        return self._decoded[id(text)]
+
+    def storage(self, node: Inert) -> TypedStorage | None:
+        """Return the storage that ``node`` refers to, or None if it refers to none."""
+        if isinstance(node, PersistentId):
+            found = self._storages.resolve(node.pid)
+            return found if isinstance(found, TypedStorage) else None
+        if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
+            named = (node.func.module, node.func.name)
+            if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
+                stream = self._raw(node.args[0])
+                if id(stream) not in self._streams:
+                    self._streams[id(stream)] = self._storages.nested(stream) if stream is not None else None
+                return self._streams[id(stream)]
+        return None
+
+    def _recognise(self, node: Call | PersistentId) -> TensorInfo | None:
+        if self._depth == _MAX_DEPTH:
+            raise malformed_tensor(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
+        if isinstance(node, PersistentId):
+            found = self._storages.resolve(node.pid)
+            return found if isinstance(found, TensorInfo) else None
+        func = node.func
+        if not isinstance(func, Global):
+            return None
+        rule = _RULES.get((func.module, func.name))
+        if rule is not None:
+            if not isinstance(node.args, tuple):
+                raise malformed_tensor(f"{func} without arguments")
+            self._depth += 1
+            try:
+                return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
+            finally:
+                self._depth -= 1
+        if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
+            return self._old_tensor(node)
+        return None
+
+    # One method for each way that torch writes a tensor. ``args`` are the pickle's, with None for those left out.
+
+    def _v1(self, _: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, *_rest = args
+        return self._strided(storage, offset, size, stride, None)
+
+    def _v2(self, call: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, requires_grad, _hooks, metadata, *_rest = args
+        self._plain = call.func
+        return self._strided(storage, offset, size, stride, requires_grad, metadata=metadata)
+
+    def _v3(self, _: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, requires_grad, _hooks, dtype, metadata = args
+        return self._strided(storage, offset, size, stride, requires_grad, dtype=as_dtype(dtype), metadata=metadata)
+
+    def _strided(
+        self,
+        storage: Inert,
+        offset: Inert,
+        size: Inert,
+        stride: Inert,
+        requires_grad: Inert,
+        *,
+        dtype: DType | None = None,
+        metadata: Inert = None,
+    ) -> TensorInfo:
+        found = self._storages.resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
+        if not isinstance(found, TypedStorage):
+            raise malformed_tensor("a tensor without a storage")
+        ref, of_storage = found
+        shape = size if type(size) is tuple else as_sequence(size)
+        steps = stride if type(stride) is tuple else as_sequence(stride)
+        flag = requires_grad if type(requires_grad) is bool else None
+        fields = (dtype or of_storage, shape, steps, offset, ref, ref.location, flag, None, "strided", (), None, ())
+        # Once for each tensor: a NamedTuple's own constructor is Python code, and takes more than twice as long.
+        info = tuple.__new__(TensorInfo, (*fields, False, False))
+        if isinstance(metadata, Dict):
+            flags = metadata.pairs[:_MOST_ARGS]
+            conj, neg = (nodes.lookup(flags, name) is True for name in ("conj", "neg"))
+            info = info._replace(conj=conj, neg=neg)
+        check_extent(info)
+        return info
+
+    def _parameter(self, node: Call, args: Args) -> TensorInfo | None:
+        data, requires_grad = args[:2]
+        # Before 0.4: called with its data and (requires_grad, volatile, hooks) for a state, and before that with
+        # nothing and (data, grad, hooks, requires_grad, volatile).
+        state = node.state if isinstance(node.state, tuple) else ()
+        gradient = None
+        if data is None and len(state) == 5:
+            data, gradient, requires_grad = state[0], state[1], state[3]
+        elif requires_grad is None and len(state) == 3:
+            requires_grad = state[0]
+        info = self.tensor(data)
+        if info is None:
+            return None
+        parts = info.parts + self._tensors([("grad", gradient)])
+        return info._replace(requires_grad=as_flag(requires_grad), kind="parameter", parts=parts)
+
+    def _parameter_with_state(self, node: Call, args: Args) -> TensorInfo | None:
+        info = self._parameter(node, args)
+        return None if info is None else info._replace(parts=info.parts + self._attributes(args[3])[0])
+
+    def _variable(self, node: Call, args: Args) -> TensorInfo | None:
+        info = self._parameter(node, args)
+        return None if info is None else info._replace(kind=None)
+
+    def _old_tensor(self, node: Call) -> TensorInfo | None:
+        """``torch.FloatTensor`` made by NEWOBJ and given ``(storage, offset, size, stride)`` as its state."""
+        if isinstance(node.state, tuple) and len(node.state) == 4:
+            return self._strided(*node.state, None)
+        return None
+
+    def _uninitialized(self, _: Call, args: Args) -> TensorInfo:
+        float32 = dtypes.BY_NAME["float32"]
+        return TensorInfo(float32, (), (), 0, None, "cpu", args[0] is True, "parameter", "uninitialized")
+
+    def _quantized(self, _: Call, args: Args) -> TensorInfo:
+        storage, offset, size, stride, quantizer, requires_grad, *_rest = args
+        info = self._strided(storage, offset, size, stride, requires_grad)
+        if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
+            raise malformed_tensor("a quantised tensor without a quantiser")
+        scheme = quantizer[0].name
+        names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
+        values = list(zip(names, quantizer[1:], strict=False))
+        details = tuple((name, value) for name, value in values if isinstance(value, int | float))
+        return info._replace(layout=scheme, parts=self._tensors(values), details=details)
+
+    def _sparse(self, _: Call, args: Args) -> TensorInfo:
+        layout, data = as_layout(args[0]), args[1]
+        fields = _SPARSE_PARTS.get(layout)
+        if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
+            raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
+        parts = self._tensors(zip(fields, data, strict=False))
+        if len(parts) != len(fields):
+            raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
+        info = self._composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
+        coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
+        return info._replace(details=(("is_coalesced", True),)) if coalesced else info
+
+    def _nested(self, _: Call, args: Args) -> TensorInfo:
+        parts = self._tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
+        if not parts or parts[0][0] != "buffer":
+            raise malformed_tensor("a nested tensor without a buffer")
+        return self._composite("nested", parts, parts[0][1], parts[0][1].shape)
+
+    def _jagged(self, _: Call, args: Args) -> TensorInfo:
+        pairs = nodes.state_pairs(args[0])
+        self._spend(len(pairs))
+        parts = self._tensors((field, nodes.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
+        if not parts or parts[0][0] != "values":
+            raise malformed_tensor("a jagged tensor without values")
+        return self._composite("jagged", parts, parts[0][1], parts[0][1].shape)
+
+    def _composite(self, layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
+        """Return a tensor that has no bytes but its parts'; ``main`` holds its values."""
+        return TensorInfo(main.dtype, shape, (), 0, None, main.location, main.requires_grad, layout=layout, parts=parts)
+
+    def _meta(self, _: Call, args: Args) -> TensorInfo:
+        dtype, size, stride, requires_grad, *_rest = args
+        info = TensorInfo(
+            as_dtype(dtype), as_sequence(size), as_sequence(stride), 0, None, "meta", requires_grad is True
+        )
+        check_extent(info)
+        return info
+
+    def _wrapper(self, _: Call, args: Args) -> TensorInfo:
+        cls, dtype, size, stride, offset, layout, device, requires_grad = args
+        info = TensorInfo(
+            as_dtype(dtype),
+            as_sequence(size),
+            as_sequence(stride),
+            offset,
+            None,
+            as_device(device),
+            requires_grad is True,
+            layout=as_layout(layout),
+            subclass=nodes.class_name(cls),
+        )
+        check_extent(info)
+        return info
+
+    def _from_type(self, _: Call, args: Args) -> TensorInfo | None:
+        func, cls, arguments, state, *_rest = args
+        # Not self.tensor(): a node made here dies here, and its id could be another's later.
+        info = self._recognise(Call(func, arguments)) if isinstance(arguments, tuple) else None
+        if info is None:
+            return None  # what it wraps is found by walking on
+        named = nodes.global_of(cls)
+        plain = named is not None and (named.module, named.name) in _PLAIN_CLASSES
+        attributes, is_buffer = self._attributes(state)
+        kind = "buffer" if is_buffer else info.kind
+        known = {id(part) for _, part in info.parts}
+        parts = tuple((name, part) for name, part in attributes if id(part) not in known)
+        return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
+
+    def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
+        """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
+        data, _dtype, device, requires_grad, *_rest = args
+        info = self.tensor(data) or self._from_numpy(data)
+        if info is None:
+            return None
+        return info._replace(location=as_device(device), requires_grad=requires_grad is True)
+
+    def _attributes(self, state: Inert) -> tuple[Parts, bool]:
+        """Return the tensors among what a state holds, and whether it has the mark of nn.Buffer's plain tensors."""
+        known = self._states.get(id(state))
+        if known is not None:
+            self._spend(known[0])
+            return known[1:]
+        pairs, cycles, left = nodes.state_pairs(state), self._cycles, self._parts_left
+        self._spend(len(pairs))
+        found = self._parts(pairs), nodes.lookup(pairs, "_is_buffer") is True
+        if cycles == self._cycles:  # else what it holds depends on who asks
+            self._states[id(state)] = left - self._parts_left, *found
+        return found
+
+    def _parts(self, attributes: nodes.Pairs) -> Parts:
+        """Return the tensors among attributes, by name; two levels deep is as far as it goes."""
+        parts: list[tuple[str, TensorInfo]] = []
+        for name, value in attributes:
+            label = name if isinstance(name, str) else nodes.class_name(name)
+            if isinstance(value, list | tuple | Dict):
+                below = list(nodes.children(value))
+                self._spend(len(below))
+                parts += self._tensors(
+                    (f"{label}.{c if isinstance(c, str | int) else '?'}", child) for c, child in below
+                )
+            else:
+                parts += self._tensors([(label, value)])
+        return tuple(parts)
+
+    def _tensors(self, named: Iterable[tuple[str, Inert]]) -> Parts:
+        """Return those of the named nodes that are tensors."""
+        found = ((name, self.tensor(node)) for name, node in named)
+        return tuple((name, info) for name, info in found if info is not None)
+
+    def _from_numpy(self, node: Inert) -> TensorInfo | None:
+        array = numpy_array(node, self._raw)
+        if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
+            return None
+        source = BytesSource(array.data)
+        strides, step = [], 1
+        for size in array.shape if array.column_major else reversed(array.shape):
+            strides.append(step)
+            step *= size
+        stride = tuple(strides if array.column_major else reversed(strides))
+        ref = StorageRef("numpy", "cpu", source.nbytes, source, 0, array.big_endian)
+        info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
+        check_extent(info)
+        return info
+
+
+_MOST_ARGS = 8
+_NO_ARGS = (None,) * _MOST_ARGS
+
+_SPARSE_PARTS = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+
+_PLAIN_CLASSES = {
+    ("torch", "Tensor"),
+    ("torch._tensor", "Tensor"),
+    ("torch.tensor", "Tensor"),
+    ("torch.nn.parameter", "Parameter"),
+    ("torch.nn.parameter", "Buffer"),
+}
+
+_Rule: TypeAlias = "Callable[[Rebuilder, Call, Args], TensorInfo | None]"
+
+_RULES: dict[tuple[str, str], _Rule] = {
+    ("torch._utils", "_rebuild_tensor"): Rebuilder._v1,
+    ("torch._utils", "_rebuild_tensor_v2"): Rebuilder._v2,
+    ("torch._utils", "_rebuild_tensor_v3"): Rebuilder._v3,
+    ("torch._utils", "_rebuild_parameter"): Rebuilder._parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): Rebuilder._parameter_with_state,
+    ("torch._utils", "_rebuild_qtensor"): Rebuilder._quantized,
+    ("torch._utils", "_rebuild_sparse_tensor"): Rebuilder._sparse,
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): Rebuilder._sparse,
+    ("torch._utils", "_rebuild_nested_tensor"): Rebuilder._nested,
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): Rebuilder._meta,
+    ("torch._utils", "_rebuild_wrapper_subclass"): Rebuilder._wrapper,
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): Rebuilder._from_cpu,
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): Rebuilder._from_cpu,
+    ("torch._utils", "_rebuild_xla_tensor"): Rebuilder._from_cpu,
+    ("torch._tensor", "_rebuild_from_type"): Rebuilder._from_type,
+    ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
+    ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
+    ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
+    ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
+    ("torch.nn.parameter", "UninitializedParameter"): Rebuilder._uninitialized,
+    ("torch.nn.parameter", "UninitializedBuffer"): Rebuilder._uninitialized,
+    ("torch.autograd", "Variable"): Rebuilder._variable,
+    ("torch.autograd.variable", "Variable"): Rebuilder._variable,
+}
