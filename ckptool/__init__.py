@@ -33,7 +33,8 @@ from ckptool.errors import (
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
-from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import StorageRef, TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport, check

@@ -9,6 +9,7 @@ from ckptool.errors import LimitExceeded
 if TYPE_CHECKING:
     from ckptool.cancellation import Cancellation
 
+
 _LONGEST: Final = 4096
 """Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""
 
@@ -87,3 +88,9 @@ def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
             needed=nbytes,
             actual=allowed,
         )
+
+
+def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
+    """Raise ValueError if an option is given what it does not take: a misspelling must not pass for another choice."""
+    if given not in choices:
+        raise ValueError(f"{option}={given!r} is none of {', '.join(map(repr, choices))}")

@@ -57,7 +57,7 @@ class At(Cancellation):
 def _is_between(code: CodeType) -> bool:
     """Say whether code only hands on what another asks for."""
     return (
-        Path(code.co_filename).name in ("cancellation.py", "cancellable.py", "files.py", "read_ahead.py")
+        Path(code.co_filename).name in ("cancellation.py", "cancellable.py", "files.py", "read_ahead.py", "source.py")
         or code.co_name[0] == "<"
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, open_checkpoint
-from ckptool.checking.findings import examine
+from ckptool.checking.structure import examine
 from ckptool.checkpoints.weights import NameChanges, prepare
 from ckptool.pickles import nodes
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip

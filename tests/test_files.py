@@ -23,18 +23,11 @@ from typing import Any, BinaryIO
 import pytest
 
 from ckptool import CkptoolError, FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.sources.files import (
-    BytesSource,
-    FileSource,
-    SliceSource,
-    Source,
-    StreamSource,
-    directory_entries,
-    exists,
-    open_source,
-)
+from ckptool.sources.files import FileSource, open_source
+from ckptool.sources.paths import directory_entries, exists
 from ckptool.sources.read_ahead import ReadAhead
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.sources.source import BytesSource, SliceSource, Source, StreamSource
+from ckptool.tensors.reading import LazyTensor
 from tests import build
 
 DATA = bytes(range(256)) * 4

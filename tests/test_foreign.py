@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from ckptool.errors import CkptoolError, NotACheckpoint, TruncatedFile, UnsupportedFeature
 from ckptool.formats.identify import name_foreign, name_foreign_zip
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:
     from pathlib import Path

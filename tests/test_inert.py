@@ -9,7 +9,7 @@ import pytest
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests.build import call, named, ops, pickled
 
 CLASS = Global("models", "Net")

@@ -13,7 +13,7 @@ import pytest
 from ckptool.errors import MalformedFile, TruncatedFile, UnsafePickle
 from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests.build import named, ops, pickled
 
 

@@ -12,7 +12,7 @@ import torch
 from ckptool import AmbiguousFile, LazyTensor, UnsupportedFeature, open_checkpoint
 from ckptool.pickles.numpy_values import numpy_scalar
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests import build
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
 

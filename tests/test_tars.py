@@ -18,7 +18,7 @@ from ckptool import (
 )
 from ckptool.archives.archive import Archive
 from ckptool.archives.tars import is_tar, read_tar
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests import build
 
 DIALECTS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo, UnsupportedFeature
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from ckptool.tensors import tensor
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import identity

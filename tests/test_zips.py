@@ -15,7 +15,8 @@ from ckptool import open_checkpoint
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import read_zip
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.sources.files import BytesSource, open_source
+from ckptool.sources.files import open_source
+from ckptool.sources.source import BytesSource
 from tests import build
 from tests.against_torch import oracle
 from tests.zip_bytes import (

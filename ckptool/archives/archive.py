@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import Limits
 from ckptool.sources.cancellable import cancellable
-from ckptool.sources.files import BytesSource, SliceSource, Source
+from ckptool.sources.source import BytesSource, SliceSource, Source
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 

@@ -15,8 +15,8 @@ from typing import Final
 from ckptool.archives.archive import Archive, Record
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.files import Source
 from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import Source
 
 _BLOCK: Final = 512
 _LONGEST_NAME: Final = 1 << 16

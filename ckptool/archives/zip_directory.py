@@ -20,7 +20,7 @@ from ckptool.archives.archive import Compression
 from ckptool.cancellation import each
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.sources.cancellable import cancellation_of
-from ckptool.sources.files import Source
+from ckptool.sources.source import Source
 
 FULL32 = 0xFFFFFFFF
 """What stands where a size or an offset stands in a zip64 field instead."""

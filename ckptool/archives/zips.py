@@ -36,8 +36,8 @@ from ckptool.archives.zip_directory import (
 )
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.files import Source
 from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import Source
 
 MAGIC = b"PK\x03\x04"
 

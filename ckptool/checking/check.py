@@ -10,15 +10,16 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
-from ckptool.checking import findings as known
-from ckptool.checking import requirements, torch_load
-from ckptool.checking.findings import Finding, many, some, state_dict_command
+from ckptool.checking import finding, requirements, torch_load, value_survey
+from ckptool.checking import structure as known
+from ckptool.checking.finding import Finding, state_dict_command
 from ckptool.checking.torch_load import Asked, StockLoad
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import counted, some
 from ckptool.sources.cancellable import check_cancelled
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
@@ -63,7 +64,7 @@ class CheckReport(NamedTuple):
         if self.error is not None:
             return "cannot be opened"
         counts = [
-            many(count, severity)
+            counted(count, severity)
             for severity in ("error", "warning")
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
@@ -74,7 +75,7 @@ class CheckReport(NamedTuple):
             return "looked at the structure alone, --deep reads every byte"
         values = ", and every value looked at" if self.depth == "values" else ""
         if values and self.members:
-            values += f" but those of {many(self.members, 'member')}"
+            values += f" but those of {counted(self.members, 'member')}"
         if not self.matching:
             return f"every byte was read{values}; there are no checksums, so a changed byte would not show"
         share = "all" if self.matching == self.records else f"{self.matching:,} of"
@@ -168,7 +169,7 @@ def _examine(
         found += whole.findings
         found += sparse_indices.examine(checkpoint, limits)
         if depth == "values":
-            found += integrity.survey(checkpoint, limits)
+            found += value_survey.survey(checkpoint, limits)
     return CheckReport(
         f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         depth,
@@ -212,7 +213,7 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     if not found:
         return []
     fact = f"member {member.member!r}: {some([one.message for one in found])}"
-    return [Finding("CK115", found[0].severity, fact, known.run(checkpoint, "check", member=member.member))]
+    return [Finding("CK115", found[0].severity, fact, finding.run(checkpoint, "check", member=member.member))]
 
 
 def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:

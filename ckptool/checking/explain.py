@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ckptool.checking.error_fragments import FRAGMENTS
-from ckptool.checking.error_messages import ENTRIES, GENERAL, Explanation
+from ckptool.checking.error_messages import ENTRIES, FRAGMENTS, GENERAL, Explanation
 from ckptool.names.matching import match
 
 _MOST_TEXT = 1 << 20

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record, inflated_crc32
-from ckptool.checking.findings import Finding, many, some
+from ckptool.checking.finding import Finding
+from ckptool.checking.value_survey import _MOST_FINDINGS
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, UnsupportedFeature
+from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import Limits
+from ckptool.messages import counted, some
 from ckptool.sources.checksums import checksums_of_file
-from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.tensors.tensor import TensorInfo
 
-_VALUES_AT_ONCE: Final = 1 << 22
-_MOST_FINDINGS: Final = 16
 _AGAIN: Final = "Download the file again, or take it from a backup."
 
 
@@ -52,7 +52,7 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
         damaged, without = _check_records(archive, limits)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:_MOST_FINDINGS]]
         if len(damaged) > _MOST_FINDINGS:
-            more = f"{many(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
+            more = f"{counted(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
             findings.append(Finding("CK105", "error", more, _AGAIN))
         bare += without
         records += len(archive)
@@ -60,7 +60,8 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     checkpoint.check_unchanged()
     if bare:
         nbytes = sum(record.nbytes for record in bare)
-        what = f"no checksum for {many(len(bare), 'record')} of {nbytes:,} bytes: a changed byte there would not show"
+        which = f"{counted(len(bare), 'record')} of {nbytes:,} bytes"
+        what = f"no checksum for {which}: a changed byte there would not show"
         findings.append(Finding("CK104", "info", what))
     return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching)
 
@@ -122,64 +123,3 @@ def _all_parts(info: TensorInfo) -> Iterator[TensorInfo]:
         current = todo.pop()
         yield current
         todo.extend(part for _, part in current.parts)
-
-
-def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
-    """
-    Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
-
-    Imports torch. Tensors that have no plain bytes are left out, and said to be (CK113).
-    """
-    from ckptool.torch_ops import values as torch_values
-
-    trained = _trained(checkpoint)
-    nan: list[str] = []
-    infinite: list[str] = []
-    harmless: list[str] = []
-    zero: list[str] = []
-    unread: list[str] = []
-    seen: set[tuple[object, ...]] = set()
-    left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
-    for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
-        info = tensor.info
-        if identity(info) in seen or not info.numel or info.storage is None:
-            continue
-        seen.add(identity(info))
-        left -= info.nbytes
-        if left < 0:
-            unread.append(tensor.name)
-            continue
-        try:
-            facts = torch_values.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), info.dtype.name)
-        except (UnsupportedFeature, LimitExceeded):
-            unread.append(tensor.name)
-            continue
-        if (facts.nan or facts.infinite) and (tensor.name not in trained or facts.only_minus_infinity_and_zero):
-            harmless.append(tensor.name)  # a mask, or the best score of no epoch yet
-        elif facts.nan:
-            nan.append(f"{tensor.name} ({facts.nan:,} of {info.numel:,})")
-        elif facts.infinite:
-            infinite.append(f"{tensor.name} ({facts.infinite:,} of {info.numel:,})")
-        if facts.all_zero:
-            zero.append(tensor.name)
-    if nan:
-        yield Finding("CK110", "warning", f"values that are no numbers (NaN): {some(nan)}", _DIVERGED)
-    if infinite:
-        yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
-    if harmless:
-        yield Finding("CK111", "info", f"infinities or NaN in masks, or beside the weights: {some(harmless)}")
-    if zero:
-        yield Finding("CK112", "info", f"{many(len(zero), 'tensor')} all zero: {some(zero)}")
-    if unread:
-        yield Finding(
-            "CK113", "info", f"values not looked at, for they are no plain numbers, or too many: {some(unread)}"
-        )
-
-
-def _trained(checkpoint: Checkpoint) -> set[str]:
-    """Return the names of tensors that training works on: of models, their averages and optimizers."""
-    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema", "optimizer")]
-    return {f"{one.key}.{name}" if one.key else name for one in found for name in one}
-
-
-_DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."

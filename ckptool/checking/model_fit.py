@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking.findings import Finding, run, some, state_dict_command
+from ckptool.checking.finding import Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
+from ckptool.messages import some
 from ckptool.names.matching import Changes, Shapes, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptool.checking.findings import Finding, foreign, run, some
+from ckptool.checking.finding import Finding, run
+from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
+from ckptool.messages import some
 
 _HARDWARE = {
     "cuda": "a CUDA or ROCm device",

@@ -13,16 +13,18 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ckptool.archives.zips import MAGIC
-from ckptool.checking.findings import Finding, some
+from ckptool.checking.finding import Finding
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
 from ckptool.limits import Limits
+from ckptool.messages import some
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.cancellable import open_source
-from ckptool.sources.files import Origin, Source
+from ckptool.sources.files import Origin
 from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id
 from ckptool.tensors.tensor import StorageRef, TensorInfo

@@ -18,11 +18,13 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from ckptool.checking.findings import Finding, many, some
+from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.limits import Limits
-from ckptool.tensors.tensor import LazyTensor, TensorInfo, identity
+from ckptool.messages import counted, some
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
 
 _PIECE_NBYTES: Final = 1 << 20
 _CODES: Final = {"int64": "q", "int32": "i"}
@@ -54,7 +56,7 @@ def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
         if fault is not None:
             faults.append(f"{tensor.name}: {fault}")
     if faults:
-        what = f"{many(len(faults), 'sparse tensor')} whose indices are wrong: {some(faults)}"
+        what = f"{counted(len(faults), 'sparse tensor')} whose indices are wrong: {some(faults)}"
         yield Finding("CK108", "error", what, "Leave them out when you migrate it: --exclude NAME.")
     if unread:
         yield Finding("CK108", "info", f"indices not looked at, for they are far larger than the file: {some(unread)}")

@@ -13,14 +13,14 @@ from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.sources.files import FileSource, Source
+from ckptool.sources.files import FileSource
+from ckptool.sources.source import Source
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import LazyTensor, identity
+from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
-
-    from ckptool.formats.shards import Shard
 
 
 Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
@@ -255,3 +255,14 @@ def _form(contents: Contents, state_dicts: tuple[StateDict, ...]) -> Form:
     if first.role == "optimizer" or len(state_dicts) > 1:
         return "checkpoint"
     return "state_dict" if first.role == "model" and len(first) == len(contents.tensors) else "checkpoint"
+
+
+class Shard(NamedTuple):
+    """One of the files that an index names, with some of the tensors."""
+
+    name: str
+    """As the index has it: a path from the index's folder."""
+    tensors: int
+    nbytes: int
+    """Size of the file."""
+    source: Source

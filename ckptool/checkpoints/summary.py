@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.sources.cancellable import cancellation_of
-from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo, identity
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import StorageRef, TensorInfo, identity
 
 WRAPPER_COMPONENTS = {
     "module": "DataParallel or DistributedDataParallel",

@@ -20,7 +20,7 @@ from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.sources.cancellable import check_cancelled
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.reading import LazyTensor
 
 Which: TypeAlias = Literal["auto", "raw", "ema"]
 

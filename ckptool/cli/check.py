@@ -11,10 +11,9 @@ import click
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
-from ckptool.checking.findings import many
 from ckptool.checking.torch_load import Asked, place_of
 from ckptool.cli.inspect_report import error_text, finding_lines
-from ckptool.cli.tables import show, show_nbytes
+from ckptool.messages import counted, show, show_nbytes
 
 SCHEMA = "ckptool.check/1"
 
@@ -89,7 +88,7 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
     yield show(report.path)
     if report.format is not None and report.file_nbytes is not None:
-        shards = f" in {many(report.shards, 'shard')}" if report.shards else ""
+        shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
         yield _line("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
     for finding in report.findings:
         yield from finding_lines(finding)

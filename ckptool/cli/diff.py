@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from ckptool.cli.inspect_report import error_text
-from ckptool.cli.tables import show
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffedFile, DiffReport
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError
+from ckptool.messages import show
 from ckptool.torch_ops.differences import Number
 
 SCHEMA = "ckptool.diff/1"

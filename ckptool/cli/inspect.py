@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import click
 
-from ckptool.checking.findings import examine
+from ckptool import messages
+from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.reading import LazyTensor
 
 _LINES_AT_ONCE = 1000
 
@@ -119,7 +120,7 @@ def inspect(
 
     def lines_of(checkpoint: Checkpoint) -> Iterator[str]:
         if show_globals:
-            return (tables.show(str(found)) for found in checkpoint.globals)
+            return (messages.show(str(found)) for found in checkpoint.globals)
         if show_source:
             return _source_lines(checkpoint)
         return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
@@ -202,8 +203,8 @@ def _cells(
 
 def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
     for found in checkpoint.class_sources:
-        yield tables.show(f"# {found.name}, from {found.path}")
-        yield from (tables.show(line.expandtabs(8)) for line in found.text.split("\n"))
+        yield messages.show(f"# {found.name}, from {found.path}")
+        yield from (messages.show(line.expandtabs(8)) for line in found.text.split("\n"))
 
 
 def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from ckptool.checking.findings import Finding, many
+from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, sharing
-from ckptool.cli.tables import show, show_nbytes, tensor_file_offset
+from ckptool.cli.tables import tensor_file_offset
 from ckptool.errors import CkptoolError
-from ckptool.pickles.describe import cut, describe, kind_of, scalar_of
+from ckptool.messages import counted, cut, show, show_nbytes
+from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Inert
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.reading import LazyTensor
 
 SCHEMA = "ckptool.inspect/1"
 
@@ -44,7 +45,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     yield labelled(
         "tensors",
-        f"{summary.tensors:,}{tied}; {many(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
+        f"{summary.tensors:,}{tied}; {counted(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
     )
     if summary.tensors:
         yield labelled("devices", counts(summary.devices))
@@ -55,12 +56,12 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         for index, state_dict in enumerate(checkpoint.state_dicts):
             yield labelled("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
     for index, shard in enumerate(checkpoint.shards[:_SHARDS_SHOWN]):
-        facts = f"{many(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
+        facts = f"{counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
         yield labelled("shards" if index == 0 else "", f"{show(shard.name)}: {facts}")
     if len(checkpoint.shards) > _SHARDS_SHOWN:
         yield labelled("", f"and {len(checkpoint.shards) - _SHARDS_SHOWN:,} more")
     for index, member_found in enumerate(checkpoint.members):
-        facts = f"{member_found.format}, {member_found.form}, {many(member_found.tensors, 'tensor')}"
+        facts = f"{member_found.format}, {member_found.form}, {counted(member_found.tensors, 'tensor')}"
         yield labelled("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
     if checkpoint.metadata:
         yield labelled(
@@ -108,7 +109,7 @@ def tree_lines(tensors: Iterable[LazyTensor]) -> Iterator[str]:
             info = branch.leaf.info
             yield f"{indent}{show(name)}  {list(info.shape)} {info.dtype} {show(info.location)}"
         if branch.below:
-            yield f"{indent}{show(name)}  {many(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
+            yield f"{indent}{show(name)}  {counted(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
         todo.extend((below, component, depth + 1) for component, below in reversed(branch.below.items()))
 
 
@@ -231,7 +232,7 @@ def labelled(label: str, text: str) -> str:
 
 
 def _shards(checkpoint: Checkpoint) -> str:
-    return f" in {many(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
+    return f" in {counted(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
 
 
 def _form(checkpoint: Checkpoint) -> str:
@@ -272,4 +273,4 @@ def _state_dict(found: StateDict, weights: StateDict | None) -> str:
     name = show(_clip(found.key)) or "(root)"
     cls = f", {show(found.class_name)}" if found.class_name else ""
     chosen = "  <- the weights" if found is weights else ""
-    return f"{name}: {found.role}{cls}, {many(len(found), 'tensor')}, {many(found.numel, 'parameter')}{chosen}"
+    return f"{name}: {found.role}{cls}, {counted(len(found), 'tensor')}, {counted(found.numel, 'parameter')}{chosen}"

@@ -13,8 +13,8 @@ import click
 
 from ckptool.cli.inspect_report import error_text
 from ckptool.cli.migrate_report import error_as_json, report_as_json, report_lines
-from ckptool.cli.tables import show, show_nbytes
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
+from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport

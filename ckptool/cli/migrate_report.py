@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptool.cli.inspect_report import FORMS, counts, labelled
-from ckptool.cli.tables import plain_table, show, show_nbytes
+from ckptool.cli.tables import plain_table
 from ckptool.errors import CkptoolError
+from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import MigrationReport, Side
 

@@ -11,7 +11,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptool.tensors.tensor import LazyTensor, TensorInfo
+from ckptool.messages import show, show_nbytes
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
 
 Row = Sequence[str]
 
@@ -21,33 +23,6 @@ _WIDEST = 256
 """Longer cells stand out of their column, which would otherwise be as wide in every line."""
 _LONGEST = 1 << 10
 """What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
-
-
-def show(text: str) -> str:
-    """Return text that is safe to print on one line: what is not printable appears as an escape."""
-    return text if text.isprintable() else text.translate(_SHOWN)
-
-
-class _Shown(dict[int, str]):
-    """What stands for each character, noted when it is first met: text of any length is translated in one pass."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        self[code] = char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
-        return self[code]
-
-
-_SHOWN = _Shown()
-
-
-def show_nbytes(nbytes: int) -> str:
-    """Return a size in bytes for people: three digits and a binary unit."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1000 or unit == "TiB":
-            return f"{nbytes:,} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 class Column(NamedTuple):

@@ -23,7 +23,8 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
 from ckptool.sources.cancellable import cancellation_of
-from ckptool.tensors.tensor import LazyTensor, TensorInfo, identity
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Tolerance
 
 _MOST_CHANGES: Final = 1000

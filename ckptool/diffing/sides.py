@@ -15,7 +15,8 @@ from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.tensors.tensor import LazyTensor, identity
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 Scope: TypeAlias = Literal["weights", "everything"]
 Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "values that are no tensors"]

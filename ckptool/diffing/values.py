@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.errors import CkptoolError, LimitExceeded, SourceChanged
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import file_under
-from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo, at_hand, identity, row_major
+from ckptool.tensors.reading import LazyTensor, at_hand
+from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
 from ckptool.torch_ops.differences import BlockDiff, Number, Tolerance
 

@@ -26,8 +26,8 @@ from ckptool.formats import (
 )
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles.collector import collector_paused
-from ckptool.sources import files
+from ckptool.pickles.nodes import collector_paused
+from ckptool.sources import files, paths
 from ckptool.sources.cancellable import open_source
 from ckptool.sources.files import Origin
 
@@ -104,7 +104,7 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     if not isinstance(origin, str | os.PathLike):
         return origin, None
     path = os.fspath(origin)
-    if _MEMBER_MARK not in path or files.exists(path):
+    if _MEMBER_MARK not in path or paths.exists(path):
         return path, None
     outer, _, member = path.partition(_MEMBER_MARK)
     return outer, member

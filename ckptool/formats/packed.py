@@ -13,7 +13,8 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.sources.cancellable import cancellable
-from ckptool.sources.files import BytesSource, Source, is_likely
+from ckptool.sources.paths import is_likely
+from ckptool.sources.source import BytesSource, Source
 
 NAME = "packed"
 

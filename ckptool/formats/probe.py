@@ -10,7 +10,7 @@ from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
-from ckptool.sources.files import Source
+from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint

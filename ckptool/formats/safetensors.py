@@ -19,7 +19,7 @@ from ckptool.checkpoints.contents import Contents, Group
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.sources.files import Source
+from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 

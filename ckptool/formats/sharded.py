@@ -10,12 +10,28 @@ https://github.com/huggingface/huggingface_hub, serialization/_base.py.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import MalformedFile
+from ckptool.archives.archive import Archive
+from ckptool.checkpoints.checkpoint import Checkpoint, Shard, Stream
+from ckptool.checkpoints.contents import Contents, Group
+from ckptool.errors import (
+    AmbiguousFile,
+    CkptoolError,
+    FileUnavailable,
+    LimitExceeded,
+    MalformedFile,
+    TruncatedFile,
+    UnsupportedFeature,
+)
 from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse_object
+from ckptool.limits import Limits, refuse_long
 from ckptool.sources.files import FileSource
+from ckptool.sources.siblings import components
 
 NAME = "sharded"
 
@@ -36,6 +52,192 @@ def read(probe: Probe) -> Checkpoint:
     assert isinstance(probe.source, FileSource)  # noqa: S101 - sniff saw it
     if probe.depth:  # inside another source there are no files: it is beside one
         raise MalformedFile("an index of shards itself", kind="nested-index")
-    from ckptool.formats.shards import read_shards  # for the few files that have any
-
     return read_shards(probe.source, probe)
+
+
+_OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
+"""Formats of files that are a state dict and nothing else."""
+_METADATA = "_metadata"
+"""What torch keeps beside a state dict: the versions of modules."""
+
+
+class _Index(NamedTuple):
+    shard_of: dict[str, str]
+    announced_nbytes: int | None
+
+
+def read_shards(index: FileSource, probe: Probe) -> Checkpoint:
+    """
+    Return what an index and its shards hold. Their own indexes are read, and no tensor.
+
+    Raises:
+        MalformedFile: A name is none of a file beside the index, or tensors are not where the index has them.
+        FileUnavailable: Shards are missing (``missing-shards``), or not to be opened.
+        AmbiguousFile: A tensor stands in two shards, or two shards are one file.
+        UnsupportedFeature: A shard is something else than a state dict.
+        CkptoolError: A shard cannot be read; the message has its name.
+    """
+    shard_of, announced_nbytes = _parse(index, probe.limits)
+    opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
+    formats = list(dict.fromkeys(shard.format for shard in opened.values()))
+    if len(formats) > 1:
+        raise UnsupportedFeature(f"shards of several formats: {', '.join(formats)}", kind="shard-format")
+    _compare(shard_of, opened)
+    tensors = {name: opened[shard].tensors[name].info for name, shard in shard_of.items()}
+    contents = Contents(tensors)
+    contents.groups.append(Group("", "mapping", list(tensors)))
+    metadata, notes = _metadata(opened)
+    archives: list[Archive] = []
+    streams: list[Stream] = []
+    damage = None
+    for name, shard in opened.items():
+        archives += shard.archives
+        streams += [one._replace(record=f"{name}/{one.record}".rstrip("/")) for one in shard.streams]
+        notes += [f"shard {name!r}: {note}" for note in shard.notes]
+        damage = damage or (shard.damage and f"shard {name!r}: {shard.damage}")
+    return Checkpoint(
+        index,
+        formats[0],
+        contents,
+        form="state_dict",
+        metadata=metadata,
+        notes=tuple(notes),
+        damage=damage,
+        streams=tuple(streams),
+        archives=tuple(archives),
+        shards=tuple(Shard(name, len(one.tensors), one.source.nbytes, one.source) for name, one in opened.items()),
+        shard_of=shard_of,
+        announced_nbytes=announced_nbytes,
+    )
+
+
+def _parse(index: FileSource, limits: Limits) -> _Index:
+    """Return what an index says, all of whose names are such that they can be opened."""
+    if index.nbytes > limits.header_nbytes:
+        raise LimitExceeded(
+            f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed",
+            needed=index.nbytes,
+            actual=limits.header_nbytes,
+        )
+    found = _object(index.read(0, index.nbytes))
+    shard_of, metadata = found.get("weight_map"), found.get("metadata")
+    if not isinstance(shard_of, dict) or not shard_of or not all(type(name) is str for name in shard_of.values()):
+        raise MalformedFile("weight_map is no mapping of tensors to files", kind="malformed-index")
+    if len(shard_of) > limits.tensors:
+        raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(shard_of), actual=limits.tensors)
+    names = dict.fromkeys(shard_of.values())
+    if len(names) > limits.shards:
+        needed = len(names)
+        raise LimitExceeded(f"{needed:,} shards; {limits.shards:,} are allowed", needed=needed, actual=limits.shards)
+    refuse_long("the name of a shard", *names)
+    for name in names:
+        components(name)
+    announced = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return _Index(shard_of, announced if type(announced) is int else None)
+
+
+def _object(data: bytes) -> dict[str, object]:
+    try:
+        return parse_object(data, "the index of shards", "index")
+    except MalformedFile as error:
+        if data.rstrip().endswith(b"}"):
+            raise
+        raise TruncatedFile(
+            f"truncated: the index of shards has {len(data):,} bytes and does not end with a brace",
+            kind="truncated-index",
+            hint="Download the file again.",
+            actual=len(data),
+        ) from error
+
+
+def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSource]:
+    """Return the shards that an index names, in the order in which it does, if they are all there."""
+    names = dict.fromkeys(shard_of.values())
+    opened: dict[str, FileSource] = {}
+    missing: list[str] = []
+    places = {index.place: os.path.basename(index.path)}  # noqa: PTH119 - a name
+    for name in names:
+        try:
+            source = index.beside(name)
+        except FileUnavailable as error:
+            if error.kind != "missing":
+                error.message = f"shard {name!r}: {error.message}"
+                raise
+            missing.append(name)
+            continue
+        other = places.setdefault(source.place, name)
+        if other is not name:
+            raise AmbiguousFile(f"{other!r} and shard {name!r} are one file", kind="ambiguous-shards")
+        opened[name] = source
+    if missing:
+        raise FileUnavailable(
+            f"{len(missing):,} of {len(names):,} shards are not there: {_some(missing)}",
+            kind="missing-shards",
+            hint="Put them beside the index: download what is missing.",
+            needed=len(names),
+            actual=len(opened),
+        )
+    return opened
+
+
+def _read_shard(probe: Probe, name: str, source: FileSource) -> Checkpoint:
+    """Return the state dict that a shard is; errors have its name."""
+    try:
+        shard = probe.read_inner(source)
+        if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
+            raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
+        others = [path for path, _ in shard.extras if path != _METADATA]
+        found = shard.state_dicts[0] if len(shard.state_dicts) == 1 else None
+        flat = found is not None and not found.key and found.class_name is None and found.role == "model"
+        if shard.attributes or others or not (flat or (not shard.tensors and not shard.state_dicts)):
+            raise UnsupportedFeature("no state dict and nothing else", kind="shard-form")
+    except CkptoolError as error:
+        error.message = f"shard {name!r}: {error.message}"
+        raise
+    if shard.extras:
+        shard.notes += ("the versions of modules that it holds are left out",)
+    return shard
+
+
+def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Checkpoint]) -> None:
+    """Raise an error unless each tensor stands in the shard that the index names for it, and in no other."""
+    holders: dict[str, str] = {}
+    for shard, checkpoint in opened.items():
+        for name in checkpoint.tensors:
+            other = holders.setdefault(name, shard)
+            if other is not shard:
+                raise AmbiguousFile(f"tensor {name!r} stands in {other!r} and in {shard!r}", kind="ambiguous-shards")
+    missing = [name for name, shard in shard_of.items() if holders.get(name) != shard]
+    if missing:
+        name = missing[0]
+        where = f", but in {holders[name]!r}" if name in holders else ""
+        raise MalformedFile(
+            f"{len(missing):,} of {len(shard_of):,} tensors are not in the shard that the index names: "
+            f"{name!r} is not in {shard_of[name]!r}{where}",
+            kind="shard-tensors",
+            hint="Get the index and the shards again, from one place.",
+        )
+    if len(holders) > len(shard_of):
+        extra = [name for name in holders if name not in shard_of]
+        raise MalformedFile(
+            f"{len(extra):,} tensors of shards are not in the index: {_some(extra)}",
+            kind="shard-tensors",
+            hint="Get the index and the shards again, from one place.",
+        )
+
+
+def _metadata(opened: Mapping[str, Checkpoint]) -> tuple[dict[str, str], list[str]]:
+    """Return the text that shards keep beside tensors, and a note of what they do not agree on."""
+    found: dict[str, str] = {}
+    differing: dict[str, None] = {}
+    for shard in opened.values():
+        for key, text in shard.metadata.items():
+            if found.setdefault(key, text) != text:
+                differing[key] = None
+    notes = [f"shards differ in metadata, which is left out: {_some(differing)}"] if differing else []
+    return {key: text for key, text in found.items() if key not in differing}, notes
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = [repr(name) for name in names]
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3:,} more" if len(listed) > 3 else "")

@@ -23,8 +23,8 @@ from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.files import BytesSource, Source
 from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, unify
 from ckptool.tensors.tensor import StorageRef

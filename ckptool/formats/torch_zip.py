@@ -21,7 +21,7 @@ from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.files import Source
+from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import TypedStorage, storage_id, unify
 from ckptool.tensors.tensor import StorageRef

@@ -14,7 +14,6 @@ import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
-from ckptool.cli.tables import show
 from ckptool.errors import (
     CkptoolError,
     MalformedFile,
@@ -24,17 +23,17 @@ from ckptool.errors import (
     WeightsNotFound,
 )
 from ckptool.formats import open_checkpoint
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.memory.assembly import Assembly, Cost, Progress
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import MapLocation, placement
 from ckptool.loading.memory.threads import check_cast
 from ckptool.loading.plain_values import values_with_tensors
-from ckptool.migration.transfer import check_others
+from ckptool.messages import show
 from ckptool.names import renaming
-from ckptool.options import check_choice
-from ckptool.pickles.collector import collector_paused
+from ckptool.pickles.nodes import collector_paused
 from ckptool.sources.files import Origin
+from ckptool.tensors.payloads import check_storages
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
 
@@ -92,7 +91,7 @@ def load(
                 checkpoint.check_index()
             chosen = chosen_weights(checkpoint, key, weights, strip)
             if verify:
-                check_others(chosen.tensors.values(), ())
+                check_storages(chosen.tensors.values(), ())
             assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress)
             checkpoint.check_unchanged()

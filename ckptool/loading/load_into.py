@@ -19,7 +19,6 @@ import torch
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.roles import Role
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, prepare
-from ckptool.cli.tables import show
 from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.custom_loading import load_through, own_loader
@@ -42,10 +41,11 @@ from ckptool.loading.model_plan import (
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.migration.transfer import check_others
+from ckptool.messages import show
 from ckptool.names.matching import Changes, is_benign
 from ckptool.sources.files import Origin, file_under
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.payloads import check_storages
+from ckptool.tensors.reading import LazyTensor
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -107,14 +107,14 @@ def load_into(
         if own_loader(model) is None:
             found, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
             if verify:
-                check_others([target.source for target in filling.targets], ())
+                check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
             filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
             chosen, changes = choose_renamed(model, checkpoint, key, weights)
             if verify:
-                check_others(chosen.tensors.values(), ())
+                check_storages(chosen.tensors.values(), ())
             taken = load_through(model, torch_state_dict(checkpoint, chosen, assembly, progress), strict=strict)
             report = report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
         if state is not None:

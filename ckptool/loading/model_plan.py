@@ -19,7 +19,7 @@ from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.names import matching
 from ckptool.names.matching import Change, Changes, KeyMatch, Shape, is_benign
 from ckptool.names.suggestions import nearest
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.reading import LazyTensor
 
 PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
 """The hint where names are missing or left over; a ``LiveModel`` takes nothing by halves."""

@@ -12,8 +12,8 @@ from ckptool.loading.memory.assembly import Assembly
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.tensors import dtypes
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import LazyTensor
 
 _MAX_DEPTH: Final = 64
 _MAX_NODES: Final = 10_000_000

@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 import torch
 
 from ckptool.checkpoints.weights import Weights
-from ckptool.cli.tables import show
 from ckptool.loading.custom_loading import OwnLoading
 from ckptool.loading.model_plan import FillPlan
+from ckptool.messages import show
 from ckptool.names.matching import Changes
-from ckptool.tensors.tensor import LazyTensor, identity
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 _LISTED: Final = 4
 

@@ -16,7 +16,8 @@ from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload, StoragePayload
-from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo, row_major
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 TARGETS = ("float16", "bfloat16", "float32", "float64")
 _FLOATING = (*TARGETS, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")

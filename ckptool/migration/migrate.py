@@ -18,7 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
 from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
-from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
+from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice, refuse_repeated
 from ckptool.migration import safetensors_plan, selection, torch_plan
 from ckptool.migration import verify as verify_torch
 from ckptool.migration.casting import Casting
@@ -28,13 +28,11 @@ from ckptool.migration.report import MigrationReport, Side, planned_safetensors,
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.targets import TargetForm, archive_root, check_device, form_of, place_of
 from ckptool.migration.torch_plan import TorchPlan
-from ckptool.migration.transfer import check_others
 from ckptool.names import renaming
-from ckptool.options import check_choice
-from ckptool.pickles.collector import collector_paused
+from ckptool.pickles.nodes import collector_paused
 from ckptool.sources.cancellable import cancellation_of, check_cancelled
-from ckptool.tensors.payloads import Payload
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.payloads import Payload, check_storages
+from ckptool.tensors.reading import LazyTensor
 
 _Told: TypeAlias = Callable[[int, int], None] | None
 
@@ -238,7 +236,7 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
         check = partial(job.plan.verify, path, job.plan.write(output, checksums=verify is not None))
         copied = tuple(payload for _, payload in job.plan.tensors)
     if verify is not None:
-        check_others(_read_apart(job), copied)
+        check_storages(_read_apart(job), copied)
     checkpoint.check_unchanged()
     if verify is not None:
         output.sync()

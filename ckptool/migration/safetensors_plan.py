@@ -22,7 +22,8 @@ from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.tensors.payloads import Payload, payload_of
-from ckptool.tensors.tensor import LazyTensor, identity
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 # fmt: off
 _DTYPE_ORDER: Final = (

@@ -27,9 +27,10 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.payloads import StoragePayload
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import LazyTensor, TensorInfo
+from ckptool.tensors.tensor import TensorInfo
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 

@@ -7,17 +7,15 @@ write them to their place; everything else goes in order through one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from ckptool.migration.output import Output
-from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of, joined_crc32, pieces, runs, threads
+from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.read_ahead import ReadAhead
-from ckptool.tensors.payloads import Payload, StoragePayload
-from ckptool.tensors.tensor import LazyTensor, StorageRef
+from ckptool.tensors.payloads import Payload
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -103,27 +101,3 @@ class Transfer:
     ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-
-
-def check_others(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
-    """
-    Hold against the file's checksums the storages that were read in part or rearranged, each once.
-
-    Raises:
-        DamagedFile: One of them is not what was saved.
-    """
-    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
-    todo = [tensor.info for tensor in tensors]
-    while todo:
-        info = todo.pop()
-        todo.extend(part for _, part in info.parts)
-        storage = info.storage
-        if storage is None or not storage.crc32 or _place(storage) in done:
-            continue
-        done.add(_place(storage))
-        payload = StoragePayload(storage, 1)
-        payload.check(checksum_of(payload))
-
-
-def _place(storage: StorageRef) -> tuple[int, int]:
-    return id(storage.source), storage.offset

@@ -18,16 +18,16 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
 from ckptool.migration.zip_writer import WrittenZip
-from ckptool.pickles.collector import collector_paused
-from ckptool.pickles.nodes import Inert
+from ckptool.pickles.nodes import Inert, collector_paused
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.cancellable import open_source
 from ckptool.sources.checksums import checksums_of_file
-from ckptool.sources.files import BytesSource, SliceSource
+from ckptool.sources.source import BytesSource, SliceSource
 from ckptool.tensors.payloads import StoragePayload
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import TypedStorage, storage_id
-from ckptool.tensors.tensor import LazyTensor, TensorInfo
+from ckptool.tensors.tensor import TensorInfo
 
 
 def verify(

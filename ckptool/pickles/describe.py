@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptool.messages import cut
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId, Set
 from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
@@ -9,7 +10,6 @@ from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
 _MAX_ITEMS = 6
 _MAX_DEPTH = 3
 _MAX_TEXT = 60
-_LONGEST_VALUE = 1 << 16
 
 
 def kind_of(node: Inert) -> str:
@@ -38,11 +38,6 @@ def scalar_of(node: Inert) -> bool | int | float | str | None:
     if isinstance(value, str):
         return cut(value)
     return value if isinstance(value, bool | int | float) else None
-
-
-def cut(text: str, most: int = _LONGEST_VALUE) -> str:
-    """Return text as it is, or its beginning and how many characters it has where these are more than ``most``."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def describe(node: Inert, depth: int = 0) -> str:

@@ -14,7 +14,7 @@ from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
 from ckptool.pickles.nodes import Global, Inert, PersistentId
 from ckptool.sources.cancellable import cancellation_of
-from ckptool.sources.files import BytesSource, SliceSource, Source
+from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 22

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from ckptool.pickles.machine import NeedMore
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.pickles.opcodes import RARE, Opcodes
-from ckptool.sources.files import Source
+from ckptool.sources.source import Source
 
 _U16 = Struct("<H").unpack_from
 _I32 = Struct("<i").unpack_from

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.files import BytesSource, SliceSource, Source
+from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 18
 _LONGEST_FIXED: Final = 9

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.sources import files
-from ckptool.sources.files import FileSource, Origin, SliceSource, Source
+from ckptool.sources.files import FileSource, Origin
+from ckptool.sources.source import SliceSource, Source
 
 
 class CancellableFile(FileSource):

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, steps
-from ckptool.sources.files import FileSource, Source, file_under
+from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
-
-    from ckptool.tensors.payloads import Payload
 
 
 PIECE_NBYTES: Final = 1 << 18
@@ -73,14 +72,6 @@ def pieces(file: FileSource, start: int, stop: int) -> Iterable[tuple[int, memor
 def joined_crc32(first: int, second: int, nbytes: int) -> int:
     """Return the CRC-32 of bytes from those of two parts of them; ``nbytes`` is the size of the second."""
     return _product(_shift(nbytes), first) ^ second
-
-
-def checksum_of(payload: Payload) -> int:
-    """Return the CRC-32 of a payload."""
-    found = 0
-    for chunk in payload.chunks():
-        found = crc32(chunk, found)
-    return found
 
 
 def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = None) -> int:

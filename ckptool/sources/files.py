@@ -14,37 +14,14 @@ import io
 import mmap
 import os
 import stat
-import threading
 from contextlib import suppress
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from ckptool.errors import FileUnavailable, SourceChanged
+from ckptool.sources.paths import directory_entries, identity_of, is_likely
+from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
-
-_CLOSED = "the checkpoint is closed"
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
-
-
-class Source(Protocol):
-    """``nbytes`` bytes that can be read from anywhere."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return exactly ``nbytes`` bytes from ``offset``. Both must lie inside the source."""
-        ...
-
-    def file_offset(self, offset: int) -> int | None:
-        """Return where ``offset`` lies in the file itself, or None where the bytes stand in no file as they are."""
-        ...
-
-    def close(self) -> None:
-        """Release what the source holds. Reading afterwards is an error."""
-        ...
 
 
 class FileSource:
@@ -57,7 +34,7 @@ class FileSource:
         self._fd = _open_regular(path) if fd is None else fd
         self.path = path
         status = _status(self._fd)
-        self._identity = _identity(status)
+        self._identity = identity_of(status)
         self.nbytes = status.st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -67,13 +44,13 @@ class FileSource:
             while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
                 more = os.pread(fd, nbytes - len(data), offset + len(data))
                 if not more:
-                    raise _changed(offset, nbytes, len(data), self.path)
+                    raise changed(offset, nbytes, len(data), self.path)
                 data += more
         except OSError as error:
             raise _unreadable(error, offset, self.path) from error
         finally:
             if self._fd < 0:
-                raise ValueError(_CLOSED)
+                raise ValueError(CLOSED)
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -87,7 +64,7 @@ class FileSource:
             finally:
                 self.fileno()
             if not count:
-                raise _changed(offset, buffer.nbytes, filled, self.path)
+                raise changed(offset, buffer.nbytes, filled, self.path)
             filled += count
 
     def map(self) -> mmap.mmap:
@@ -103,14 +80,14 @@ class FileSource:
         try:
             return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection)
         except ValueError as error:
-            raise _changed(0, self.nbytes, self._status().st_size, self.path) from error
+            raise changed(0, self.nbytes, self._status().st_size, self.path) from error
         finally:
             self.fileno()
 
     def fileno(self) -> int:
         """Return the open file's descriptor; raise ValueError if the source is closed."""
         if self._fd < 0:
-            raise ValueError(_CLOSED)
+            raise ValueError(CLOSED)
         return self._fd
 
     def file_offset(self, offset: int) -> int | None:
@@ -130,7 +107,7 @@ class FileSource:
         self._beside.append(found)
         if self._fd < 0:
             found.close()
-            raise ValueError(_CLOSED)
+            raise ValueError(CLOSED)
         return found
 
     def _of_its_kind(self, path: str, fd: int) -> FileSource:
@@ -149,7 +126,7 @@ class FileSource:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
-        if _identity(self._status()) != self._identity:
+        if identity_of(self._status()) != self._identity:
             hint = "Read it again once it is complete."
             raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
         for one in self._beside:
@@ -167,85 +144,6 @@ class FileSource:
         if self._fd >= 0:
             self._beside.clear()  # tensors may still read from them
             self.close()
-
-
-class StreamSource:
-    """A file object that can seek. Reads take turns, and leave its position where they ended."""
-
-    def __init__(self, stream: BinaryIO, *, owned: bool = False) -> None:
-        self._stream = stream
-        self._owned = owned
-        self._closed = False
-        self._lock = threading.Lock()
-        self.nbytes = stream.seek(0, io.SEEK_END)
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        if self._closed:
-            raise ValueError(_CLOSED)
-        with self._lock:
-            self._stream.seek(offset)
-            chunks: list[bytes] = []
-            missing = nbytes
-            while missing:
-                chunk = self._stream.read(missing)
-                if not chunk:
-                    raise _changed(offset, nbytes, nbytes - missing)
-                chunks.append(chunk)
-                missing -= len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def file_offset(self, offset: int) -> int | None:
-        return offset
-
-    def close(self) -> None:
-        self._closed = True
-        if self._owned:
-            self._stream.close()
-
-
-class BytesSource:
-    """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
-
-    def __init__(
-        self, data: bytes | bytearray | memoryview, *, is_file: bool = False, packed_nbytes: int | None = None
-    ) -> None:
-        self.packed_nbytes = packed_nbytes
-        """Size of the file that they were inflated from; None if they were not."""
-        self._data = memoryview(data).cast("B")
-        self._is_file = is_file
-        self._closed = False
-        self.nbytes = self._data.nbytes
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        if self._closed:
-            raise ValueError(_CLOSED)
-        return bytes(self._data[offset : offset + nbytes])
-
-    def file_offset(self, offset: int) -> int | None:
-        return offset if self._is_file else None
-
-    def close(self) -> None:
-        """Let go of the bytes: a bytearray can be resized again."""
-        self._closed = True
-        self._data.release()
-
-
-class SliceSource:
-    """``nbytes`` bytes of another source, from ``start``."""
-
-    def __init__(self, whole: Source, start: int, nbytes: int) -> None:
-        self.whole = whole
-        self._start = start
-        self.nbytes = nbytes
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        return self.whole.read(self._start + offset, nbytes)
-
-    def file_offset(self, offset: int) -> int | None:
-        return self.whole.file_offset(self._start + offset)
-
-    def close(self) -> None:
-        self.whole.close()
 
 
 def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
@@ -283,42 +181,6 @@ def open_source(origin: Origin) -> tuple[Source, str]:
     if origin.seekable():
         return StreamSource(origin), shown
     return BytesSource(origin.read(), is_file=True), shown
-
-
-def is_likely(name: str) -> bool:
-    """Say whether files of this name mostly are checkpoints."""
-    return name.lower().endswith(_SUFFIXES)
-
-
-def directory_entries(path: str) -> list[str]:
-    """Return the names of the regular files in a directory, sorted; an empty list if it cannot be listed."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_file())
-    except OSError:
-        return []
-
-
-def system_text(path: str) -> str:
-    """Return what the system says in a file of its own, under ``/proc`` say; nothing where it has no such file."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 - no path of a user's
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what tells one state of a file under a path from another, or None if there is none."""
-    try:
-        return _identity(os.stat(path))  # noqa: PTH116 - a system call, like the others here
-    except (OSError, ValueError):
-        return None
-
-
-def exists(path: str) -> bool:
-    """Say whether anything has this path."""
-    return os.path.lexists(path)
 
 
 def _open_regular(path: str) -> int:
@@ -380,18 +242,3 @@ def _unreadable(error: OSError, offset: int | None = None, path: str | None = No
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     where = "" if offset is None else f" at byte {offset:,}"
     return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset, path=path)
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:
-    return SourceChanged(
-        f"the file shrank while it was being read: {needed:,} bytes wanted at {offset:,}, {actual:,} left",
-        hint="Read it again once it is complete.",
-        offset=offset,
-        needed=needed,
-        actual=actual,
-        path=path,
-    )

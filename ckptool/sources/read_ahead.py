@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptool.sources.files import Source
+from ckptool.sources.source import Source
 
 
 class ReadAhead:

@@ -7,13 +7,47 @@ A payload is read in bounded pieces and never as a whole, so that memory does no
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 from zlib import crc32
 
 from ckptool.errors import DamagedFile
 from ckptool.sources.files import FileSource, file_under
-from ckptool.tensors.tensor import SWAP_CODES, LazyTensor, StorageRef, at_hand
+from ckptool.tensors.reading import SWAP_CODES, LazyTensor, at_hand
+from ckptool.tensors.tensor import StorageRef
+
+
+def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
+    """
+    Hold against the file's checksums the storages that were read in part or rearranged, each once.
+
+    Raises:
+        DamagedFile: One of them is not what was saved.
+    """
+    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    todo = [tensor.info for tensor in tensors]
+    while todo:
+        info = todo.pop()
+        todo.extend(part for _, part in info.parts)
+        storage = info.storage
+        if storage is None or not storage.crc32 or _place(storage) in done:
+            continue
+        done.add(_place(storage))
+        payload = StoragePayload(storage, 1)
+        payload.check(checksum_of(payload))
+
+
+def _place(storage: StorageRef) -> tuple[int, int]:
+    return id(storage.source), storage.offset
+
+
+def checksum_of(payload: Payload) -> int:
+    """Return the CRC-32 of a payload."""
+    found = 0
+    for chunk in payload.chunks():
+        found = crc32(chunk, found)
+    return found
+
 
 CHUNK_NBYTES: Final = 1 << 22
 

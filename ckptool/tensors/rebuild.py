@@ -17,7 +17,7 @@ from ckptool.errors import LimitExceeded
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.rebuild_arguments import (

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.tensors.tensor import LazyTensor
+from ckptool.tensors.reading import LazyTensor
 
 
 def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor], path: str) -> None:

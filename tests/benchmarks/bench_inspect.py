@@ -98,7 +98,7 @@ def bytes_read(path: Path) -> int:
 
 def report_interpreter(path: Path) -> None:
     from ckptool.pickles.reader import read_pickle
-    from ckptool.sources.files import BytesSource
+    from ckptool.sources.source import BytesSource
 
     with zipfile.ZipFile(path) as archive:
         data = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))

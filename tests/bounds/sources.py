@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 
 
 class Asked(BytesSource):

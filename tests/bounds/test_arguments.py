@@ -10,7 +10,7 @@ import pytest
 from ckptool import LimitExceeded, MalformedFile
 from ckptool.pickles.nodes import Call, Dict, Global, PersistentId
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from ckptool.tensors import rebuild
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.rebuild import Rebuilder

@@ -393,7 +393,7 @@ def test_nothing_may_stand_behind_the_pickle_of_a_zip() -> None:
 def test_the_outermost_pickle_is_the_root_if_there_is_just_one() -> None:
     def root(*names: str) -> str | None:
         from ckptool.archives.zips import read_zip
-        from ckptool.sources.files import BytesSource
+        from ckptool.sources.source import BytesSource
 
         return torch_zip.root_folder(read_zip(BytesSource(build.zip_file(dict.fromkeys(names, b"N.")))))
 

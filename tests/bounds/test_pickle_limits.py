@@ -10,7 +10,7 @@ import pytest
 from ckptool import LimitExceeded, Limits, open_checkpoint
 from ckptool.pickles.machine import Machine
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests.build import torch_zip
 
 MOST = 1 << 20

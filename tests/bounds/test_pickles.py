@@ -9,7 +9,7 @@ import pytest
 
 from ckptool import MalformedFile, TruncatedFile
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests.bounds.sources import Asked
 
 WINDOW, WIDEST = 1 << 16, 1 << 22

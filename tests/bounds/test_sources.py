@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from ckptool import FileUnavailable, SourceChanged, open_checkpoint
-from ckptool.sources.files import FileSource, StreamSource, open_source, system_text
+from ckptool.sources.files import FileSource, open_source
+from ckptool.sources.paths import system_text
 from ckptool.sources.read_ahead import ReadAhead
+from ckptool.sources.source import StreamSource
 from tests import build
 from tests.bounds.sources import Asked
 

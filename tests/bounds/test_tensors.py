@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef, TensorInfo
-from ckptool.tensors import tensor
+from ckptool.tensors import reading, tensor
 from ckptool.tensors.dtypes import BY_NAME
 from tests.bounds.sources import Asked
 
@@ -167,9 +167,9 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
 def test_every_way_to_gather_elements_gives_the_same(
     monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int
 ) -> None:
-    monkeypatch.setattr(tensor, "_SPAN_NBYTES", span)
-    monkeypatch.setattr(tensor, "_PLACES", places)
-    monkeypatch.setattr(tensor, "_LONG", long)
+    monkeypatch.setattr(reading, "_SPAN_NBYTES", span)
+    monkeypatch.setattr(reading, "_PLACES", places)
+    monkeypatch.setattr(reading, "_LONG", long)
     data = array("f", range(60)).tobytes()
 
     for shape, stride, offset in (
@@ -184,7 +184,7 @@ def test_every_way_to_gather_elements_gives_the_same(
 
 
 def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor, "_SPAN_NBYTES", 100)
+    monkeypatch.setattr(reading, "_SPAN_NBYTES", 100)
     reads = {}
     for count, step in ((5, 6), (5, 5), (4, 8), (12, 4), (12, 5)):
         found = info((count,), (step,))

@@ -14,7 +14,8 @@ from ckptool.archives import zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import END_SEARCH, find_directory, show_member
 from ckptool.errors import CkptoolError
-from ckptool.sources.files import BytesSource, FileSource, Source
+from ckptool.sources.files import FileSource
+from ckptool.sources.source import BytesSource, Source
 from tests.bounds.sources import Asked, Holed
 from tests.zip_bytes import (
     FULL16,

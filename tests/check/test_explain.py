@@ -19,8 +19,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ckptool.checking.error_fragments import FRAGMENTS
-from ckptool.checking.error_messages import ENTRIES, GENERAL
+from ckptool.checking.error_messages import ENTRIES, FRAGMENTS, GENERAL
 from ckptool.checking.explain import explain
 from ckptool.cli import cli
 

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from ckptool.checking.check import check
-from ckptool.checking.findings import Finding
+from ckptool.checking.finding import Finding
 from ckptool.cli import cli
 from tests.corpus.test_corpus import FOLDER, ROWS
 

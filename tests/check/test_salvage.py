@@ -12,7 +12,7 @@ from ckptool import open_checkpoint
 from ckptool.checking.check import check
 from ckptool.checking.salvage import Salvage, _salvage
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 FILES = [

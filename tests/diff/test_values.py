@@ -19,7 +19,7 @@ import ckptool
 from ckptool import StorageRef, TensorInfo
 from ckptool.diffing import values
 from ckptool.diffing.values import ValueComparer, ValueDiff
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops.differences import Tolerance
 from tests.against_torch import oracle

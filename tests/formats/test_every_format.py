@@ -18,7 +18,8 @@ from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_check
 from ckptool.formats import FORMATS
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
-from ckptool.sources.files import BytesSource, FileSource
+from ckptool.sources.files import FileSource
+from ckptool.sources.source import BytesSource
 from tests import build
 
 SHAPE = (1024, 1024)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ckptool.errors import CkptoolError
 from ckptool.limits import Limits
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests import build
 from tests.fuzz.mutants import seeds
 from tests.hostile.cases import headers

@@ -31,7 +31,7 @@ from ckptool import (
 )
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import read_zip
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests import build
 from tests.zip_bytes import (
     FULL16,

@@ -19,7 +19,8 @@ from ckptool.loading.memory import device as device_memory
 from ckptool.loading.memory.device import DeviceMemory, _Sender
 from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.reference.forging import forged, mixed
-from ckptool.sources.files import BytesSource, FileSource
+from ckptool.sources.files import FileSource
+from ckptool.sources.source import BytesSource
 from tests.load.late_device import LateDevice
 from tests.load.same import assert_same, saved
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import ckptool
 from ckptool import LiveModel
-from ckptool.loading.memory import streams
+from ckptool.loading.memory import threads
 from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
@@ -23,7 +23,7 @@ from tests.load.same import saved
 def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     """Let the memory of the CPU be that of a device with streams."""
     late = LateDevice(monkeypatch)
-    monkeypatch.setattr(streams, "_STREAMED", ("cuda", "cpu"))
+    monkeypatch.setattr(threads, "_STREAMED", ("cuda", "cpu"))
     for name in ("synchronize", "current_stream"):
         monkeypatch.setattr(torch.cpu, name, getattr(torch.cuda, name), raising=False)
     monkeypatch.setattr(torch.cpu, "is_initialized", lambda: False)

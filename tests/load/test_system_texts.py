@@ -10,9 +10,8 @@ import torch
 
 import ckptool
 from ckptool.loading.memory import host
-from ckptool.loading.memory.available import free_memory
-from ckptool.loading.memory.filesystems import is_network
-from ckptool.sources import files
+from ckptool.loading.memory.available import free_memory, is_network
+from ckptool.sources import paths
 from tests.load.same import saved
 
 KIB, GIB = 1 << 10, 1 << 30
@@ -40,7 +39,7 @@ active_file 536870912
 def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return what the system's files hold, to be changed."""
     found: dict[str, str] = {"/proc/meminfo": MEMINFO}
-    monkeypatch.setattr(files, "system_text", lambda path: found.get(path, ""))
+    monkeypatch.setattr(paths, "system_text", lambda path: found.get(path, ""))
     return found
 
 

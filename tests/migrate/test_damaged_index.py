@@ -9,7 +9,7 @@ import pytest
 import ckptool
 from ckptool import CkptoolError
 from ckptool.archives.zips import read_zip
-from ckptool.checking.findings import examine
+from ckptool.checking.structure import examine
 
 SOURCE = Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth"
 

@@ -23,7 +23,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set, children, is_container
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import PlainTensor, write_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 from tests import build
 
 PROTOCOLS = range(6)

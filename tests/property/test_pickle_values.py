@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ckptool.pickles.nodes import Call, Dict, Global, Set
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.files import BytesSource
+from ckptool.sources.source import BytesSource
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

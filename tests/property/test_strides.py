@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckptool import LazyTensor, MalformedFile, StorageRef, TensorInfo, open_checkpoint
-from ckptool.sources.files import BytesSource
-from ckptool.tensors import tensor
+from ckptool.sources.source import BytesSource
+from ckptool.tensors import reading, tensor
 from ckptool.tensors.dtypes import BY_NAME
 from tests.against_torch import oracle
 
@@ -93,7 +93,7 @@ def test_slice_by_slice_it_reads_the_same(view: View, span: int) -> None:
     storage = view.storage()
     expected = oracle.tensor_bytes(storage.as_strided(view.shape, view.stride, view.offset))
 
-    with mock.patch.object(tensor, "_SPAN_NBYTES", span):
+    with mock.patch.object(reading, "_SPAN_NBYTES", span):
         assert lazy(view, storage).read() == expected
 
 

@@ -7,20 +7,13 @@ with a telling member one row in ``zips``. ``json_text`` and ``binary`` hold the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ckptool.errors import NotACheckpoint, TruncatedFile, UnsupportedFeature
-from ckptool.formats.identify.binary import name_binary
-from ckptool.formats.identify.head import Head
-from ckptool.formats.identify.json_text import name_json
-from ckptool.formats.identify.magic import name_by_magic
-from ckptool.formats.identify.text import name_markup, name_text
-from ckptool.formats.identify.wording import AGAIN, count, not_a_checkpoint
+from ckptool.formats.identify.head import AGAIN, Head, not_a_checkpoint
+from ckptool.formats.identify.magic import name_binary, name_by_magic
+from ckptool.formats.identify.text import name_json, name_markup, name_text
 from ckptool.formats.identify.zips import name_foreign_zip
-
-if TYPE_CHECKING:
-    from ckptool.sources.files import Source
-
+from ckptool.messages import counted
+from ckptool.sources.source import Source
 
 __all__ = ["name_foreign", "name_foreign_zip"]
 
@@ -48,5 +41,5 @@ def _name_zeros(head: Head) -> Foreign:
         return TruncatedFile("empty: the file has 0 bytes", kind="empty", hint=hint, actual=0)
     fact = f"{head.size} of zeros"
     if not head.whole:
-        fact = f"the first {count(len(head.data), 'byte')} of {head.nbytes:,} are zero"
+        fact = f"the first {counted(len(head.data), 'byte')} of {head.nbytes:,} are zero"
     return not_a_checkpoint(f"{fact}, as in a download that reserved its space and stopped", "zeros", AGAIN)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ckptool.formats.identify.wording import count
-
-if TYPE_CHECKING:
-    from ckptool.sources.files import Source
-
+from ckptool.errors import NotACheckpoint
+from ckptool.messages import counted, quoted
+from ckptool.sources.source import Source
 
 _HEAD_NBYTES = 65_536
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
@@ -43,7 +41,7 @@ class Head:
     @property
     def size(self) -> str:
         """The size of the file in words."""
-        return count(self.nbytes, "byte")
+        return counted(self.nbytes, "byte")
 
     def has(self, mark: bytes, offset: int) -> bool:
         """Say whether the mark stands at the offset, which counts from the end if it is negative."""
@@ -68,3 +66,21 @@ def _decoded(data: bytes, *, whole: bool) -> str | None:
         plain = len(re.findall(rb"[\t\n\r -~]", data))
         legible = len(data) >= 64 and plain * 10 > len(data) * 6
         return data.decode("utf-8", "replace") if legible or _MARKUP.match(data) else None
+
+
+AGAIN = "Download the file again."
+ACCESS = "Check the address and whether it asks for a login, then download the file again."
+EXPORTED = "Use the PyTorch file that it was exported from."
+UNPACK = "Unpack it and open the file inside."
+IN_TENSORFLOW = "Read it with TensorFlow."
+
+
+def not_a_checkpoint(what: str, kind: str, hint: str | None = None) -> NotACheckpoint:
+    """Return the error for a file that is ``what``."""
+    return NotACheckpoint(f"not a checkpoint: {what}", kind=kind, hint=hint)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(quoted(name, 40) for name in names[:most])
+    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")

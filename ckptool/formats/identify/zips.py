@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ckptool.formats.identify.wording import EXPORTED, IN_TENSORFLOW, UNPACK, count, listed, not_a_checkpoint, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckptool.errors import NotACheckpoint
-
+from ckptool.errors import NotACheckpoint
+from ckptool.formats.identify.head import EXPORTED, IN_TENSORFLOW, UNPACK, listed, not_a_checkpoint
+from ckptool.messages import counted, quoted
 
 _NAMES_LOOKED_AT = 10_000
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
@@ -49,12 +45,12 @@ def name_foreign_zip(names: Sequence[str]) -> NotACheckpoint | None:
     number = len(files)
     if all(name.endswith(".npy") for name in files):
         arrays = listed([name[: -len(".npy")] for name in files])
-        what = f"a numpy .npz archive of {count(number, 'array')}: {arrays}"
+        what = f"a numpy .npz archive of {counted(number, 'array')}: {arrays}"
         return not_a_checkpoint(what, "npz", "Read it with numpy.load.")
     for pattern, kind, what, hint in _ROWS:
         if any(pattern.fullmatch(name) for name in some):
-            return not_a_checkpoint(f"{what}, a zip of {count(number, 'file')}", kind, hint)
-    what = f"a zip archive of {count(number, 'file')}: {listed(files)}"
+            return not_a_checkpoint(f"{what}, a zip of {counted(number, 'file')}", kind, hint)
+    what = f"a zip archive of {counted(number, 'file')}: {listed(files)}"
     return not_a_checkpoint(what, "archive", _to_open(files))
 
 

@@ -23,8 +23,9 @@ from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor
 from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.sources.checksums import checksum_in_memory
-from ckptool.sources.files import Source
-from ckptool.tensors.tensor import LazyTensor, StorageRef, TensorInfo
+from ckptool.sources.source import Source
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import StorageRef, TensorInfo
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the bytes read so far, and those in all."""

@@ -7,10 +7,15 @@ limits hold for it too; see cgroups(7).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from ckptool.sources import files
+import torch
+
+from ckptool.errors import OutOfMemory
+from ckptool.sources import paths
 
 _MEMORY: Final = "/proc/meminfo"
 _GROUPS: Final = "/proc/self/cgroup"
@@ -43,7 +48,7 @@ def free_memory() -> int | None:
     if that is less; pages of files count as free, for the system drops them on demand.
     """
     kibibytes = {}
-    for line in files.system_text(_MEMORY).splitlines():
+    for line in paths.system_text(_MEMORY).splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()
         if number and number[0].isdigit():
@@ -52,8 +57,8 @@ def free_memory() -> int | None:
         return None
     left = 1024 * (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0))
     for folder, version in _groups():
-        limit = files.system_text(f"{folder}/{version.limit}").strip()
-        used = files.system_text(f"{folder}/{version.used}").strip()
+        limit = paths.system_text(f"{folder}/{version.limit}").strip()
+        used = paths.system_text(f"{folder}/{version.used}").strip()
         if limit.isdigit() and used.isdigit() and int(limit) < int(used) + left:
             left = min(left, max(0, int(limit) - int(used)) + _pages(folder, version))
     return left
@@ -61,15 +66,15 @@ def free_memory() -> int | None:
 
 def _groups() -> Iterator[tuple[str, _Version]]:
     """Yield the folders of all groups that this process is in, innermost first."""
-    paths = {_V2: "", _V1: ""}
-    for line in files.system_text(_GROUPS).splitlines():
+    found = {_V2: "", _V1: ""}
+    for line in paths.system_text(_GROUPS).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            paths[_V2] = path
+            found[_V2] = path
         elif "memory" in controllers.split(","):
-            paths[_V1] = path
-    for version, path in paths.items():
+            found[_V1] = path
+    for version, path in found.items():
         # A container may see its own group alone, as the root, and still be told the path that it has outside.
         parts = [part for part in path.split("/") if part]
         inside = [] if ".." in parts else parts
@@ -78,8 +83,65 @@ def _groups() -> Iterator[tuple[str, _Version]]:
 
 def _pages(folder: str, version: _Version) -> int:
     found = 0
-    for line in files.system_text(f"{folder}/memory.stat").splitlines():
+    for line in paths.system_text(f"{folder}/memory.stat").splitlines():
         name, _, nbytes = line.partition(" ")
         if name in version.pages and nbytes.isdigit():
             found += int(nbytes)
     return found
+
+
+_MOUNTS: Final = "/proc/self/mountinfo"
+
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3",
+    "smbfs", "vboxsf", "virtiofs", "wekafs",
+))
+# fmt: on
+
+
+def is_network(fd: int) -> bool:
+    """
+    Say whether an open file answers over a network, or through a process (FUSE), one small page fault at a time.
+
+    Goes by the type of the mount, on Linux; False wherever that is not known.
+    """
+    device = os.fstat(fd).st_dev
+    kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
+    return kind in _NETWORK or kind.startswith("fuse.")
+
+
+def _mount_types() -> dict[str, str]:
+    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
+    found = {}
+    for line in paths.system_text(_MOUNTS).splitlines():
+        mount, _, rest = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) > 2 and rest:
+            found[fields[2]] = rest.split()[0]
+    return found
+
+
+_SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "invalid buffer size")
+"""By the driver of CUDA (when it loads a kernel, say), by torch of the CPU, there and on Windows, by Metal."""
+
+
+@contextmanager
+def room_for(nbytes: int, device: torch.device) -> Iterator[None]:
+    """
+    Give a block that needs so many bytes on a device.
+
+    Raises:
+        OutOfMemory: They are not there. Any other error comes out as it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        is_full = isinstance(error, torch.cuda.OutOfMemoryError)
+        if not is_full and not any(text in str(error).lower() for text in _SAID):
+            raise
+        raise OutOfMemory(
+            f"no {nbytes:,} bytes are free on {device}",
+            hint="Choose another device, or a smaller dtype=.",
+            needed=nbytes,
+        ) from error

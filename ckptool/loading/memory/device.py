@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ckptool.errors import OutOfMemory
+from ckptool.loading.memory.available import room_for
 from ckptool.loading.memory.host import Progress, buffer_of
-from ckptool.loading.memory.room import room_for
-from ckptool.sources.files import FileSource, Source, file_under
+from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.source import Source
 
 _BUFFER_NBYTES = 16 << 20
 _BUFFERS = 6

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from ckptool.errors import MalformedFile
+from ckptool.loading.memory.available import room_for
 from ckptool.loading.memory.placement import CPU
-from ckptool.loading.memory.room import room_for
 from ckptool.tensors.tensor import TensorInfo
 
 SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")

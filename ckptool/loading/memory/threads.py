@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Thread
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
-from ckptool.loading.memory.room import room_for
-from ckptool.loading.memory.streams import streams_here, work_on
+from ckptool.loading.memory.available import room_for
+
+_STREAMED: Final = ("cuda", "xpu")
+
+
+def streams_here() -> list[tuple[Any, Any]]:
+    """Return the streams that this thread works on now, of devices that are started, for ``work_on``."""
+    apis = [getattr(torch, name, None) for name in _STREAMED]  # torch.xpu is younger than the oldest torch supported
+    return [(api, api.current_stream()) for api in apis if api is not None and api.is_initialized()]
+
+
+def work_on(streams: list[tuple[Any, Any]]) -> None:
+    """Let this thread work on the streams of another, which has to wait for it meanwhile."""
+    for api, stream in streams:
+        api.set_stream(stream)
+
+
+def wait_for_all(devices: Iterable[torch.device]) -> None:
+    """Return once devices have done all that any thread has asked of them so far."""
+    for device in devices:
+        if device.type in _STREAMED:
+            getattr(torch, device.type).synchronize(device)
+
+
+def wait_for_own(devices: Iterable[torch.device]) -> None:
+    """Return once devices have done what this thread has asked of them, on the streams that it works on now."""
+    for device in devices:
+        if device.type in _STREAMED:
+            getattr(torch, device.type).current_stream(device).synchronize()
+
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ import torch
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.load_into import assign, parameter_like
-from ckptool.loading.memory.room import room_for
-from ckptool.loading.memory.streams import wait_for_all, wait_for_own
-from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread
+from ckptool.loading.memory.available import room_for
+from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
 from ckptool.loading.model_plan import Target, model_tensors
 from ckptool.loading.post_hooks import has_post_hooks, reaches
 

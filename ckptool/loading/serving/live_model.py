@@ -26,7 +26,6 @@ import logging
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -37,9 +36,8 @@ import torch
 from ckptool.cancellation import LOOK_SECONDS, Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Which
-from ckptool.cli.tables import show
-from ckptool.errors import Cancelled, CkptoolError, UnsupportedFeature
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.custom_loading import load_through, own_loader
 from ckptool.loading.load import check_options, opened, torch_state_dict
 from ckptool.loading.load_into import after_hooks, choose_renamed, choose_targets
@@ -51,14 +49,15 @@ from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.loading.serving.commit import by_first_name, copied, moved, overwrite, ready, with_weights
 from ckptool.loading.serving.digest import digest_of
 from ckptool.loading.serving.lock import Gate
-from ckptool.options import check_choice
-from ckptool.sources.files import Origin, file_identity
+from ckptool.loading.serving.watcher import Watcher
+from ckptool.messages import show
+from ckptool.sources.files import Origin
+from ckptool.sources.paths import file_identity
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import Self
-
+    from typing_extensions import Self  # typing has it since Python 3.11
 
 Commit: TypeAlias = Literal["in_place", "swap"]
 
@@ -136,7 +135,7 @@ class LiveModel:
         self._limits = limits._replace(cancellation=None)  # a deadline is one call's
         self._gate = Gate()
         self._reloading = threading.Lock()
-        self._watcher: _Watcher | None = None
+        self._watcher: Watcher[Reload] | None = None
         self._seen: tuple[str, tuple[int, ...] | None] | None = None
         self.report: LoadReport | None = None
         self._failure: tuple[Exception, datetime] | None = None
@@ -312,10 +311,20 @@ class LiveModel:
             if self._seen is None:
                 raise ValueError("nothing was loaded from a path yet: say which one to watch")
             path = self._seen[0]
+        path = os.fspath(path)
         self.unwatch()
-        if file_identity(os.fspath(path)) is None:
-            logger.warning("watching a path without a file: %s", show(os.fspath(path)))
-        self._watcher = _Watcher(self, os.fspath(path), every, on_reload)
+        if file_identity(path) is None:
+            logger.warning("watching a path without a file: %s", show(path))
+        # What was loaded, not what is there now: a file that came between the two must not be missed.
+        loaded = self._seen[1] if self._seen is not None and self._seen[0] == path else None
+
+        def reload(cancellation: Cancellation) -> Reload:
+            return self.reload(path, limits=self._limits._replace(cancellation=cancellation))
+
+        self._watcher = Watcher(path, every, loaded, reload, self._note, on_reload)
+
+    def _note(self, error: Exception) -> None:
+        self._failure = error, datetime.now(timezone.utc)
 
     def unwatch(self) -> None:
         """Stop watching. A reload that has begun is cancelled, unless its weights are being committed already."""
@@ -330,62 +339,3 @@ class LiveModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.unwatch()
-
-
-class _Watcher:
-    """The thread that looks at a path."""
-
-    def __init__(
-        self, live: LiveModel, path: str, every: float, on_reload: Callable[[Reload | CkptoolError], None] | None
-    ) -> None:
-        self._live, self._path, self._every, self._on_reload = live, os.fspath(path), every, on_reload
-        self._stopped = threading.Event()
-        self._cancellation = Cancellation()
-        # What was loaded, not what is there now: a file that came between the two must not be missed.
-        self._loaded = live._seen[1] if live._seen is not None and live._seen[0] == self._path else None
-        self._thread = threading.Thread(target=self._run, name="ckptool-watch", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._cancellation.cancel()  # the reload may wait for a call that waits for this one
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        seen = self._loaded
-        while not self._stopped.wait(self._every):
-            found = file_identity(self._path)
-            if found is not None and found != self._loaded and found == seen:
-                self._loaded = found
-                self._reload()
-            seen = found
-
-    def _reload(self) -> None:
-        try:
-            limits = self._live._limits._replace(cancellation=self._cancellation)
-            self._tell(self._live.reload(self._path, limits=limits))
-        except Cancelled:
-            logger.info("no longer watched, not reloaded: %s", show(self._path))
-        except CkptoolError as error:
-            self._note(error)
-            logger.warning("not reloaded: %s", show(str(error)))
-            self._tell(error)
-        except Exception as error:  # no memory left on the device, say: the next file may do
-            self._note(error)
-            logger.exception("not reloaded: %s", show(self._path))
-
-    def _note(self, error: Exception) -> None:
-        chain: list[BaseException] = [error]
-        for link in chain:  # an error that is kept must not keep what was staged, which its traceback reaches
-            traceback.clear_frames(link.__traceback__)
-            chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
-        self._live._failure = error, datetime.now(timezone.utc)
-
-    def _tell(self, outcome: Reload | CkptoolError) -> None:
-        if self._on_reload is None:
-            return
-        try:
-            self._on_reload(outcome)
-        except Exception:
-            logger.exception("on_reload failed")

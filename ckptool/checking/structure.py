@@ -7,53 +7,15 @@ Nothing is read, run or imported. A finding is true, or it is not made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from shlex import join
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from ckptool.checking import allowed
+from ckptool.checking.finding import Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import WRAPPER_COMPONENTS, Summary, summarise
+from ckptool.messages import counted, some
 from ckptool.tensors.tensor import identity
-
-Severity: TypeAlias = Literal["info", "warning", "error"]
-"""A note; something that will get in somebody's way; something that is broken."""
-
-
-class Finding(NamedTuple):
-    """
-    One notable fact. ``code`` is stable, for programs; ``hint`` says what to do, where something can be done.
-
-    What stands behind ``Run:`` in a hint is a command line, for a POSIX shell, that does it.
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    hint: str | None = None
-
-
-def run(checkpoint: Checkpoint, verb: str, *options: str, why: str = "", member: str | None = None) -> str:
-    """
-    Return a hint: the command line that does something about this checkpoint, and before it why one would.
-
-    ``member`` names another member of its archive instead.
-    """
-    path = checkpoint.path or "FILE"
-    if path.startswith("-"):
-        path = f"./{path}"  # or it would be taken for an option
-    inside = member or checkpoint.member
-    return f"{why} Run: {join(('ckptool', verb, f'{path}::{inside}' if inside else path, *options))}".lstrip()
-
-
-def state_dict_command(checkpoint: Checkpoint, why: str = "") -> str | None:
-    """Return the hint that takes the weights out of a checkpoint, as far as it is known which they are."""
-    models = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
-    if checkpoint.weights is None and not models:
-        return None
-    chosen = checkpoint.weights or models[0]
-    key = ("--key", chosen.key) if checkpoint.weights is None and chosen.key else ()
-    return run(checkpoint, "migrate", "--form", "state_dict", *key, why=why)
 
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Finding, ...]:
@@ -126,8 +88,8 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding(
             "CK109",
             "warning" if in_weights else "info",
-            f"{many(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without it: "
-            f"{some(list(checkpoint.clashes))}",
+            f"{counted(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without "
+            f"it: {some(list(checkpoint.clashes))}",
         )
 
 
@@ -275,20 +237,9 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
 
 
-def many(count: int, noun: str) -> str:
-    """Return a count with its noun, in the plural where that is due."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def foreign(checkpoint: Checkpoint) -> list[str]:
     """Return the names that unpickling would import from elsewhere than torch, numpy and Python's containers."""
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first few of some names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 _ASK_THE_CLASS = "Hold the names against the class with 'ckptool check FILE --model package.module:Class'."

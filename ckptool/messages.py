@@ -1,0 +1,60 @@
+"""Wording for people: counts, the first few names of many, sizes, text that is safe to print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+_LONGEST_VALUE: Final = 1 << 16
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun, in the plural where that is due."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few of some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def show(text: str) -> str:
+    """Return text that is safe to print on one line: what is not printable appears as an escape."""
+    return text if text.isprintable() else text.translate(_SHOWN)
+
+
+class _Shown(dict[int, str]):
+    """What stands for each character, noted when it is first met: text of any length is translated in one pass."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        return self[code]
+
+
+_SHOWN = _Shown()
+
+
+def show_nbytes(nbytes: int) -> str:
+    """Return a size in bytes for people: three digits and a binary unit."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1000 or unit == "TiB":
+            return f"{nbytes:,} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def quoted(text: str, limit: int = 80) -> str:
+    """Quote on one line, with what could steer a terminal or turn the reading direction escaped."""
+    line = " ".join(text[: 16 * limit].split())
+    cut = line[:limit]
+    while len(repr(cut)) > limit + 2:  # escapes are longer than what they stand for
+        cut = cut[:-1]
+    return repr(cut if cut == line else cut + "…")
+
+
+def cut(text: str, most: int = _LONGEST_VALUE) -> str:
+    """Return text as it is, or its beginning and how many characters it has where these are more than ``most``."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"

@@ -1,0 +1,47 @@
+"""Questions about paths: what is there, and what it is called."""
+
+from __future__ import annotations
+
+import os
+
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
+
+
+def is_likely(name: str) -> bool:
+    """Say whether files of this name mostly are checkpoints."""
+    return name.lower().endswith(_SUFFIXES)
+
+
+def directory_entries(path: str) -> list[str]:
+    """Return the names of the regular files in a directory, sorted; an empty list if it cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+    except OSError:
+        return []
+
+
+def system_text(path: str) -> str:
+    """Return what the system says in a file of its own, under ``/proc`` say; nothing where it has no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 - no path of a user's
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what tells one state of a file under a path from another, or None if there is none."""
+    try:
+        return identity_of(os.stat(path))  # noqa: PTH116 - a system call, like the others here
+    except (OSError, ValueError):
+        return None
+
+
+def exists(path: str) -> bool:
+    """Say whether anything has this path."""
+    return os.path.lexists(path)
+
+
+def identity_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

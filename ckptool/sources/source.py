@@ -1,0 +1,126 @@
+"""Sources of bytes: the protocol, and those that need no file system.
+
+A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
+that the file changed meanwhile, because every caller has compared its claim with ``nbytes`` first.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import BinaryIO, Protocol
+
+from ckptool.errors import SourceChanged
+
+CLOSED = "the checkpoint is closed"
+
+
+class Source(Protocol):
+    """``nbytes`` bytes that can be read from anywhere."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        ...
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly ``nbytes`` bytes from ``offset``. Both must lie inside the source."""
+        ...
+
+    def file_offset(self, offset: int) -> int | None:
+        """Return where ``offset`` lies in the file itself, or None where the bytes stand in no file as they are."""
+        ...
+
+    def close(self) -> None:
+        """Release what the source holds. Reading afterwards is an error."""
+        ...
+
+
+class StreamSource:
+    """A file object that can seek. Reads take turns, and leave its position where they ended."""
+
+    def __init__(self, stream: BinaryIO, *, owned: bool = False) -> None:
+        self._stream = stream
+        self._owned = owned
+        self._closed = False
+        self._lock = threading.Lock()
+        self.nbytes = stream.seek(0, io.SEEK_END)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        if self._closed:
+            raise ValueError(CLOSED)
+        with self._lock:
+            self._stream.seek(offset)
+            chunks: list[bytes] = []
+            missing = nbytes
+            while missing:
+                chunk = self._stream.read(missing)
+                if not chunk:
+                    raise changed(offset, nbytes, nbytes - missing)
+                chunks.append(chunk)
+                missing -= len(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
+
+    def close(self) -> None:
+        self._closed = True
+        if self._owned:
+            self._stream.close()
+
+
+class BytesSource:
+    """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
+
+    def __init__(
+        self, data: bytes | bytearray | memoryview, *, is_file: bool = False, packed_nbytes: int | None = None
+    ) -> None:
+        self.packed_nbytes = packed_nbytes
+        """Size of the file that they were inflated from; None if they were not."""
+        self._data = memoryview(data).cast("B")
+        self._is_file = is_file
+        self._closed = False
+        self.nbytes = self._data.nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        if self._closed:
+            raise ValueError(CLOSED)
+        return bytes(self._data[offset : offset + nbytes])
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset if self._is_file else None
+
+    def close(self) -> None:
+        """Let go of the bytes: a bytearray can be resized again."""
+        self._closed = True
+        self._data.release()
+
+
+class SliceSource:
+    """``nbytes`` bytes of another source, from ``start``."""
+
+    def __init__(self, whole: Source, start: int, nbytes: int) -> None:
+        self.whole = whole
+        self._start = start
+        self.nbytes = nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self.whole.read(self._start + offset, nbytes)
+
+    def file_offset(self, offset: int) -> int | None:
+        return self.whole.file_offset(self._start + offset)
+
+    def close(self) -> None:
+        self.whole.close()
+
+
+def changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:
+    return SourceChanged(
+        f"the file shrank while it was being read: {needed:,} bytes wanted at {offset:,}, {actual:,} left",
+        hint="Read it again once it is complete.",
+        offset=offset,
+        needed=needed,
+        actual=actual,
+        path=path,
+    )

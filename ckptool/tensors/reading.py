@@ -1,0 +1,218 @@
+"""``LazyTensor``: the elements of any strided view, read in pieces."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import Final, Literal, TypeAlias
+
+from ckptool.archives.archive import InflatedSource
+from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.cancellable import cancellable
+from ckptool.sources.source import BytesSource, Source
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+
+Dims: TypeAlias = list[tuple[int, int]]
+_CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
+"""What ``array`` calls unsigned integers of so many bytes."""
+_LONG: Final = 16
+_PLACES: Final = 1 << 16
+_SPAN_NBYTES: Final = 1 << 24
+
+
+class LazyTensor:
+    """A ``TensorInfo`` with its name, and a way to read its bytes. Reading from several threads is safe."""
+
+    __slots__ = ("info", "name")
+
+    def __init__(self, name: str, info: TensorInfo) -> None:
+        self.name = name
+        self.info = info
+
+    def read(self, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
+        """
+        Return the elements in row-major order, without gaps, little-endian.
+
+        Views are gathered, expanded elements repeated, conjugate and negative views resolved: the bytes are those of
+        the tensor that torch would show. Quantised tensors give their integers.
+
+        Raises:
+            UnsupportedFeature: The file has no plain bytes for the tensor: a sparse layout, a wrapper subclass.
+            LimitExceeded: Strides of 0 make it far larger than its storage.
+        """
+        self._check_readable(limits)
+        return _read_resolved(self.info)
+
+    def chunks(self, nbytes: int, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
+        """Yield what ``read`` returns in pieces of at most ``nbytes``, or of one element where that is more."""
+        self._check_readable(limits)
+        info = self.info
+        return _read_in_pieces(info._replace(storage=at_hand(info.storage)) if info.storage else info, nbytes)
+
+    def _check_readable(self, limits: Limits) -> None:
+        info = self.info
+        if info.storage is None:
+            raise UnsupportedFeature(
+                f"tensor {self.name!r} has no plain bytes: {info.subclass or info.layout}",
+                kind="no-plain-bytes",
+                hint="Read its parts instead." if info.parts else None,
+            )
+        allowed = limits.expanded(info.storage.nbytes)
+        if info.nbytes > allowed:
+            raise LimitExceeded(
+                f"tensor {self.name!r} repeats {info.storage.nbytes:,} bytes into {info.nbytes:,}",
+                needed=info.nbytes,
+                actual=allowed,
+            )
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<LazyTensor {self.name!r} {info.dtype} {list(info.shape)} {info.location}>"
+
+
+def at_hand(storage: StorageRef) -> StorageRef:
+    """Return a storage for being read more than once: in memory, if each read would inflate it anew."""
+    if not isinstance(storage.source, InflatedSource):
+        return storage
+    content = BytesSource(storage.source.read(storage.offset, storage.nbytes))
+    return storage._replace(source=cancellable(content, storage.source.limits.cancellation), offset=0)
+
+
+def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:
+    if info.nbytes <= nbytes or not info.shape or info.dtype.packed > 1:
+        yield _read_resolved(info)
+        return
+    rows = max(1, nbytes // (info.nbytes // info.shape[0]))
+    for start in range(0, info.shape[0], rows):
+        count = min(rows, info.shape[0] - start)
+        # A single row is split along the next dimension.
+        shape, stride = (info.shape[1:], info.stride[1:]) if rows == 1 else ((count, *info.shape[1:]), info.stride)
+        offset = info.storage_offset + start * info.stride[0]
+        yield from _read_in_pieces(info._replace(shape=shape, stride=stride, storage_offset=offset), nbytes)
+
+
+def _read_resolved(info: TensorInfo) -> bytes:
+    assert info.storage is not None  # noqa: S101 - _check_readable saw it
+    return _resolve(info, _read_elements(info, info.storage))
+
+
+def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
+    if info.numel == 0:
+        return b""
+    itemsize = info.dtype.itemsize
+    if info.is_contiguous:
+        start = info.storage_offset * itemsize
+        if info.dtype.packed > 1 and start:
+            # How rows were packed is not known any more.
+            raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
+        return storage.source.read(storage.offset + start, info.nbytes)
+    if info.dtype.packed > 1:
+        raise UnsupportedFeature(f"a strided view of {info.dtype}", kind="no-plain-bytes")
+    # memoryview has no 16-byte element: take such elements as pairs of 8.
+    unit = min(itemsize, 8)
+    scale = itemsize // unit
+    dims = [(size, step * scale) for size, step in zip(info.shape, info.stride, strict=True)]
+    if scale > 1:
+        dims.append((scale, 1))
+    storage = at_hand(storage)
+    return gather(storage.source, storage.offset + info.storage_offset * itemsize, unit, _merge(dims))
+
+
+def _merge(dims: Dims) -> Dims:
+    """Drop dimensions of one element and join neighbours that are one run in memory."""
+    merged: Dims = []
+    for size, step in dims:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * step:
+            merged[-1] = (merged[-1][0] * size, step)
+        else:
+            merged.append((size, step))
+    return merged
+
+
+def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
+    """
+    Return elements of ``unit`` bytes (1, 2, 4 or 8) in row-major order of ``dims``, pairs of size and step.
+
+    Reads the span that they cover in one piece if it is small or mostly wanted, else slice by slice.
+    """
+    if not dims:
+        return source.read(offset, unit)
+    span = unit * (1 + sum((size - 1) * step for size, step in dims))
+    wanted = unit * prod(size for size, _ in dims)
+    if span > max(_SPAN_NBYTES, 4 * wanted):
+        (size, step), inner = dims[0], dims[1:]
+        return b"".join(gather(source, offset + index * step * unit, unit, inner) for index in range(size))
+    return _pack(source.read(offset, span), unit, dims)
+
+
+def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
+    code = _CODES[unit]
+    view = memoryview(data).cast(code)
+    output = bytearray(unit * prod(size for size, _ in dims))
+    target = memoryview(output).cast(code)
+    longest = max(range(len(dims)), key=lambda axis: dims[axis][0])
+    if dims[longest][0] >= _LONG:
+        _pack_rows(view, target, dims, longest)
+    else:
+        _pack_elements(view, target, dims)
+    return bytes(output)
+
+
+def _pack_rows(view: memoryview, target: memoryview, dims: Dims, longest: int) -> None:
+    """Run the longest dimension in C: one slice assignment for each position of the others."""
+    steps = row_major([size for size, _ in dims])
+    size, step = dims[longest]
+    out_step = steps[longest]
+    others = [axis for axis in range(len(dims)) if axis != longest]
+    for position in product(*(range(dims[axis][0]) for axis in others)):
+        begin = sum(index * dims[axis][1] for index, axis in zip(position, others, strict=True))
+        out = sum(index * steps[axis] for index, axis in zip(position, others, strict=True))
+        if step:
+            row = view[begin : begin + (size - 1) * step + 1 : step]
+        else:
+            row = memoryview(view[begin : begin + 1].tobytes() * size).cast(view.format)  # type: ignore[call-overload]
+        target[out : out + (size - 1) * out_step + 1 : out_step] = row
+
+
+def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:
+    """Where every dimension is short, look the elements up one by one, by a list of places that is used again."""
+    inner = len(dims)
+    while inner and prod(size for size, _ in dims[inner - 1 :]) <= _PLACES:
+        inner -= 1
+    places = [0]
+    for size, step in dims[inner:]:
+        places = [place + index * step for place in places for index in range(size)]
+    out = 0
+    for position in product(*(range(size) for size, _ in dims[:inner])):
+        begin = sum(index * step for index, (_, step) in zip(position, dims[:inner], strict=True))
+        part = view[begin:]
+        target[out : out + len(places)] = memoryview(array(view.format, map(part.__getitem__, places)))
+        out += len(places)
+
+
+def _resolve(info: TensorInfo, data: bytes) -> bytes:
+    """Return the stored bytes as the values they stand for: byte order, conjugate and negative bits applied."""
+    unit = info.dtype.swap_nbytes
+    if info.storage is not None and info.storage.big_endian and unit > 1:
+        swapped = array(SWAP_CODES[unit], data)
+        swapped.byteswap()
+        data = swapped.tobytes()
+    if info.conj:
+        data = _flip_signs(data, [False, True], unit)
+    if info.neg:
+        data = _flip_signs(data, [True], unit)
+    return data
+
+
+def _flip_signs(data: bytes, which: Sequence[bool], unit: int) -> bytes:
+    """Flip the sign bit of the numbers of ``unit`` bytes that the repeating pattern ``which`` selects."""
+    pattern = b"".join(b"\0" * (unit - 1) + (b"\x80" if flip else b"\0") for flip in which)
+    mask = pattern * (len(data) // len(pattern))
+    flipped = int.from_bytes(data, "little") ^ int.from_bytes(mask, "little")
+    return flipped.to_bytes(len(data), "little")
