@@ -13,7 +13,6 @@ from functools import partial
 from typing import NamedTuple, TypeAlias, get_args
 
 from ckptool.cancellation import Cancellation
-from ckptool.checkpoints import modules
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
 from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
@@ -29,6 +28,7 @@ from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.targets import TargetForm, archive_root, check_device, form_of, place_of
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
+from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles.nodes import collector_paused
 from ckptool.sources.cancellable import cancellation_of, check_cancelled
 from ckptool.tensors.payloads import Payload, check_storages
@@ -194,9 +194,9 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
     wrappers: tuple[renaming.Rule, ...] = ()
     peel: frozenset[str] = frozenset()
     if changes.strip_wrappers:
-        wrappers, peel = (renaming.strip_wrappers,), frozenset(modules.WRAPPERS)
+        wrappers, peel = (renaming.strip_wrappers,), frozenset(COMPONENTS)
     elif changes.strip_module:
-        wrappers, peel = (renaming.strip_module,), modules.DATA_PARALLEL
+        wrappers, peel = (renaming.strip_module,), frozenset(DATA_PARALLEL.classes)
     names = NameChanges((*wrappers, *changes.rules), changes.include, changes.exclude)
     casting = Casting(changes.dtype, changes.keep_dtype, saturate=changes.saturate) if changes.dtype else None
     root = archive_root(target)

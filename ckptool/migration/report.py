@@ -6,10 +6,11 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import count, prefixes_of
+from ckptool.checkpoints.summary import count
 from ckptool.migration.casting import Cast
 from ckptool.migration.targets import TargetForm
 from ckptool.migration.torch_plan import TorchPlan
+from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.tensor import TensorInfo
 

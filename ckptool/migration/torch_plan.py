@@ -22,6 +22,7 @@ from ckptool.migration.output import Output
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 from ckptool.names import renaming
+from ckptool.names.wrappers import COMPANIONS
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import write_pickle
@@ -226,7 +227,7 @@ def _rename_state_dicts(
     for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
         own = changes
         # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it.
-        if state_dict is not checkpoint.weights and not renaming.COMPANIONS.isdisjoint(state_dict):
+        if state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict):
             own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
         weights = prepare(checkpoint, state_dict, own)
         renamed = dict(weights.renamed)
