@@ -8,24 +8,24 @@ verifying reads the new file back; only then does it get its name. The source is
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
 from ckptool.formats import open_checkpoint
-from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice, refuse_repeated
+from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import safetensors_plan, selection, torch_plan
 from ckptool.migration import verify as verify_torch
 from ckptool.migration.casting import Casting
-from ckptool.migration.changes import Changes, refuse_contradictions
+from ckptool.migration.changes import ChangeOptions, Changes, TargetForm, changes_of, refuse_contradictions
 from ckptool.migration.output import Output
 from ckptool.migration.report import MigrationReport, Side, planned_safetensors, planned_torch, side_of
 from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.migration.targets import TargetForm, archive_root, check_device, form_of, place_of
+from ckptool.migration.targets import archive_root, check_device, form_of, place_of
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
@@ -33,6 +33,9 @@ from ckptool.pickles.nodes import collector_paused
 from ckptool.sources.cancellable import cancellation_of, check_cancelled
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it since Python 3.11
 
 _Told: TypeAlias = Callable[[int, int], None] | None
 
@@ -46,44 +49,29 @@ class _Job(NamedTuple):
     weights: Weights | None
     """None where everything is taken."""
     casting: Casting | None
+    names: NameChanges
 
 
 def migrate(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str] | None = None,
+    changes: Changes | None = None,
     *,
-    form: TargetForm | None = None,
-    to: str | None = None,
-    key: str | None = None,
-    weights: Which = "auto",
-    strip_module: bool = False,
-    strip_wrappers: bool = False,
-    rules: Sequence[renaming.Rule] = (),
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    dtype: str | None = None,
-    keep_dtype: Sequence[str] = (),
-    saturate: bool = False,
-    expand_tied: bool = False,
-    drop_unsupported: bool = False,
-    allow_empty: bool = False,
-    model: str | None = None,
-    model_arguments: Mapping[str, object] | None = None,
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    **options: Unpack[ChangeOptions],
 ) -> MigrationReport:
     """
     Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
 
-    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. ``form`` is
+    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. What is to be
+    different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
-    source holds; by default it goes by the suffix of ``dst``. What else can be changed is described at ``Changes``.
-    ``progress`` is called with the bytes written and to come.
-    Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
+    source holds; by default it goes by the suffix of ``dst``. ``progress`` is called with the bytes written and to
+    come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
     Guarantees: ``src`` is never changed; ``dst`` is never half written, and appears only after what was written was
     read back and compared, and is on the disk; nothing is overwritten without ``force``. ``verify=False`` neither reads
@@ -95,38 +83,17 @@ def migrate(
             it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
-        Cancelled: ``limits`` have a cancellation, and it was. What stood under ``dst`` still stands there.
+        Cancelled: ``limits`` have a cancellation, and it was cancelled. What ``dst`` held before, it still holds.
         CkptoolError: ``src`` cannot be read, or is damaged.
-        ValueError: ``form`` or ``weights`` is none that there is.
+        ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords.
     """
-    check_choice("form", form, (None, *get_args(TargetForm)))
-    check_choice("weights", weights, get_args(Which))
-    changes = Changes(
-        form=form,
-        to=to,
-        key=key,
-        weights=weights,
-        strip_module=strip_module,
-        strip_wrappers=strip_wrappers,
-        rules=selection.noted(rules),
-        include=tuple(include),
-        exclude=tuple(exclude),
-        drop=tuple(drop),
-        dtype=dtype,
-        keep_dtype=tuple(keep_dtype),
-        saturate=saturate,
-        expand_tied=expand_tied,
-        drop_unsupported=drop_unsupported,
-        allow_empty=allow_empty,
-        model=model,
-        model_arguments=model_arguments or {},
-    )
+    asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
-    if to is not None:
-        check_device(to)
+    if asked.to is not None:
+        check_device(asked.to)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         return _carry_out(
-            checkpoint, target, changes, limits, force=force, verify=verify, dry_run=dry_run, progress=progress
+            checkpoint, target, asked, limits, force=force, verify=verify, dry_run=dry_run, progress=progress
         )
 
 
@@ -197,15 +164,15 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         wrappers, peel = (renaming.strip_wrappers,), frozenset(COMPONENTS)
     elif changes.strip_module:
         wrappers, peel = (renaming.strip_module,), frozenset(DATA_PARALLEL.classes)
-    names = NameChanges((*wrappers, *changes.rules), changes.include, changes.exclude)
-    casting = Casting(changes.dtype, changes.keep_dtype, saturate=changes.saturate) if changes.dtype else None
+    names = NameChanges((*wrappers, *selection.noted(changes.rename)), tuple(changes.include), tuple(changes.exclude))
+    casting = Casting(changes.dtype, tuple(changes.keep_dtype), saturate=changes.saturate) if changes.dtype else None
     root = archive_root(target)
     if form == "same" or (form == "model" and changes.model is None):
         tree = _model_in(checkpoint, changes) if form == "model" else None
         whole = torch_plan.plan_same(
-            checkpoint, names, changes.to, root, peel=peel, drop=changes.drop, model=tree, casting=casting
+            checkpoint, names, changes.to, root, peel=peel, drop=tuple(changes.drop), model=tree, casting=casting
         )
-        return _Job(form, target, whole, None, casting)
+        return _Job(form, target, whole, None, casting, names)
     chosen = choose(checkpoint, changes.key, changes.weights)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     if casting is not None:
@@ -213,9 +180,9 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
         planned = safetensors_plan.plan(weights, **options, cancellation=cancellation_of(checkpoint.source))
-        return _Job(form, target, planned, weights, casting)
+        return _Job(form, target, planned, weights, casting, names)
     location = "cpu" if form == "model" else changes.to  # a model is built there
-    return _Job(form, target, torch_plan.plan_weights(checkpoint, weights, location, root), weights, casting)
+    return _Job(form, target, torch_plan.plan_weights(checkpoint, weights, location, root), weights, casting, names)
 
 
 def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, verify: Limits | None) -> int:
@@ -347,7 +314,7 @@ def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_trainin
         yield "safetensors keeps no device tags: there is none to set"
     if (changes.strip_module or changes.strip_wrappers) and not job.plan.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
-    yield from selection.notes(checkpoint, job.weights, changes)
+    yield from selection.notes(checkpoint, job.weights, job.names)
 
 
 def _loses_training(checkpoint: Checkpoint, job: _Job, dropped: list[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import count
 from ckptool.migration.casting import Cast
-from ckptool.migration.targets import TargetForm
+from ckptool.migration.changes import TargetForm
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.cancellable import cancellation_of

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
-
-TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
+from ckptool.migration.changes import TargetForm
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
 _LAST_DEVICE = 127  # torch counts them in eight bits
