@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 from ckptool.checkpoints.weights import Which
-from ckptool.errors import MigrationRefused
 from ckptool.limits import check_choice
 from ckptool.names import renaming
 
@@ -100,21 +99,3 @@ def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
     check_choice("form", changes.form, (None, *get_args(TargetForm)))
     check_choice("weights", changes.weights, get_args(Which))
     return changes
-
-
-def refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:
-    """Raise MigrationRefused where one thing asked for would make another have no effect."""
-    if changes.model is not None and form != "model":
-        _refuse(f"form {form!r} builds no model", "Leave --form out, or --model.")
-    if changes.model is not None and changes.to not in (None, "cpu"):
-        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with --to.")
-    if form == "same" and picks:
-        _refuse("form 'same' takes everything", "Leave --form out to take those weights alone.")
-    if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
-        _refuse("nothing is cast", "Say to which type with --dtype.")
-    if changes.model_arguments and changes.model is None:
-        _refuse("no model is built", "Name its class with --model package.module:Class.")
-
-
-def _refuse(fact: str, hint: str) -> NoReturn:
-    raise MigrationRefused(fact, kind="contradiction", hint=hint)
