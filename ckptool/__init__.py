@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ckptool.loading.memory.assembly import Cost
     from ckptool.loading.report import LoadReport
     from ckptool.loading.serving.live_model import LiveModel, Reload, Serving
+    from ckptool.migration.changes import Changes
     from ckptool.migration.migrate import migrate
     from ckptool.migration.report import MigrationReport
 
@@ -56,6 +57,7 @@ __all__ = [
     "AmbiguousWeights",
     "Cancellation",
     "Cancelled",
+    "Changes",
     "CheckReport",
     "Checkpoint",
     "CkptoolError",
@@ -105,6 +107,7 @@ __all__ = [
 
 
 _LATER = {
+    "Changes": "ckptool.migration.changes",
     "CheckReport": "ckptool.checking.check",
     "Cost": "ckptool.loading.memory.assembly",
     "DiffReport": "ckptool.diffing.report",

@@ -13,8 +13,9 @@ from typing import TypeAlias
 from ckptool.checking import allowed
 from ckptool.checking.finding import Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import WRAPPER_COMPONENTS, Summary, summarise
+from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.messages import counted, some
+from ckptool.names.wrappers import ADDED_BY
 from ckptool.tensors.tensor import identity
 
 
@@ -112,9 +113,9 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
-    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in WRAPPER_COMPONENTS]
+    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
     if wrapped:
-        who = ", then ".join(WRAPPER_COMPONENTS[prefix[:-1]] for prefix in wrapped)
+        who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
         yield Finding(
             "CK301",
             "info",

@@ -9,7 +9,7 @@ from ckptool.cli.tables import plain_table
 from ckptool.errors import CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import Cast
-from ckptool.migration.report import MigrationReport, Side
+from ckptool.migration.report import FileFacts, MigrationReport
 
 SCHEMA = "ckptool.migrate/1"
 
@@ -36,11 +36,13 @@ def report_lines(report: MigrationReport) -> Iterator[str]:
 
 def report_as_json(report: MigrationReport) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source."""
-    found = report._asdict()
+    fields = report._asdict()
+    head = {name: fields.pop(name) for name in ("source", "target", "form")}
+    found = {**head, "source_format": report.before.format, **fields}
     found["renamed"] = [list(pair) for pair in report.renamed]
     found["casts"] = [cast._asdict() for cast in report.casts]
-    for name, side in (("before", report.before), ("after", report.after)):
-        found[name] = side._asdict()
+    for name, file in (("before", report.before), ("after", report.after)):
+        found[name] = file._asdict()
     return {"schema": SCHEMA, **found}
 
 
@@ -63,15 +65,15 @@ def _taken(report: MigrationReport) -> str:
     return f"the weights{where}{', into a model that is built' if report.form == 'model' else ''}"
 
 
-def _rows(*sides: Side) -> Iterator[tuple[str, ...]]:
-    yield "format", *(f"{side.format}, {show_nbytes(side.file_nbytes)}" for side in sides)
-    yield "form", *(FORMS[side.form] for side in sides)
-    yield "tensors", *(f"{side.tensors:,}" + (f", {side.tied:,} of them tied" if side.tied else "") for side in sides)
-    yield "parameters", *(f"{side.numel:,}" for side in sides)
-    yield "devices", *(counts(side.devices) or "-" for side in sides)
-    yield "dtypes", *(counts(side.dtypes) or "-" for side in sides)
-    if any(side.prefixes for side in sides):
-        yield "prefix", *(show("".join(side.prefixes)) or "-" for side in sides)
+def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
+    yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
+    yield "form", *(FORMS[file.form] for file in files)
+    yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
+    yield "parameters", *(f"{file.numel:,}" for file in files)
+    yield "devices", *(counts(file.devices) or "-" for file in files)
+    yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
+    if any(file.prefixes for file in files):
+        yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
 
 
 def _casts(report: MigrationReport) -> Iterator[str]:

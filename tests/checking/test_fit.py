@@ -37,6 +37,7 @@ def wrapped(prefix: str) -> Callable[[OrderedDict[str, torch.Tensor]], object]:
 CASES: dict[str, Callable[[OrderedDict[str, torch.Tensor]], object]] = {
     "data parallel": wrapped("module."),
     "compiled": wrapped("module._orig_mod."),
+    "private": wrapped("_module."),
     "a prefix": wrapped("model."),
     "a checkpoint": lambda state: {"epoch": 3, "state_dict": wrapped("module.")(state)},
     "beside another": lambda state: {**wrapped("model.")(state), "loss.weight": torch.ones(3)},  # type: ignore[dict-item]

@@ -290,7 +290,7 @@ def test_an_installation_has_the_numpy_that_the_reference_reader_asks_for_first(
 
 def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
     save_file({"a.b": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"format": "pt", "title": "tiny", "x": "a"})
-    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rules=[renaming.strip_prefix("a")])
+    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rename=[renaming.strip_prefix("a")])
     report = migrate(tmp_path / "a.safetensors", tmp_path / "c.pth")
 
     with safe_open(tmp_path / "b.safetensors", framework="pt") as found:
