@@ -128,13 +128,10 @@ def _read_configs(
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
-    import json
+    from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
 
-    record = archive[name]
-    try:
-        config = json.loads(str(archive.open(name).read(0, record.nbytes), "utf-8"))["config"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2") from error
+    data = archive.open(name).read(0, archive[name].nbytes)
+    config = parse_object(data, repr(name), "pt2", archive.limits.cancellation).get("config")
     if not (isinstance(config, dict) and all(isinstance(entry, dict) for entry in config.values())):
         raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2")
     return config
