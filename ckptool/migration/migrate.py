@@ -184,7 +184,7 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         )
     picks = changes.key is not None or changes.weights != "auto"
     form = changes.form or form_of(dst, checkpoint, builds=changes.model is not None, picks=picks)
-    if form == "same" and checkpoint.format == "safetensors":
+    if form == "same" and checkpoint.traits.is_plain:
         form = "safetensors"
     elif form == "same" and checkpoint.shards:  # each is a tree of its own
         form = "state_dict"
@@ -334,7 +334,7 @@ def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_trainin
     if loses_training:
         yield "training cannot be resumed from it: the optimizer's state is left out"
     if job.weights is not None and job.form != "model":
-        if checkpoint.format in ("torchscript", "pt2"):
+        if checkpoint.traits.program is not None:
             yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
         elif job.weights.state_dict.class_name is not None:
             yield f"it holds weights alone: to load them, build {job.weights.state_dict.class_name} first"

@@ -28,9 +28,9 @@ def form_of(dst: str | None, checkpoint: Checkpoint, *, builds: bool, picks: boo
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()  # noqa: PTH122 - a name
     if builds:
         return "model"
-    if suffix == ".safetensors" or (not suffix and checkpoint.format == "safetensors"):
+    if suffix == ".safetensors" or (not suffix and checkpoint.traits.is_plain):
         return "safetensors"
-    if picks or (checkpoint.format in ("safetensors", "torchscript", "pt2") and suffix):
+    if picks or (suffix and not checkpoint.traits.has_tree):
         return "state_dict"
     return "same"
 
