@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
-from ckptool.checkpoints.checkpoint import Checkpoint, ClassSource, Member, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.parsed import ClassSource, Member
 from ckptool.errors import (
     AmbiguousFile,
     AmbiguousWeights,

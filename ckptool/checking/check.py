@@ -218,7 +218,7 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
 
 def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
-    if not stock.refusals or checkpoint.format == "safetensors":
+    if not stock.refusals or checkpoint.traits.is_plain:
         return []
     first, *rest = stock.refusals
     names = some([refusal.what for refusal in rest])

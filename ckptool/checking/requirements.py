@@ -26,6 +26,12 @@ _HARDWARE = {
 }
 _ANYWHERE = ("cpu", "meta")
 
+_TO_CPU = {
+    "torch.jit.load": "Load it with torch.jit.load(path, map_location='cpu').",
+    "torch.export.load": "Export it again on the device that is to run it; its weights alone can be migrated.",
+}
+"""How to get a program to the CPU, by what loads it. Everything else can be migrated."""
+
 _SINCE = {
     "float8_e4m3fn": (2, 1),
     "float8_e5m2": (2, 1),
@@ -68,11 +74,7 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
 
 
 def _to_cpu(checkpoint: Checkpoint) -> str:
-    if checkpoint.format == "torchscript":
-        return "Load it with torch.jit.load(path, map_location='cpu')."
-    if checkpoint.format == "pt2":
-        return "Export it again on the device that is to run it; its weights alone can be migrated."
-    return run(checkpoint, "migrate", "--to", "cpu")
+    return _TO_CPU.get(checkpoint.traits.loader) or run(checkpoint, "migrate", "--to", "cpu")
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:
@@ -91,7 +93,7 @@ def _release(summary: Summary) -> Iterator[Finding]:
 
 def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK505: a whole model is only loaded as one where its classes can be imported."""
-    if not checkpoint.walks or checkpoint.format in ("torchscript", "pt2"):
+    if not checkpoint.walks or checkpoint.traits.program is not None:
         return
     modules = dict.fromkeys(name.partition(".")[0] for name in foreign(checkpoint))
     if not modules:

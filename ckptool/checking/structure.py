@@ -96,7 +96,7 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
-    own = checkpoint.format in ("torchscript", "pt2")
+    own = checkpoint.traits.program is not None
     names = [
         str(one)
         for one in checkpoint.globals

@@ -136,7 +136,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if loses_training:
         yield "training cannot be resumed from it: the optimizer's state is left out"
     if plan.weights is not None and not plan.builds_model:
-        if checkpoint.format in ("torchscript", "pt2"):
+        if checkpoint.traits.program is not None:
             yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
         elif plan.weights.state_dict.class_name is not None:
             yield f"it holds weights alone: to load them, build {plan.weights.state_dict.class_name} first"

@@ -32,12 +32,6 @@ from ckptool.tensors.tensor import TensorInfo
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
-_REWRITABLE = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
-"""Formats that are a pickled tree and nothing else."""
-
-_BESIDE = {"torchscript": "the code of a TorchScript model", "pt2": "the graph of an exported program"}
-"""What other formats hold that no one but torch can write."""
-
 
 class TorchPlan(NamedTuple):
     """A file that is ready to be written: its pickle, and the storages that the pickle refers to."""
@@ -159,10 +153,10 @@ def plan_same(
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
-    if checkpoint.format not in _REWRITABLE:
-        beside = _BESIDE.get(checkpoint.format)
+    if not checkpoint.traits.has_tree:
+        program = checkpoint.traits.program
         raise MigrationRefused(
-            f"{beside} cannot be written by anything but torch" if beside else f"{checkpoint.format} has no objects",
+            f"{program} cannot be written by anything but torch" if program else f"{checkpoint.format} has no objects",
             kind="no-tree",
             hint="Take its weights: --form state_dict or --form safetensors.",
         )

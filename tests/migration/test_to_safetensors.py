@@ -298,6 +298,12 @@ def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
     assert set(report.dropped) == {"__metadata__.title", "__metadata__.x"}
 
 
+def test_the_facts_of_modules_keep_the_key_that_older_files_have(tmp_path: Path) -> None:
+    path, _ = converted(nn.Sequential(nn.BatchNorm1d(2)).state_dict(), tmp_path)
+
+    assert json.loads(header_of(path)["__metadata__"]["ckptool.modules"]) == {"": 1, "0": 2}
+
+
 def test_what_hangs_on_a_plain_tensor_keeps_it_from_nothing(tmp_path: Path) -> None:
     weight = torch.arange(4.0)
     weight.note = torch.zeros(2)  # type: ignore[attr-defined]
