@@ -12,12 +12,10 @@ import click
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.torch_load import Asked, place_of
-from ckptool.cli.inspect_report import error_text, finding_lines
+from ckptool.cli.text import error_text, finding_lines, labelled
 from ckptool.messages import counted, show, show_nbytes
 
 SCHEMA = "ckptool.check/1"
-
-_LABEL = 13
 
 
 @click.command()
@@ -89,19 +87,15 @@ def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
     yield show(report.path)
     if report.format is not None and report.file_nbytes is not None:
         shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
-        yield _line("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
+        yield labelled("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
     for finding in report.findings:
         yield from finding_lines(finding)
     if show_globals:
         for one in report.globals:
-            yield _line(
+            yield labelled(
                 "global", f"{show(one.name)} {'allowed' if one.is_allowed else 'not allowed'}, {show(place_of(one))}"
             )
-    yield _line("verdict", report.verdict)
-
-
-def _line(label: str, text: str) -> str:
-    return f"  {label:<{_LABEL}}{text}"
+    yield labelled("verdict", report.verdict)
 
 
 def _object(report: CheckReport) -> dict[str, object]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from ckptool.cli.inspect_report import error_text
 from ckptool.cli.migrate_report import error_as_json, report_as_json, report_lines
+from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import TARGETS
