@@ -12,10 +12,11 @@ import click
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.torch_load import Asked, place_of
+from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, finding_lines, labelled
 from ckptool.messages import counted, show, show_nbytes
 
-SCHEMA = "ckptool.check/1"
+SCHEMA = "ckptool.check/2"
 
 
 @click.command()
@@ -62,8 +63,6 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo(error_text(report.error), err=True)
         click.echo("\n".join(_lines(report, show_globals=options["show_globals"])))
     if options["as_json"]:
-        from ckptool.cli.json_output import print_json
-
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
 
@@ -105,12 +104,10 @@ def _object(report: CheckReport) -> dict[str, object]:
         "depth": report.depth,
         "worst": report.worst,
         "verdict": report.verdict,
-        "findings": [finding._asdict() for finding in report.findings],
+        "findings": [finding_object(finding) for finding in report.findings],
     }
     if report.error is not None:
-        error = report.error
-        facts = {"kind": error.kind, "message": error.message, "hint": error.hint}
-        return {**found, "error": {**facts, "offset": error.offset, "needed": error.needed, "actual": error.actual}}
+        return {**found, "error": error_object(report.error)}
     return {
         **found,
         "format": report.format,
@@ -138,8 +135,6 @@ def _explain(text: str, *, as_json: bool) -> int:
 
     found = explain(sys.stdin.read() if text == "-" else text)
     if as_json:
-        from ckptool.cli.json_output import print_json
-
         print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
     elif not found:
         click.echo("not a message that is known here", err=True)

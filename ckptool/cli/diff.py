@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from ckptool.cli.json_output import error_object, print_json
 from ckptool.cli.text import LISTED, error_text, grouped, head_of, labelled, listed
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffedFile, DiffReport
@@ -16,7 +17,7 @@ from ckptool.errors import CkptoolError
 from ckptool.messages import show
 from ckptool.torch_ops.differences import Number
 
-SCHEMA = "ckptool.diff/1"
+SCHEMA = "ckptool.diff/2"
 
 
 @click.command()
@@ -73,15 +74,11 @@ def diff(
         )
     except CkptoolError as error:
         if as_json:
-            from ckptool.cli.json_output import print_json
-
             print_json(_error_object(a, b, error))
         else:
             click.echo(error_text(error), err=True)
         sys.exit(2)
     if as_json:
-        from ckptool.cli.json_output import print_json
-
         print_json(_object(report))
     else:
         click.echo("\n".join([_verdict(report)] if quiet else _lines(report)))
@@ -235,5 +232,4 @@ def _plain(value: object) -> object:
 
 
 def _error_object(a: str, b: str, error: CkptoolError) -> dict[str, object]:
-    facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
-    return {"schema": SCHEMA, "a": {"path": a}, "b": {"path": b}, "error": facts}
+    return {"schema": SCHEMA, "a": {"path": a}, "b": {"path": b}, "error": error_object(error)}

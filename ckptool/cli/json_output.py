@@ -17,7 +17,7 @@ from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.reading import LazyTensor
 
-INSPECT = "ckptool.inspect/1"
+INSPECT = "ckptool.inspect/2"
 
 _SHARED_LISTED = 32
 _SHARED_LENGTH = 1 << 12
@@ -97,24 +97,32 @@ def inspect_object(
             for path, node in checkpoint.extras
         ],
         "globals": [str(found) for found in checkpoint.globals],
-        "findings": [{"code": f.code, "severity": f.severity, "message": f.message, "hint": f.hint} for f in findings],
+        "findings": [finding_object(finding) for finding in findings],
     }
 
 
 def inspect_error(path: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``inspect --json`` prints for a file that cannot be read."""
+    return {"schema": INSPECT, "path": path, "error": error_object(error)}
+
+
+def error_object(error: CkptoolError) -> dict[str, object]:
+    """Return an error as every verb's JSON has it."""
     return {
-        "schema": INSPECT,
-        "path": path,
-        "error": {
-            "kind": error.kind,
-            "message": error.message,
-            "hint": error.hint,
-            "offset": error.offset,
-            "needed": error.needed,
-            "actual": error.actual,
-        },
+        "path": error.path,
+        "kind": error.kind,
+        "message": error.message,
+        "hint": error.hint,
+        "command": error.command,
+        "offset": error.offset,
+        "needed": error.needed,
+        "actual": error.actual,
     }
+
+
+def finding_object(finding: Finding) -> dict[str, object]:
+    """Return a finding as every verb's JSON has it."""
+    return finding._asdict()
 
 
 def _tensor_json(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckptool.cli.json_output import error_object
 from ckptool.cli.tables import plain_table
 from ckptool.cli.text import FORMS, counts, grouped, labelled, listed
 from ckptool.errors import CkptoolError
@@ -11,7 +12,7 @@ from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import MigrationReport, Side
 
-SCHEMA = "ckptool.migrate/1"
+SCHEMA = "ckptool.migrate/2"
 
 _LABEL = 11
 
@@ -45,8 +46,7 @@ def report_as_json(report: MigrationReport) -> dict[str, object]:
 
 def error_as_json(source: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source that was not migrated."""
-    facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
-    return {"schema": SCHEMA, "source": source, "error": facts}
+    return {"schema": SCHEMA, "source": source, "error": error_object(error)}
 
 
 def _result(report: MigrationReport) -> str:

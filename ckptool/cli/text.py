@@ -58,13 +58,16 @@ def counts(found: Mapping[str, int]) -> str:
 
 
 def error_text(error: CkptoolError) -> str:
-    """Return the one or two lines that a person sees of an error: the fact, and what to do about it."""
+    """Return the one to three lines that a person sees of an error: the fact, what to do about it, what to run."""
     hint = f"\nHint: {show(error.hint)}" if error.hint else ""
-    return f"Error: {show(str(error))}{hint}"
+    command = f"\nRun: {show(error.command)}" if error.command else ""
+    return f"Error: {show(str(error))}{hint}{command}"
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding, and below it what to do; the command that does it stands on a line of its own."""
+    """Yield the line of a finding, and below it what to do, and the command that does it."""
     yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
-    why, found, command = (finding.hint or "").partition("Run: ")
-    yield from (labelled("", show(text)) for text in (why.rstrip(), found + command) if text)
+    if finding.hint:
+        yield labelled("", show(finding.hint))
+    if finding.command:
+        yield labelled("", f"Run: {show(finding.command)}")
