@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptool.checking.finding import Finding, run
+from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
@@ -60,21 +60,20 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     if not tags:
         return
     listed = [f"{tag} ({_HARDWARE[kind]})" if (kind := tag.partition(":")[0]) in _HARDWARE else tag for tag in tags]
-    hint = _to_cpu(checkpoint)
+    advice = _to_cpu(checkpoint)
     if devices is None:
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
-        yield Finding("CK503", "info", what, hint)
+        yield Finding("CK503", "info", what, *advice)
         return
     lacking = [tag for tag in tags if not _is_there(tag, devices)]
     if lacking:
-        have = ", ".join(devices)
-        yield Finding(
-            "CK503", "warning", f"saved on {some(lacking)}, which this machine does not have; it has {have}", hint
-        )
+        what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
+        yield Finding("CK503", "warning", what, *advice)
 
 
-def _to_cpu(checkpoint: Checkpoint) -> str:
-    return _TO_CPU.get(checkpoint.traits.loader) or run(checkpoint, "migrate", "--to", "cpu")
+def _to_cpu(checkpoint: Checkpoint) -> Advice:
+    hint = _TO_CPU.get(checkpoint.traits.loader)
+    return run(checkpoint, "migrate", to="cpu") if hint is None else Advice(hint)
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:
