@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import torch
 
 import ckptool
 from ckptool import errors, reports
+from tests.against_torch import oracle
+from tests.load.same import assert_same_tensor, torch_load
 
 ROOT = Path(ckptool.__file__).parents[1]
 VALID = ROOT / "fixtures" / "valid"
@@ -24,7 +28,7 @@ GIVEN = {"Checkpoint.__init__", "StateDict.__init__", "Checkpoint.add_attributes
 
 def prompt(code: str) -> list[str]:
     """Return the words that a fresh interpreter prints."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
@@ -60,7 +64,7 @@ def test_types_of_public_signatures_and_fields_are_public() -> None:
     modules = (ckptool, errors, reports)
     public = {name: getattr(module, name) for module in modules for name in dir(module) if name[0].isalpha()}
     known = {id(value) for value in public.values()}
-    names = {**public, "Self": Any, "NDArray": Any, "Tensor": torch.Tensor}
+    names = {**public, "Self": Any, "NDArray": list, "Tensor": torch.Tensor}
 
     hidden = {
         f"{found.__module__}.{found.__name__} of {where}"
@@ -97,3 +101,77 @@ def classes(hint: object) -> Iterator[type]:
         yield hint
     for one in get_args(hint):
         yield from classes(one)
+
+
+def test_limits_show_what_is_not_the_default() -> None:
+    cancellation = ckptool.Cancellation()
+
+    assert repr(ckptool.Limits()) == "Limits()"
+    assert repr(ckptool.Limits(tensors=7, inflation_ratio=4)) == "Limits(tensors=7)"
+    assert repr(ckptool.Limits(cancellation=cancellation)) == f"Limits(cancellation={cancellation!r})"
+    assert "= Limits()" in str(inspect.signature(ckptool.open_checkpoint))
+
+
+def told_by_torch(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return dict(oracle.named_tensors(torch_load(path)))
+    except pickle.UnpicklingError:  # a whole model, or more than weights
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz", "ignore:Sparse ")
+def test_a_lazy_tensor_becomes_what_torch_loads() -> None:
+    dtypes: set[str] = set()
+    layouts: set[torch.layout] = set()
+    for path in sorted(VALID.glob("*.pth")):
+        if not json.loads(path.with_suffix(".json").read_text("utf-8"))["torch_loads"]:
+            continue
+        expected = told_by_torch(path)
+        with ckptool.open_checkpoint(path) as checkpoint:
+            for name, tensor in expected.items():
+                lazy = checkpoint.tensors[name]
+                assert_same_tensor(lazy.torch(), tensor.detach(), f"{path.name}: {name}")
+                assert (lazy.shape, f"torch.{lazy.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
+                assert lazy.numel == tensor.numel()
+                if tensor.layout == torch.strided and not tensor.is_meta:
+                    assert_same_array(lazy, tensor.detach())
+                dtypes.add(lazy.dtype)
+                layouts.add(tensor.layout)
+
+    assert dtypes >= {"float64", "float32", "float16", "bfloat16", "int64", "uint16", "bool", "complex64", "qint8"}
+    assert len(layouts) > 3
+
+
+def assert_same_array(lazy: ckptool.LazyTensor, tensor: torch.Tensor) -> None:
+    try:
+        array = tensor.resolve_conj().resolve_neg().numpy()
+    except TypeError:  # numpy has no such type
+        with pytest.raises(ckptool.UnsupportedFeature, match=f"{lazy.dtype}, and numpy has no such type"):
+            lazy.numpy()
+        return
+    found = lazy.numpy()
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+    assert lazy.nbytes == found.nbytes
+    assert found.flags.writeable
+
+
+def test_a_lazy_tensor_says_where_it_was() -> None:
+    with ckptool.open_checkpoint(VALID / "device-forged-cuda3-zip.pth") as checkpoint:
+        for tensor in checkpoint.tensors.values():
+            assert tensor.device == "cuda:3"
+            assert tensor.torch().device.type == "cpu"
+
+
+@pytest.mark.parametrize("package", ["numpy", "torch"])
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(package: str) -> None:
+    path = VALID / "state-dict-plain-cpu-zip.pth"
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; import ckptool\n"
+        f"tensor = next(iter(ckptool.open_checkpoint({str(path)!r}).tensors.values()))\n"
+        f"try:\n    tensor.{package}()\nexcept ckptool.CkptoolError as error:\n"
+        "    print(error.kind, '|', error, '|', error.hint)"
+    )
+
+    assert " ".join(prompt(code)) == f"missing-package | {package} is not installed here | Run: pip install {package}"
