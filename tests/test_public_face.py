@@ -16,6 +16,7 @@ import torch
 
 import ckptool
 from ckptool import errors, reports
+from ckptool.names.missing import ByName
 from tests.against_torch import oracle
 from tests.load.same import assert_same_tensor, torch_load
 
@@ -175,3 +176,62 @@ def test_what_is_not_installed_is_said_with_the_command_that_installs_it(package
     )
 
     assert " ".join(prompt(code)) == f"missing-package | {package} is not installed here | Run: pip install {package}"
+
+
+@pytest.fixture
+def wrapped() -> Iterator[ckptool.StateDict]:
+    with ckptool.open_checkpoint(VALID / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth") as checkpoint:
+        assert checkpoint.weights is not None
+        yield checkpoint.weights
+
+
+def message(names: Any, name: str) -> str:
+    with pytest.raises(KeyError) as caught:
+        names[name]
+    assert caught.value.args == (name,)
+    assert pickle.loads(pickle.dumps(caught.value)).args == (name,)
+    return str(caught.value)
+
+
+def test_a_missing_name_is_answered_with_the_nearest(wrapped: ckptool.StateDict) -> None:
+    first = next(iter(wrapped))
+    bare = first.removeprefix("module.")
+    here = f"'{bare}' is not there; '{first}' is"
+
+    assert first != bare
+    assert message(wrapped, bare) == f"{here}: every name begins with 'module.'"
+    assert message(wrapped, f"model.{first}").endswith(f"; '{first}' is: no name begins with 'model.'")
+    assert message(wrapped, first.replace("weight", "wieght")).endswith(f" is not there; '{first}' is")
+    assert message(wrapped, "something else") == "'something else' is not there"
+
+
+def test_a_missing_name_of_a_checkpoint_is_answered_so_too() -> None:
+    with ckptool.open_checkpoint(VALID / "checkpoint-plain-cpu-zip.pth") as checkpoint:
+        assert checkpoint.weights is not None
+        name = next(iter(checkpoint.weights))
+        full = f"{checkpoint.weights.key}.{name}"
+
+        assert message(checkpoint.tensors, name) == f"'{name}' is not there; '{full}' is"
+
+
+def test_a_name_that_is_looked_for_in_vain_costs_nothing(
+    wrapped: ckptool.StateDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("ckptool.names.missing.not_there")  # it would be looked for in all names
+
+    assert wrapped.get("absent") is None
+    assert wrapped.get("absent", 7) == 7
+    assert "absent" not in wrapped
+    with pytest.raises(KeyError) as caught:
+        wrapped["absent"]
+    with pytest.raises(NameError):
+        str(caught.value)
+
+
+def test_the_message_about_a_hostile_name_is_short_and_quick() -> None:
+    names = ByName({f"{'a' * 60_000}{index}": index for index in range(200)})
+
+    text = message(names, "a" * 60_000)
+
+    assert len(text) < 500
+    assert "\x1b" not in message(ByName({"x.\x1b[2J": 1}), "\x1b[2J")

@@ -12,6 +12,7 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
+from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import Source
@@ -71,7 +72,7 @@ class StateDict(Mapping[str, LazyTensor]):
         """The model's class, where the file holds the whole model."""
         self.node = node
         """The mapping or model in the pickled tree; None where the format has no tree."""
-        self._tensors = tensors
+        self._tensors = ByName(tensors)
 
     @property
     def numel(self) -> int:
@@ -166,7 +167,9 @@ class Checkpoint:
         self.clashes: Mapping[str, str] = dict(contents.clashes)
         """Names that were given to tensors whose own name another has already (``a.b#2``), and that own name."""
         self.bound_method = contents.bound_method
-        self.tensors: dict[str, LazyTensor] = {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
+        self.tensors: dict[str, LazyTensor] = ByName(
+            {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
+        )
         """Every tensor by full dotted name, in file order; one that is tied stands under each of its names."""
         self.attributes = {name: LazyTensor(name, info) for name, info in contents.attributes.items()}
         """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
