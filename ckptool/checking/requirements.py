@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptool.checking.finding import Finding, run
+from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
@@ -54,23 +54,23 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     if not tags:
         return
     listed = [f"{tag} ({_HARDWARE[kind]})" if (kind := tag.partition(":")[0]) in _HARDWARE else tag for tag in tags]
-    hint = _to_cpu(checkpoint)
+    advice = _to_cpu(checkpoint)
     if devices is None:
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
-        yield Finding("CK503", "info", what, hint)
+        yield Finding("CK503", "info", what, *advice)
         return
     lacking = [tag for tag in tags if not _is_there(tag, devices)]
     if lacking:
-        have = ", ".join(devices)
-        yield Finding("CK503", "warning", f"saved on {some(lacking)}, which this machine has not; it has {have}", hint)
+        what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
+        yield Finding("CK503", "warning", what, *advice)
 
 
-def _to_cpu(checkpoint: Checkpoint) -> str:
+def _to_cpu(checkpoint: Checkpoint) -> Advice:
     if checkpoint.format == "torchscript":
-        return "Load it with torch.jit.load(path, map_location='cpu')."
+        return Advice("Load it with torch.jit.load(path, map_location='cpu').")
     if checkpoint.format == "pt2":
-        return "Export it again on the device that is to run it; its weights alone can be migrated."
-    return run(checkpoint, "migrate", "--to", "cpu")
+        return Advice("Export it again on the device that is to run it; its weights alone can be migrated.")
+    return run(checkpoint, "migrate", to="cpu")
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:

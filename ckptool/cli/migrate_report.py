@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ckptool.cli.inspect_report import FORMS, counts, labelled
+from ckptool.cli.json_output import error_object
 from ckptool.cli.tables import plain_table
+from ckptool.cli.text import FORMS, counts, grouped, labelled, listed
 from ckptool.errors import CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import MigrationReport, Side
 
-SCHEMA = "ckptool.migrate/1"
+SCHEMA = "ckptool.migrate/2"
 
-_LISTED = 8
 _LABEL = 11
 
 
@@ -26,12 +26,12 @@ def report_lines(report: MigrationReport) -> Iterator[str]:
     rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
     yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
     devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]
-    yield from _listed("device", devices)
-    yield from _listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
-    yield from _listed("cast", list(_casts(report)))
-    yield from _listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
-    yield from _listed("left out", _grouped(report.dropped))
-    yield from _listed("note", [show(note) for note in report.notes])
+    yield from listed("device", devices)
+    yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
+    yield from listed("cast", list(_casts(report)))
+    yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
+    yield from listed("left out", grouped(report.dropped, "entries"))
+    yield from listed("note", [show(note) for note in report.notes])
 
 
 def report_as_json(report: MigrationReport) -> dict[str, object]:
@@ -46,8 +46,7 @@ def report_as_json(report: MigrationReport) -> dict[str, object]:
 
 def error_as_json(source: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source that was not migrated."""
-    facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
-    return {"schema": SCHEMA, "source": source, "error": facts}
+    return {"schema": SCHEMA, "source": source, "error": error_object(error)}
 
 
 def _result(report: MigrationReport) -> str:
@@ -91,21 +90,3 @@ def _casts(report: MigrationReport) -> Iterator[str]:
 
 def _cut(overflowed: int) -> str:
     return f", {overflowed:,} cut to the largest value" if overflowed else ""
-
-
-def _grouped(names: Sequence[str]) -> list[str]:
-    """Return names for people to read: those under one head together, where there are many."""
-    if len(names) <= _LISTED:
-        return [show(name) for name in names]
-    heads: dict[str, int] = {}
-    for name in names:
-        head = name.partition(".")[0]
-        heads[head] = heads.get(head, 0) + 1
-    return [show(head) if count == 1 else f"{show(head)}: {count:,} entries" for head, count in heads.items()]
-
-
-def _listed(label: str, items: Sequence[str]) -> Iterator[str]:
-    for index, item in enumerate(items[:_LISTED]):
-        yield labelled(label if index == 0 else "", item)
-    if len(items) > _LISTED:
-        yield labelled("", f"and {len(items) - _LISTED:,} more")
