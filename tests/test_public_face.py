@@ -235,3 +235,32 @@ def test_the_message_about_a_hostile_name_is_short_and_quick() -> None:
 
     assert len(text) < 500
     assert "\x1b" not in message(ByName({"x.\x1b[2J": 1}), "\x1b[2J")
+
+
+def command(*arguments: str | Path) -> str:
+    """Return what the command line prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptool", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    return done.stdout.removesuffix("\n")
+
+
+PLAIN = VALID / "state-dict-plain-cpu-zip.pth"
+OTHER = VALID / "checkpoint-data-parallel-forged-cuda0-legacy.pth"
+
+
+def test_reports_print_as_the_command_line_prints_them(tmp_path: Path) -> None:
+    written = tmp_path / "written.safetensors"
+    migrated = ckptool.migrate(OTHER, written)
+
+    assert str(ckptool.check(OTHER)) == command("check", OTHER)
+    assert str(ckptool.diff(PLAIN, OTHER)) == command("diff", PLAIN, OTHER)
+    assert ckptool.diff(PLAIN, OTHER).verdict == command("diff", "-q", PLAIN, OTHER)
+    assert str(migrated) == command("migrate", OTHER, written, "--force")
+
+
+def test_a_report_of_a_file_that_cannot_be_opened_prints_why() -> None:
+    report = ckptool.check(b"PK\3\4")
+
+    assert report.error is not None
+    assert report.error.message in str(report)

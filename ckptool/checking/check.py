@@ -12,14 +12,14 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.checking import finding, requirements, torch_load, value_survey
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Advice, Finding, state_dict_command
-from ckptool.checking.torch_load import Asked, StockLoad
+from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_command
+from ckptool.checking.torch_load import Asked, StockLoad, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import counted, some
+from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.sources.cancellable import check_cancelled
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
@@ -49,6 +49,23 @@ class CheckReport(NamedTuple):
     """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
     error: CkptoolError | None = None
     """Why it cannot be opened."""
+
+    def __str__(self) -> str:
+        reason = Finding("", "error", self.error.message, self.error.hint, self.error.command) if self.error else None
+        return "\n".join([*self.lines(), *(finding_lines(reason) if reason else ())])
+
+    def lines(self, *, show_globals: bool = False) -> Iterator[str]:
+        """Yield the text of the report, but for the error of a file that cannot be opened."""
+        yield show(self.path)
+        if self.format is not None and self.file_nbytes is not None:
+            shards = f" in {counted(self.shards, 'shard')}" if self.shards else ""
+            yield labelled("format", f"{self.format}{shards}, {show_nbytes(self.file_nbytes)}")
+        for one in self.findings:
+            yield from finding_lines(one)
+        for use in self.globals if show_globals else ():
+            allowed = "allowed" if use.is_allowed else "not allowed"
+            yield labelled("global", f"{show(use.name)} {allowed}, {show(place_of(use))}")
+        yield labelled("verdict", self.verdict)
 
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
