@@ -6,12 +6,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from ckptool.messages import show
+from ckptool.messages import cut, show
 
 Row: TypeAlias = Sequence[str]
 
 _ROWS: Final = 60
-"""Rows of a table in a notebook."""
+"""Rows of a table in a notebook…"""
+_LONGEST: Final = 1 << 10
+"""…and characters of a cell of it."""
 _NARROWEST_NAME: Final = 24
 _WIDEST: Final = 256
 """Longer cells stand out of their column, which would otherwise be as wide in every line."""
@@ -47,12 +49,12 @@ def html_table(caption: str, headers: Row, rows: Iterable[Row], total: int) -> s
     from itertools import islice
 
     def row(cells: Row, tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(show(cell))}</{tag}>' for cell in cells)}</tr>"
+        return f"<tr>{''.join(f'<{tag}>{escape(show(cut(cell, _LONGEST)))}</{tag}>' for cell in cells)}</tr>"
 
     lines = [row(headers, "th"), *(row(cells, "td") for cells in islice(rows, _ROWS))]
     if total > _ROWS:
         lines.append(row([f"and {total - _ROWS:,} more"], "td"))
-    return "\n".join(["<table>", f"<caption>{escape(show(caption))}</caption>", *lines, "</table>"])
+    return "\n".join(["<table>", f"<caption>{escape(show(cut(caption, _LONGEST)))}</caption>", *lines, "</table>"])
 
 
 def _cells(text: str) -> int:

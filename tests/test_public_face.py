@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -264,3 +265,56 @@ def test_a_report_of_a_file_that_cannot_be_opened_prints_why() -> None:
 
     assert report.error is not None
     assert report.error.message in str(report)
+    assert report.error.message in Cells(report._repr_html_()).texts
+
+
+class Cells(HTMLParser):
+    """The texts of a table, by the tags that they are in."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not attrs
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+HOSTILE = "<script>alert(1)</script>&\u202e"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    content = {f"{HOSTILE}.{index}": torch.zeros(2, 3) for index in range(100)} | {"kept": torch.zeros(2, 3)}
+    path = tmp_path / f"{HOSTILE.replace('/', '')}.pth"
+    torch.save(content, path)
+    return path
+
+
+def test_notebooks_show_tables_without_markup_from_the_file(hostile: Path, tmp_path: Path) -> None:
+    model = torch.nn.ParameterDict({"kept": torch.nn.Parameter(torch.zeros(2, 3))})
+    with ckptool.open_checkpoint(hostile) as checkpoint:
+        shown: list[Any] = [
+            checkpoint,
+            checkpoint.weights,
+            ckptool.check(hostile),
+            ckptool.diff(hostile, PLAIN, values=False),
+            ckptool.migrate(hostile, tmp_path / f"{HOSTILE.replace('/', '')}.safetensors"),
+            ckptool.load_into(model, hostile, strict=False),
+        ]
+        tables = [Cells(one._repr_html_()) for one in shown]
+
+    for one, table in zip(shown, tables, strict=True):
+        assert set(table.tags) <= {"table", "caption", "tr", "th", "td"}, one
+        assert table.tags.count("tr") <= 62
+        assert "\u202e" not in "".join(table.texts)
+    escaped = f"{HOSTILE[:-1]}\\u202e.0"
+    assert escaped in tables[0].texts
+    assert escaped in tables[1].texts
+    assert {"[2, 3]", "float32", "cpu", "and 41 more"} <= set(tables[1].texts)
+    assert escaped in tables[-1].texts

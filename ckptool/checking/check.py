@@ -21,6 +21,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.sources.cancellable import check_cancelled
+from ckptool.tables import html_table
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
@@ -51,8 +52,17 @@ class CheckReport(NamedTuple):
     """Why it cannot be opened."""
 
     def __str__(self) -> str:
-        reason = Finding("", "error", self.error.message, self.error.hint, self.error.command) if self.error else None
-        return "\n".join([*self.lines(), *(finding_lines(reason) if reason else ())])
+        return "\n".join([*self.lines(), *(line for one in self._reason() for line in finding_lines(one))])
+
+    def _repr_html_(self) -> str:
+        found = [*self._reason(), *self.findings]
+        rows = ((one.severity, one.code, one.message, one.hint or "", one.command or "") for one in found)
+        headers = ("severity", "code", "finding", "hint", "command")
+        return html_table(f"{self.path}: {self.verdict}", headers, rows, len(found))
+
+    def _reason(self) -> list[Finding]:
+        error = self.error
+        return [Finding(error.kind, "error", error.message, error.hint, error.command)] if error is not None else []
 
     def lines(self, *, show_globals: bool = False) -> Iterator[str]:
         """Yield the text of the report, but for the error of a file that cannot be opened."""

@@ -98,6 +98,9 @@ class StateDict(Mapping[str, LazyTensor]):
     def __repr__(self) -> str:
         return f"<StateDict {self.key!r} {self.role} of {len(self)} tensors>"
 
+    def _repr_html_(self) -> str:
+        return _html(repr(self), self._tensors)
+
 
 class Checkpoint:
     """
@@ -243,6 +246,17 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
+
+    def _repr_html_(self) -> str:
+        return _html(repr(self), self.tensors)
+
+
+def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
+    """Return a table of tensors for a notebook."""
+    from ckptool.tables import html_table
+
+    rows = ((name, str(list(one.shape)), one.dtype, one.device) for name, one in tensors.items())
+    return html_table(caption, ("name", "shape", "dtype", "device"), rows, len(tensors))
 
 
 def _form(contents: Contents, state_dicts: tuple[StateDict, ...]) -> Form:

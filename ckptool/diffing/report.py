@@ -9,6 +9,7 @@ from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show
+from ckptool.tables import html_table
 from ckptool.torch_ops.differences import Number
 
 
@@ -72,6 +73,10 @@ class DiffReport(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        rows = [(kind, f"{number:,}") for kind, number in self.counts.items() if number]
+        return html_table(f"{self.a.path}, {self.b.path}: {self.verdict}", ("different", "how many"), rows, len(rows))
 
     @property
     def verdict(self) -> str:

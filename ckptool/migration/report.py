@@ -12,7 +12,7 @@ from ckptool.migration.casting import Cast
 from ckptool.migration.targets import TargetForm
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.sources.cancellable import cancellation_of
-from ckptool.tables import plain_table
+from ckptool.tables import html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
 _LABEL: Final = 11
@@ -66,6 +66,10 @@ class MigrationReport(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        rows = list(_rows(self.before, self.after))
+        return html_table(f"{self.target}: {_result(self)}", ("", "before", "after"), rows, len(rows))
 
 
 def side_of(checkpoint: Checkpoint) -> Side:
