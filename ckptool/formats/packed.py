@@ -12,7 +12,6 @@ from ckptool.checkpoints.checkpoint import Checkpoint, Member
 from ckptool.checkpoints.contents import Contents
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
-from ckptool.sources.cancellable import cancellable
 from ckptool.sources.paths import is_likely
 from ckptool.sources.source import BytesSource, Source
 
@@ -85,8 +84,8 @@ def _placed(checkpoint: Checkpoint, archive: Archive, name: str) -> Checkpoint:
 
 
 def _unpacked(probe: Probe) -> Source:
-    content = BytesSource(gunzip(probe.source, probe.limits), packed_nbytes=probe.source.nbytes)
-    return cancellable(content, probe.limits.cancellation)
+    content = gunzip(probe.source, probe.limits)
+    return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes)
 
 
 def _choose(probe: Probe, archive: Archive) -> Checkpoint:

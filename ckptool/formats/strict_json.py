@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import isinf
 
-from ckptool.cancellation import Cancellation, checked
+from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import AmbiguousFile, MalformedFile
 
 _ONLY_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
@@ -22,6 +22,7 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
     import json  # only files with JSON in them need it
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        check_cancelled(cancellation)
         found = dict(pairs)
         if len(found) != len(pairs):
             counts = Counter(name for name, _ in pairs)
@@ -33,7 +34,7 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
     try:
         found = json.loads(
             str(data, "utf-8"),
-            object_pairs_hook=checked(unique, cancellation),
+            object_pairs_hook=unique,
             parse_int=parse_int,
             parse_float=_number,
             parse_constant=_no_constant,

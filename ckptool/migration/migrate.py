@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias, get_args
 
-from ckptool.cancellation import Cancellation
+from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.checkpoints import modules
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
@@ -30,7 +30,6 @@ from ckptool.migration.targets import TargetForm, archive_root, check_device, fo
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.pickles.nodes import collector_paused
-from ckptool.sources.cancellable import cancellation_of, check_cancelled
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 
@@ -147,9 +146,9 @@ def _carry_out(
             job = _plan(checkpoint, dst, changes)
             selection.refuse_nothing(checkpoint, job.weights, job.plan, changes)
         refuse_repeated(job.plan.nbytes, checkpoint.file_nbytes, limits)
-        check_cancelled(checkpoint.source)
+        check_cancelled(checkpoint.source.cancellation)
         report = _report(checkpoint, job, changes)
-        check_cancelled(checkpoint.source)
+        check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return report
         checkpoint.release_tree()  # it is in the plan by now, as bytes
@@ -212,7 +211,7 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
         weights = casting.apply(weights)
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-        planned = safetensors_plan.plan(weights, **options, cancellation=cancellation_of(checkpoint.source))
+        planned = safetensors_plan.plan(weights, **options, cancellation=checkpoint.source.cancellation)
         return _Job(form, target, planned, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
     return _Job(form, target, torch_plan.plan_weights(checkpoint, weights, location, root), weights, casting)

@@ -10,7 +10,6 @@ from ckptool.checkpoints.summary import count, prefixes_of
 from ckptool.migration.casting import Cast
 from ckptool.migration.targets import TargetForm
 from ckptool.migration.torch_plan import TorchPlan
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.tensor import TensorInfo
 
 
@@ -63,7 +62,7 @@ class MigrationReport(NamedTuple):
 
 def side_of(checkpoint: Checkpoint) -> Side:
     """Return the side of a file that is there."""
-    cancellation = cancellation_of(checkpoint.source)
+    cancellation = checkpoint.source.cancellation
     counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
     prefixes = prefixes_of(checkpoint.weights or ())
     return Side(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)

@@ -25,7 +25,6 @@ from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import write_pickle
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -88,7 +87,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     """
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
     detached = weights.state_dict.class_name is not None
-    cancellation = cancellation_of(checkpoint.source)
+    cancellation = checkpoint.source.cancellation
     made: dict[int, Inert] = {}
     for tensor in each(weights.tensors.values(), cancellation):
         if id(tensor.info) not in made:
@@ -153,7 +152,7 @@ def plan_same(
     kept = {name: t for name, t in tensors.items() if name not in left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
-    pickled = write_pickle(tree, rewriter, cancellation_of(checkpoint.source))
+    pickled = write_pickle(tree, rewriter, checkpoint.source.cancellation)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)
     expected = tuple(

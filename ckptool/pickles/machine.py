@@ -13,7 +13,6 @@ from typing import Final
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
 from ckptool.pickles.nodes import Global, Inert, PersistentId
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 16
@@ -60,7 +59,7 @@ class Machine:
         self.left = _most_read(source)
         """Bytes of opcodes that may still be read, long arguments apart."""
         # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
-        self._widest = _WIDEST if self.left == inf and cancellation_of(source) is None else _WINDOW
+        self._widest = _WIDEST if self.left == inf and source.cancellation is None else _WINDOW
 
     def put(self, index: int, value: Inert) -> None:
         """Remember a value under an index, in whatever order they come."""
