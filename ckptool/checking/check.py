@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
+from ckptool.cancellation import check_cancelled
 from ckptool.checking import finding, requirements, torch_load, value_survey
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_command
@@ -20,7 +21,6 @@ from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.sources.cancellable import check_cancelled
 from ckptool.tables import html_table
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
@@ -217,10 +217,10 @@ def _structure(
 ) -> tuple[list[Finding], list[Asked]]:
     """Return what the structure alone shows, and the names that unpickling would import."""
     summary = summarise(checkpoint)
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     stock = torch_load.judge(checkpoint)
     found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     found += requirements.examine(checkpoint, summary, devices)
     if strict:
         found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]

@@ -15,7 +15,6 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tables import html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
@@ -107,7 +106,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
 
 
 def _facts(checkpoint: Checkpoint) -> FileFacts:
-    cancellation = cancellation_of(checkpoint.source)
+    cancellation = checkpoint.source.cancellation
     counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
     prefixes = prefixes_of(checkpoint.weights or ())
     return FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from ckptool.archives.archive import InflatedSource
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.cancellable import cancellable
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
@@ -132,8 +131,8 @@ def at_hand(storage: StorageRef) -> StorageRef:
     """Return a storage for being read more than once: in memory, if each read would inflate it anew."""
     if not isinstance(storage.source, InflatedSource):
         return storage
-    content = BytesSource(storage.source.read(storage.offset, storage.nbytes))
-    return storage._replace(source=cancellable(content, storage.source.limits.cancellation), offset=0)
+    content = storage.source.read(storage.offset, storage.nbytes)
+    return storage._replace(source=BytesSource(content, storage.source.cancellation), offset=0)
 
 
 def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:
