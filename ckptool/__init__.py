@@ -1,6 +1,7 @@
 """Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
@@ -17,6 +18,7 @@ from ckptool.errors import (
     LimitExceeded,
     MalformedFile,
     MigrationRefused,
+    MissingPackage,
     NotACheckpoint,
     OutOfMemory,
     OutputExists,
@@ -75,6 +77,7 @@ __all__ = [
     "Member",
     "MigrationRefused",
     "MigrationReport",
+    "MissingPackage",
     "NotACheckpoint",
     "OutOfMemory",
     "OutputExists",
@@ -131,4 +134,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__", "errors"]
+    # help() asks for every name that is listed here, so what needs torch is listed where torch is installed.
+    there = find_spec("torch") is not None
+    names = (name for name in __all__ if there or not _LATER.get(name, "").startswith("ckptool.loading."))
+    return [*names, "__version__", "errors"]

@@ -172,7 +172,7 @@ def as_json(
 
 def error_text(error: CkptoolError) -> str:
     """Return the one or two lines that a person sees of an error: the fact, and what to do about it."""
-    hint = f"\nHint: {show(error.hint)}" if error.hint else ""
+    hint = f"\nHint: {show(error.hint)}" if error.hint and error.hint not in error.message else ""
     return f"Error: {show(str(error))}{hint}"
 
 

@@ -53,7 +53,9 @@ def error_as_json(source: str, error: CkptoolError) -> dict[str, object]:
 def _result(report: MigrationReport) -> str:
     if not report.written:
         return "not written: a dry run"
-    return "written and verified" if report.verified else "written, not verified"
+    return (
+        f"written, and read back by {' and '.join(report.read_back_by)}" if report.verified else "written, not verified"
+    )
 
 
 def _taken(report: MigrationReport) -> str:

@@ -33,6 +33,7 @@ from ckptool.pickles.nodes import collector_paused
 from ckptool.sources.cancellable import cancellation_of, check_cancelled
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
+from ckptool.torch_ops.needed import check_installed
 
 _Told: TypeAlias = Callable[[int, int], None] | None
 
@@ -95,6 +96,7 @@ def migrate(
             it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
+        MissingPackage: Values are to be cast or a model built, and torch is not installed.
         Cancelled: ``limits`` have a cancellation, and it was. What stood under ``dst`` still stands there.
         CkptoolError: ``src`` cannot be read, or is damaged.
         ValueError: ``form`` or ``weights`` is none that there is.
@@ -124,6 +126,8 @@ def migrate(
     target = None if dst is None else os.fspath(dst)
     if to is not None:
         check_device(to)
+    if dtype is not None or model is not None:
+        check_installed()  # before anything is read or written
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         return _carry_out(
             checkpoint, target, changes, limits, force=force, verify=verify, dry_run=dry_run, progress=progress
@@ -155,10 +159,11 @@ def _carry_out(
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         told = _checking(progress, limits.cancellation)
         with Output(job.target, force=force, progress=told) as output:
-            nbytes = _write(checkpoint, job, changes, output, limits if verify else None)
+            nbytes, readers = _write(checkpoint, job, changes, output, limits if verify else None)
             casts = job.casting.casts if job.casting else ()
             after = report.after._replace(file_nbytes=nbytes)
-            return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts, after=after)
+            report = report._replace(written=True, verified=verify, read_back_by=readers)
+            return report._replace(nbytes=nbytes, casts=casts, after=after)
     except CkptoolError as error:
         error.path = error.path or checkpoint.path
         raise
@@ -218,11 +223,13 @@ def _plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> _Job:
     return _Job(form, target, torch_plan.plan_weights(checkpoint, weights, location, root), weights, casting)
 
 
-def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, verify: Limits | None) -> int:
-    """Write the file, read it back within the limits of ``verify``, and return its size in bytes."""
+def _write(
+    checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, verify: Limits | None
+) -> tuple[int, tuple[str, ...]]:
+    """Write the file, read it back within the limits of ``verify``; return its size in bytes, and what read it."""
     output.reserve(job.plan.nbytes)
     path = output.reading_path()
-    check: Callable[[Limits], None]
+    check: Callable[[Limits], str | None]
     copied: tuple[Payload, ...] = ()
     if job.form == "model" and job.weights is not None and changes.model is not None:
         from ckptool.torch_ops import models as torch_models
@@ -238,12 +245,14 @@ def _write(checkpoint: Checkpoint, job: _Job, changes: Changes, output: Output, 
     if verify is not None:
         check_storages(_read_apart(job), copied)
     checkpoint.check_unchanged()
+    readers: tuple[str, ...] = ()
     if verify is not None:
         output.sync()
-        _verify(checkpoint, output, partial(check, verify))
+        other = _verify(checkpoint, output, partial(check, verify))
+        readers = ("ckptool", other) if other else ("ckptool",)
     nbytes = output.nbytes
     output.publish()
-    return nbytes
+    return nbytes, readers
 
 
 def _read_apart(job: _Job) -> list[LazyTensor]:
@@ -254,9 +263,10 @@ def _read_apart(job: _Job) -> list[LazyTensor]:
     return [taken[name] for name in job.weights.old_names.values() if name in taken]
 
 
-def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
+def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], str | None]) -> str | None:
+    """Read the file back, and return which library read it beside our own reader."""
     try:
-        check()
+        other = check()
     except Cancelled:
         raise
     except CkptoolError as error:
@@ -269,6 +279,7 @@ def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -
             hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
         ) from error
     checkpoint.check_unchanged()
+    return other
 
 
 def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
@@ -308,6 +319,7 @@ def _report(checkpoint: Checkpoint, job: _Job, changes: Changes) -> MigrationRep
         loses_training=loses_training,
         weights_key=key,
         verified=False,
+        read_back_by=(),
         written=False,
         before=side_of(checkpoint),
         after=_after(checkpoint, job, changes, nbytes),

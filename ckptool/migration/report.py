@@ -53,6 +53,8 @@ class MigrationReport(NamedTuple):
     weights_key: str | None
     """Where in the source the weights stand that were taken; None if everything was."""
     verified: bool
+    read_back_by: tuple[str, ...]
+    """What read the result back: ``ckptool`` and, if it is safetensors and numpy or torch is here, ``safetensors …``."""
     written: bool
     """False for a dry run."""
     before: Side
