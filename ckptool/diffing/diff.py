@@ -22,6 +22,7 @@ from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
 from ckptool.errors import MissingPackage
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
 from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.reading import LazyTensor
@@ -347,7 +348,7 @@ def _not_computed(found: _Differences, comparer: ValueComparer | None) -> Iterat
     if found.values:
         yield f"by how much values differ: {comparer.torch_missing.message}"
     if found.two_types:
-        yield f"the values of {len(found.two_types):,} tensors of two types: {comparer.torch_missing.message}"
+        yield f"the values of {counted(len(found.two_types), 'tensor')} of two types: {comparer.torch_missing.message}"
 
 
 def _common(a: Side, b: Side) -> int:
