@@ -136,6 +136,8 @@ def __getattr__(name: str) -> Any:
     module = "ckptool.errors" if name in _ERRORS else _LATER.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if module.startswith("ckptool.loading."):
+        import_module("ckptool.torch_ops.needed").needed()  # all of it is made of torch
     return getattr(import_module(module), name)
 
 

@@ -19,7 +19,7 @@ import ckptool
 from ckptool import errors, reports
 from ckptool.names.missing import ByName
 from tests.against_torch import oracle
-from tests.load.same import assert_same_tensor, torch_load
+from tests.loading.same import assert_same_tensor, torch_load
 
 ROOT = Path(ckptool.__file__).parents[1]
 VALID = ROOT / "fixtures" / "valid"
@@ -173,10 +173,13 @@ def test_what_is_not_installed_is_said_with_the_command_that_installs_it(package
         f"import sys; sys.modules[{package!r}] = None; import ckptool\n"
         f"tensor = next(iter(ckptool.open_checkpoint({str(path)!r}).tensors.values()))\n"
         f"try:\n    tensor.{package}()\nexcept ckptool.CkptoolError as error:\n"
-        "    print(error.kind, '|', error, '|', error.hint)"
+        "    print(error.kind, '|', error, '|', error.command)"
     )
 
-    assert " ".join(prompt(code)) == f"missing-package | {package} is not installed here | Run: pip install {package}"
+    requirement = {"numpy": "numpy", "torch": "'ckptool[torch]'"}[package]
+    command = f"pip install {requirement}"
+    said = f"missing-package | this needs {package}, which is not installed: {command} | {command}"
+    assert " ".join(prompt(code)) == said
 
 
 @pytest.fixture

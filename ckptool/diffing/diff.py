@@ -80,18 +80,9 @@ def diff(
         found.compare(one.attributes, other.attributes, limits.cancellation)
         others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
         _check_unchanged(checkpoints)
-        files = [
-            DiffedFile(
-                f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
-                checkpoint.format,
-                checkpoint.form,
-                side.key,
-            )
-            for checkpoint, side in zip(checkpoints, (one, other), strict=True)
-        ]
         return DiffReport(
-            a=files[0],
-            b=files[1],
+            a=_file(checkpoints[0], one),
+            b=_file(checkpoints[1], other),
             scope=scope,
             tensors=found.tensors,
             only_a=tuple(found.only_a),
@@ -112,6 +103,11 @@ def diff(
             wrapped=bool(found.only_a and found.only_b)
             and _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other),
         )
+
+
+def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:
+    path = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
+    return DiffedFile(path, checkpoint.format, checkpoint.form, side.key)
 
 
 def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:

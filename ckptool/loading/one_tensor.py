@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
+from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
     import torch
@@ -31,25 +32,16 @@ def numpy_array(tensor: LazyTensor, limits: Limits) -> NDArray[Any]:
             kind="no-such-dtype",
             hint="Take it as a torch.Tensor with torch(), or its bytes with read().",
         )
-    try:
-        import numpy as np
-    except ImportError as error:
-        raise _missing("numpy") from error
+    np = needed("numpy", "numpy", "numpy")
     elements = np.frombuffer(bytearray(tensor.read(limits=limits)), np.dtype(dtype).newbyteorder("<"))
-    return elements.reshape(tensor.info.shape)
+    found: NDArray[Any] = elements.reshape(tensor.info.shape)
+    return found
 
 
 def torch_tensor(tensor: LazyTensor) -> torch.Tensor:
     """Return a tensor in memory of the CPU; see ``LazyTensor.torch``."""
-    try:
-        from ckptool.loading.memory.assembly import Assembly
-        from ckptool.loading.memory.placement import placement
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise _missing("torch") from error
+    needed()
+    from ckptool.loading.memory.assembly import Assembly
+    from ckptool.loading.memory.placement import placement
+
     return Assembly(placement("cpu")).tensors({tensor.name: tensor})[tensor.name]
-
-
-def _missing(package: str) -> CkptoolError:
-    return CkptoolError(f"{package} is not installed here", kind="missing-package", hint=f"Run: pip install {package}")

@@ -8,6 +8,7 @@ the new file back; only then does it get its name. The source is opened for read
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -29,8 +30,10 @@ from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops.needed import check_installed
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing has it since Python 3.11
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OnWritten: TypeAlias = Callable[[int, int], None]
 """Called with the bytes that are written and the bytes that there will be."""
