@@ -79,10 +79,9 @@ def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges)
     taken = checkpoint.weights if weights is None else weights.state_dict
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
-    globs = (("--include", changes.include), ("--exclude", changes.exclude))
-    names = _names(checkpoint, weights) if changes.include or changes.exclude else []
-    for option, given in globs:
-        yield from (f"{_words(option, [glob])} matches no name" for glob in _unmatched(given, names))
+    names = [] if changes.filter.takes_all else _names(checkpoint, weights)
+    for option, globs in (("--include", changes.filter.include), ("--exclude", changes.filter.exclude)):
+        yield from (f"{_words(option, [glob])} matches no name" for glob in _unmatched(globs, names))
     for rule in changes.rules:
         if isinstance(rule, _Noted) and not rule.has_changed:
             yield f"{_words('--rename', [str(rule.rule)])} changes no name"
