@@ -9,7 +9,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import some
-from ckptool.names.matching import Changes, Shapes, is_benign, match
+from ckptool.names.matching import Renames, Shapes, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 
 _MOST_EXCLUDED = 8
@@ -146,13 +146,13 @@ class _Fit:
                 return "--include", f"{_literal(change.argument)}.*"
         return _excluding(unexpected, taken)
 
-    def _migrate(self, changes: Changes, options: Sequence[str], why: str = "") -> str:
+    def _migrate(self, changes: Renames, options: Sequence[str], why: str = "") -> str:
         words = [word for change in changes for word in change.arguments]
         key = ("--key", self._key) if self._key else ()
         return run(self._checkpoint, "migrate", "--form", "state_dict", *key, *options, *words, why=why)
 
 
-def _options(changes: Changes) -> str:
+def _options(changes: Renames) -> str:
     return " ".join(word for change in changes for word in change.arguments)
 
 

@@ -13,7 +13,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading
 from ckptool.loading.model_plan import FillPlan
 from ckptool.messages import show
-from ckptool.names.matching import Changes
+from ckptool.names.matching import Renames
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -43,7 +43,7 @@ class LoadReport(NamedTuple):
     """Name, type in the file, type in the model."""
     tied: tuple[tuple[str, str], ...] = ()
     """Names that the file has not, and the name of the same tensor that it has."""
-    changes: Changes = ()
+    changes: Renames = ()
     """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
     still_meta: tuple[str, ...] = ()
     """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""

@@ -111,8 +111,8 @@ class Casting:
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
-        self._made: dict[_Place, TensorInfo] = {}
-        self._read: dict[_Place, LazyTensor] = {}
+        self._made: dict[_Memory, TensorInfo] = {}
+        self._read: dict[_Memory, LazyTensor] = {}
 
     def apply(self, weights: Weights) -> Weights:
         """Return the weights with every floating tensor in the new type."""
@@ -126,24 +126,24 @@ class Casting:
 
         Tied names stay tied: one that keeps its type keeps it for all.
         """
-        kept: set[_Place] = set()
-        chosen: dict[_Place, tuple[str, LazyTensor]] = {}
+        kept: set[_Memory] = set()
+        chosen: dict[_Memory, tuple[str, LazyTensor]] = {}
         for name, tensor in named:
-            place = _place(tensor.info)
-            if place is None or not self._takes(tensor.info):
+            memory = _memory_of(tensor.info)
+            if memory is None or not self._takes(tensor.info):
                 continue
-            chosen.setdefault(place, (name, tensor))
+            chosen.setdefault(memory, (name, tensor))
             if any(pattern.search(name) for pattern in self._keep):
-                kept.add(place)
-        for place, (name, tensor) in chosen.items():
-            if place not in kept and place not in self._made:
-                self._made[place] = self._cast(name, tensor)
-                self._read[place] = tensor
+                kept.add(memory)
+        for memory, (name, tensor) in chosen.items():
+            if memory not in kept and memory not in self._made:
+                self._made[memory] = self._cast(name, tensor)
+                self._read[memory] = tensor
 
     def info(self, info: TensorInfo) -> TensorInfo:
         """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""
-        place = _place(info)
-        made = None if place is None or place not in self._made else self._made[place]
+        memory = _memory_of(info)
+        made = None if memory is None or memory not in self._made else self._made[memory]
         if made is None:
             return info
         alike = (made.requires_grad, made.kind) == (info.requires_grad, info.kind)
@@ -193,10 +193,10 @@ class Casting:
         )
 
 
-_Place = tuple[object, ...]
+_Memory = tuple[object, ...]
 
 
-def _place(info: TensorInfo) -> _Place | None:
+def _memory_of(info: TensorInfo) -> _Memory | None:
     """Return what tensors that are one have in common, those without elements too; None for one without memory."""
     storage = info.storage
     if storage is None:

@@ -19,7 +19,7 @@ from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
-Place: TypeAlias = tuple[Global, str, str, int]
+StorageId: TypeAlias = tuple[Global, str, str, int]
 """Class, key, location and size in elements of a storage, as a persistent id says them."""
 
 _UNTYPED = Global("torch.storage", "UntypedStorage")
@@ -118,19 +118,19 @@ class TreeRewriter:
             if scales[0] is not None and scales[1] is not None:
                 values = (*(self._made(part, requires_grad=False) for part in scales if part), numbers.get("axis"))
             quantizer = (Global("torch", info.layout), *values)
-            place, offset = self._place(info.storage, info)
-            args = (self._reference(place), offset, info.shape, info.stride, quantizer, requires_grad, hooks)
+            storage_id, offset = self._storage_of(info.storage, info)
+            args = (self._reference(storage_id), offset, info.shape, info.stride, quantizer, requires_grad, hooks)
             return self._finish(Call(Global("torch._utils", "_rebuild_qtensor"), args))
         raise MigrationRefused(
             f"a tensor that only its own class can write: {info.subclass or info.layout}", kind="unsupported-tensor"
         )
 
     def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool, spelled: bool) -> Inert:
-        place, offset = self._place(storage, info)
+        storage_id, offset = self._storage_of(storage, info)
         if info.dtype.storage_class is not None and not (info.conj or info.neg or spelled):
-            return PlainTensor(*place, offset, info.shape, info.stride, requires_grad)
+            return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
         hooks = Call(_ORDERED_DICT, ())
-        args: tuple[Inert, ...] = (self._reference(place), offset, info.shape, info.stride, requires_grad, hooks)
+        args: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride, requires_grad, hooks)
         flags: nodes.Pairs = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
         if info.dtype.storage_class is None:
             args = (*args, Global("torch", info.dtype.name))
@@ -139,7 +139,7 @@ class TreeRewriter:
         name = "_rebuild_tensor_v2" if info.dtype.storage_class else "_rebuild_tensor_v3"
         return self._finish(Call(Global("torch._utils", name), args))
 
-    def _place(self, storage: StorageRef, info: TensorInfo) -> tuple[Place, int]:
+    def _storage_of(self, storage: StorageRef, info: TensorInfo) -> tuple[StorageId, int]:
         """Return a tensor's storage, and its offset in it in elements: views refer to what they view."""
         name = info.dtype.storage_class
         itemsize = info.dtype.itemsize if name else 1
@@ -149,7 +149,7 @@ class TreeRewriter:
             storage = storage.whole
         return self._storage(storage, _CLASSES[name], itemsize, info.dtype.swap_nbytes), offset
 
-    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> Place:
+    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
         known = (id(storage.source), storage.offset, storage.nbytes)
         key = self._keys.get(known)
         if key is None:
@@ -197,8 +197,8 @@ class TreeRewriter:
             found = self._rebuilder.storage(node)
             if found is not None:
                 cls = _CLASSES[found.dtype.storage_class or "ByteStorage"]
-                place = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
-                return self._reference(place)
+                storage_id = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
+                return self._reference(storage_id)
         if self._location is not None and named == ("torch", "device") and isinstance(node.args, tuple):
             return self._device(node)
         if self._location is not None and func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
@@ -241,8 +241,8 @@ class TreeRewriter:
         if self._location is not None and old != self._location:
             self.retagged[old] = self.retagged.get(old, 0) + 1
 
-    def _reference(self, place: Place) -> Inert:
-        return self._finish(PersistentId(("storage", *place)))
+    def _reference(self, storage_id: StorageId) -> Inert:
+        return self._finish(PersistentId(("storage", *storage_id)))
 
     def _finish(self, node: Inert) -> Inert:
         self._kept.append(node)
@@ -257,12 +257,12 @@ def _is_plain(node: Call, info: TensorInfo) -> bool:
         return storage is not None  # a view of a storage is written as a view of the whole
     if len(node.args) != 6 or not _is_bare(node):
         return False
-    place, _, _, _, requires_grad, hooks = node.args
-    if type(place) is not PersistentId or type(requires_grad) is not bool:
+    reference, _, _, _, requires_grad, hooks = node.args
+    if type(reference) is not PersistentId or type(requires_grad) is not bool:
         return False
     if type(hooks) is not Call or hooks.args != () or not _is_bare(hooks):
         return False
-    cls, made = nodes.global_of(place.pid[1]), nodes.global_of(hooks.func)
+    cls, made = nodes.global_of(reference.pid[1]), nodes.global_of(hooks.func)
     typed = cls is not None and cls.name == info.dtype.storage_class
     return typed and made is not None and made.name == "OrderedDict" and made.module == "collections"
 

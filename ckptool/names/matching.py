@@ -49,7 +49,7 @@ _CANDIDATES = 3
 _SAME_SUFFIX = 4
 
 
-class Change(NamedTuple):
+class Rename(NamedTuple):
     """One change of names; ``option`` and ``argument`` are those of ``migrate`` that make it."""
 
     option: Option
@@ -79,7 +79,7 @@ class Change(NamedTuple):
         return " ".join(self.arguments)
 
 
-Changes: TypeAlias = tuple[Change, ...]
+Renames: TypeAlias = tuple[Rename, ...]
 
 
 class Reshaped(NamedTuple):
@@ -102,9 +102,9 @@ class KeyMatch(NamedTuple):
     unexpected: tuple[str, ...]
     """Names in the checkpoint, as they stand there, that the model has no use for."""
     reshaped: tuple[Reshaped, ...]
-    changes: Changes
+    changes: Renames
     """What has to be done to the names of the checkpoint, in this order, for the rest to be true; often nothing."""
-    alternatives: tuple[Changes, ...] = ()
+    alternatives: tuple[Renames, ...] = ()
     """Other changes, as small, under which as many others meet: then nobody can know which were meant."""
     target_wrapped: bool = False
     """The model itself has wrappers inside that the checkpoint has not; ``pairs`` see through them."""
@@ -157,7 +157,7 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
 class _Attempt:
     """Names of the checkpoint after some changes, held against those that are expected."""
 
-    def __init__(self, target: Shapes, found: Shapes, names: Sequence[str], changes: Changes, cost: int) -> None:
+    def __init__(self, target: Shapes, found: Shapes, names: Sequence[str], changes: Renames, cost: int) -> None:
         self.target = target
         self.names = names
         self.changes = changes
@@ -175,7 +175,7 @@ class _Attempt:
         return {name: old for name, old in zip(self.names, found, strict=True) if name in self.target}
 
 
-def _one_change(expected: Shapes, names: list[str]) -> Iterator[Changes]:
+def _one_change(expected: Shapes, names: list[str]) -> Iterator[Renames]:
     """Yield the changes that most checkpoints need, of one kind each; wrappers first, for they explain most."""
     unwrapped = list(_unwrapped(names))
     yield from (wrappers for wrappers, _ in unwrapped)
@@ -184,11 +184,11 @@ def _one_change(expected: Shapes, names: list[str]) -> Iterator[Changes]:
         yield from ((*wrappers, *prefixes) for prefixes in _prefix_changes(expected, bare))
 
 
-def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Changes]:
+def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Renames]:
     """Yield prefixes put in the place of others, and old spellings under any prefix."""
     for wrappers, bare in (*_unwrapped(names), ((), names)):
         replaced = [
-            (Change("strip_prefix", old), Change("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
+            (Rename("strip_prefix", old), Rename("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
         ]
         yield from ((*wrappers, *prefixes) for prefixes in replaced)
         for prefixes in ((), *_prefix_changes(expected, bare), *replaced):
@@ -199,13 +199,13 @@ def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Changes]:
 
 def _without_wrappers(expected: Shapes) -> Shapes | None:
     """Return what is expected under the names that it would have without wrappers inside; None if that changes none."""
-    names = renamed(list(expected), (Change("strip_wrappers"),))
+    names = renamed(list(expected), (Rename("strip_wrappers"),))
     if names is None or names == list(expected):
         return None
     return dict(zip(names, expected.values(), strict=True))
 
 
-def renamed(names: Sequence[str], changes: Changes) -> list[str] | None:
+def renamed(names: Sequence[str], changes: Renames) -> list[str] | None:
     """Return the names after some changes, in order; None where they cannot be made without losing one."""
     try:
         found = renaming.rename(names, [change.rule for change in changes])
@@ -214,23 +214,23 @@ def renamed(names: Sequence[str], changes: Changes) -> list[str] | None:
     return ["" if name is None else name for name in found]  # what goes with its wrapper, nothing is called
 
 
-def _unwrapped(names: list[str]) -> Iterator[tuple[Changes, list[str]]]:
+def _unwrapped(names: list[str]) -> Iterator[tuple[Renames, list[str]]]:
     yield (), names
     options: tuple[Option, ...] = ("strip_module", "strip_wrappers")
     for option in options:
-        changes = (Change(option),)
+        changes = (Rename(option),)
         stripped = renamed(names, changes)
         if stripped is not None and stripped != names:
             yield changes, stripped
 
 
-def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Changes]:
+def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:
     """Yield a prefix less and a prefix more, for which some names speak; those with most of them first."""
     stripped = Counter(head for name in names for head, rest in _splits(name, _DEPTH) if rest in expected)
-    yield from ((Change("strip_prefix", head),) for head, _ in stripped.most_common(_CANDIDATES))
+    yield from ((Rename("strip_prefix", head),) for head, _ in stripped.most_common(_CANDIDATES))
     have = set(names)
     added = Counter(head for name in expected for head, rest in _splits(name, _DEPTH) if rest in have)
-    yield from ((Change("add_prefix", head),) for head, _ in added.most_common(_CANDIDATES))
+    yield from ((Rename("add_prefix", head),) for head, _ in added.most_common(_CANDIDATES))
 
 
 def _replaced_prefixes(expected: Shapes, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -250,13 +250,13 @@ def _replaced_prefixes(expected: Shapes, names: Sequence[str]) -> Iterator[tuple
     yield from (pair for pair, _ in found.most_common(_CANDIDATES))
 
 
-def _spellings(expected: Shapes, names: Sequence[str]) -> Iterator[Changes]:
+def _spellings(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:
     for spelling in _SPELLINGS:
         changes = []
         for pattern, replacement in spelling:
             matching = [name for name in names if name not in expected and re.search(pattern, name)]
             if any(re.sub(pattern, replacement, name) in expected for name in matching):
-                changes.append(Change("rename", f"{pattern}={replacement}"))
+                changes.append(Rename("rename", f"{pattern}={replacement}"))
         if changes:
             yield tuple(changes)
 
@@ -270,7 +270,7 @@ def _splits(name: str, depth: int) -> Iterator[tuple[str, str]]:
         depth -= 1
 
 
-def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Changes, ...]) -> KeyMatch:
+def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Renames, ...]) -> KeyMatch:
     original = chosen.pairing(found)
     pairs: dict[str, str] = {}
     missing: list[str] = []
@@ -291,7 +291,7 @@ def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Cha
     return KeyMatch(pairs, tuple(missing), unexpected, tuple(reshaped), chosen.changes, rivals, target_wrapped)
 
 
-def in_order(changes: Changes, renames: Iterable[Change]) -> Changes:
+def in_order(changes: Renames, renames: Iterable[Rename]) -> Renames:
     """Return changes in the order in which migrate carries them out: renames stand between stripping and adding."""
     at = sum(change.option != "add_prefix" for change in changes)
     return *changes[:at], *renames, *changes[at:]

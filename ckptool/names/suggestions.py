@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptool.names.matching import Change, Changes, KeyMatch, Shape, Shapes, in_order, renamed
+from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, Shapes, in_order, renamed
 
 _PLAIN = re.compile(r"[\w.-]+")
 _COMPARED = 64
@@ -38,7 +38,7 @@ def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str],
     return near
 
 
-def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Changes:
+def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Renames:
     """
     Return the changes of a match and renames of components that would pair more names. Guesses: for people to read.
 
@@ -53,9 +53,9 @@ def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Changes
     runs = Counter(run for new, old in near.items() for run in _differences(old, new))
     if len(missing) > _COMPARED:  # a rename of one layer of many explains nothing
         runs = Counter({run: count for run, count in runs.items() if not _numbers(run[0])})
-    guesses: list[Change] = []
+    guesses: list[Rename] = []
     for (old, new), _ in runs.most_common(_TRIED):
-        change = Change("rename", f"(^|\\.){re.escape(old)}\\.=\\g<1>{new}.")
+        change = Rename("rename", f"(^|\\.){re.escape(old)}\\.=\\g<1>{new}.")
         becomes = dict(zip(left, map(str, change.rule(list(left))), strict=True))
         changed = {before: after for before, after in becomes.items() if before != after}
         held = all(missing.get(after) == found[left[before]] for before, after in changed.items())
