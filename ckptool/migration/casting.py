@@ -74,7 +74,7 @@ class CastSource:
         return data[:nbytes]
 
     def _cast(self, data: bytes) -> bytes:
-        from ckptool.torch_ops import values as torch_values  # nobody else on the way to a file needs it
+        from ckptool.torch_ops import values as torch_values  # no other migration needs torch
 
         cast = torch_values.cast(data, self._tensor.info.dtype.name, self._target.name)
         if cast.overflowed and not self._saturate:
@@ -88,8 +88,8 @@ class CastSource:
         self.overflowed += cast.overflowed
         return cast.data
 
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - these bytes stand in no file
-        """Return None: these bytes stand in no file."""
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
+        """Return None: no file holds these bytes."""
         return
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Casting:
         missed = [name for name, _, source in self._sources if id(source) not in written]
         if missed:
             raise MigrationRefused(
-                f"{missed[0]!r} cannot be cast where it stands",
+                f"{missed[0]!r} cannot be cast in place",
                 kind="unsupported-cast",
                 hint="Keep its type with --keep-dtype, or take the weights alone: --form state_dict.",
             )
@@ -167,7 +167,7 @@ class Casting:
 
     @property
     def casts(self) -> tuple[Cast, ...]:
-        """What was cast, and what it cost: complete once everything was written."""
+        """What was cast, and with what error: complete once everything was written."""
         return tuple(
             Cast(name, source, self._target.name, cast.max_error, cast.overflowed)
             for name, source, cast in self._sources
@@ -197,7 +197,7 @@ _Memory = tuple[object, ...]
 
 
 def _memory_of(info: TensorInfo) -> _Memory | None:
-    """Return what tensors that are one have in common, those without elements too; None for one without memory."""
+    """Return a key that is equal for two names of one tensor, with or without elements; None if it has no memory."""
     storage = info.storage
     if storage is None:
         return None

@@ -1,5 +1,5 @@
 """
-What a person might have meant where names do not meet: the nearest name, and renames that would pair more of them.
+What a person might have meant where names do not match: the nearest name, and renames that would pair more of them.
 
 Guesses, all of it: they are shown with the command that would carry them out, and nothing acts on them.
 """
@@ -29,7 +29,7 @@ def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str],
     for name in missing:
         key = expected[name], name.rpartition(".")[2]
         candidates = by_shape.get(key, [])
-        if len(candidates) > _COMPARED:  # both sides are in the order of their models: look where this one stands
+        if len(candidates) > _COMPARED:  # both are in the order of their models: look near the same position
             at = ranks[key]
             candidates = candidates[max(0, at - _AROUND) : at + _AROUND]
         ranks[key] += 1
@@ -88,7 +88,7 @@ def _differences(old: str, new: str) -> Iterator[tuple[str, str]]:
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Return how many items two sequences share at their heads, and at their tails behind that."""
+    """Return how many items two sequences share at their heads, and at their tails after that."""
     most = min(len(one), len(other))
     head = 0
     while head < most and one[head] == other[head]:
