@@ -1,5 +1,5 @@
 """
-What has to be there for a checkpoint to load: devices, a release of torch, packages with its classes.
+What loading a checkpoint requires: devices, a release of torch, packages with its classes.
 
 Nothing is looked up on this machine. Which devices it has is for the caller to say; packages are only named.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptool.checking.finding import Finding, run
+from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
@@ -22,9 +22,15 @@ _HARDWARE = {
     "hpu": "a Gaudi device, and its build of torch",
     "xla": "a TPU or another XLA device, and torch_xla",
     "mlu": "a Cambricon MLU, and torch_mlu",
-    "privateuseone": "a device of somebody's own, and its package",
+    "privateuseone": "a device of another kind, and its package",
 }
 _ANYWHERE = ("cpu", "meta")
+
+_TO_CPU = {
+    "torch.jit.load": "Load it with torch.jit.load(path, map_location='cpu').",
+    "torch.export.load": "Export it again on the device that is to run it; its weights alone can be migrated.",
+}
+"""How to get a program to the CPU, by what loads it. Everything else can be migrated."""
 
 _SINCE = {
     "float8_e4m3fn": (2, 1),
@@ -41,7 +47,7 @@ _SINCE = {
 
 
 def examine(checkpoint: Checkpoint, summary: Summary, devices: Collection[str] | None) -> Iterator[Finding]:
-    """Yield what a checkpoint needs, and where ``devices``, those of this machine, are given, which it lacks."""
+    """Yield the required devices, torch release and packages; with ``devices``, those that are missing."""
     yield from _devices(checkpoint, devices)
     yield from _release(summary)
     yield from _packages(checkpoint)
@@ -54,23 +60,20 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     if not tags:
         return
     listed = [f"{tag} ({_HARDWARE[kind]})" if (kind := tag.partition(":")[0]) in _HARDWARE else tag for tag in tags]
-    hint = _to_cpu(checkpoint)
+    advice = _to_cpu(checkpoint)
     if devices is None:
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
-        yield Finding("CK503", "info", what, hint)
+        yield Finding("CK503", "info", what, *advice)
         return
     lacking = [tag for tag in tags if not _is_there(tag, devices)]
     if lacking:
-        have = ", ".join(devices)
-        yield Finding("CK503", "warning", f"saved on {some(lacking)}, which this machine has not; it has {have}", hint)
+        what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
+        yield Finding("CK503", "warning", what, *advice)
 
 
-def _to_cpu(checkpoint: Checkpoint) -> str:
-    if checkpoint.format == "torchscript":
-        return "Load it with torch.jit.load(path, map_location='cpu')."
-    if checkpoint.format == "pt2":
-        return "Export it again on the device that is to run it; its weights alone can be migrated."
-    return run(checkpoint, "migrate", "--to", "cpu")
+def _to_cpu(checkpoint: Checkpoint) -> Advice:
+    hint = _TO_CPU.get(checkpoint.traits.loader)
+    return run(checkpoint, "migrate", to="cpu") if hint is None else Advice(hint)
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:
@@ -89,7 +92,7 @@ def _release(summary: Summary) -> Iterator[Finding]:
 
 def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK505: a whole model is only loaded as one where its classes can be imported."""
-    if not checkpoint.walks or checkpoint.format in ("torchscript", "pt2"):
+    if not checkpoint.walks or checkpoint.traits.program is not None:
         return
     modules = dict.fromkeys(name.partition(".")[0] for name in foreign(checkpoint))
     if not modules:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
@@ -19,13 +20,12 @@ from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.sources.cancellable import check_cancelled
 from ckptool.tensors.reading import LazyTensor
 
 Which: TypeAlias = Literal["auto", "raw", "ema"]
 
 ORDER_KEY = "ckptool.order"
-MODULES_KEY = "ckptool.checkpoints.modules"
+MODULES_KEY = "ckptool.modules"
 """Keys of a safetensors file's metadata under which the order of names and the facts of modules survive."""
 
 RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
@@ -134,7 +134,7 @@ def prepare(
         AmbiguousFile: Two of its tensors have one name.
         MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
     """
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
     pairs = _entries(state_dict)
     direct = dict(pairs)
@@ -153,7 +153,7 @@ def prepare(
     kept = entries
     if drop or not changes.filter.takes_all:
         kept = [name for name in entries if changes.filter.takes(name) and not f"{name}.".startswith(gone)]
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     renamed = dict(zip(kept, renaming.rename(kept, changes.rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = renaming.rename_metadata(list(modules), changes.rules, kept)

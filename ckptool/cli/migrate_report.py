@@ -1,37 +1,12 @@
-"""What ``migrate`` says of one migration: text for people, JSON for programs."""
+"""What ``migrate --json`` prints for one migration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from ckptool.cli.inspect_report import FORMS, counts, labelled
-from ckptool.cli.tables import plain_table
+from ckptool.cli.json_output import error_object
 from ckptool.errors import CkptoolError
-from ckptool.messages import show, show_nbytes
-from ckptool.migration.casting import Cast
-from ckptool.migration.report import FileFacts, MigrationReport
+from ckptool.migration.report import MigrationReport
 
-SCHEMA = "ckptool.migrate/1"
-
-_LISTED = 8
-_LABEL = 11
-
-
-def report_lines(report: MigrationReport) -> Iterator[str]:
-    """Yield the lines about a migration: the target, the file before and after, then every change."""
-    yield show(report.target)
-    yield labelled("result", _result(report))
-    yield labelled("source", show(report.source))
-    yield labelled("takes", _taken(report))
-    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
-    yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
-    devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]
-    yield from _listed("device", devices)
-    yield from _listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
-    yield from _listed("cast", list(_casts(report)))
-    yield from _listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
-    yield from _listed("left out", _grouped(report.dropped))
-    yield from _listed("note", [show(note) for note in report.notes])
+SCHEMA = "ckptool.migrate/2"
 
 
 def report_as_json(report: MigrationReport) -> dict[str, object]:
@@ -48,66 +23,4 @@ def report_as_json(report: MigrationReport) -> dict[str, object]:
 
 def error_as_json(source: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source that was not migrated."""
-    facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
-    return {"schema": SCHEMA, "source": source, "error": facts}
-
-
-def _result(report: MigrationReport) -> str:
-    if not report.written:
-        return "not written: a dry run"
-    return "written and verified" if report.verified else "written, not verified"
-
-
-def _taken(report: MigrationReport) -> str:
-    if report.weights_key is None:
-        return "the model" if report.form == "model" else "everything"
-    where = f" under {show(report.weights_key)}" if report.weights_key else ""
-    return f"the weights{where}{', into a model that is built' if report.form == 'model' else ''}"
-
-
-def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
-    yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
-    yield "form", *(FORMS[file.form] for file in files)
-    yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
-    yield "parameters", *(f"{file.numel:,}" for file in files)
-    yield "devices", *(counts(file.devices) or "-" for file in files)
-    yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
-    if any(file.prefixes for file in files):
-        yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
-
-
-def _casts(report: MigrationReport) -> Iterator[str]:
-    """Yield what was cast: all together, then one by one, the largest error first."""
-    by_types: dict[tuple[str, str], list[Cast]] = {}
-    for cast in report.casts:
-        by_types.setdefault((cast.source, cast.target), []).append(cast)
-    for (source, target), casts in by_types.items():
-        many = f"{len(casts):,} tensor{'s' * (len(casts) > 1)}: {source} -> {target}"
-        if not report.written:
-            yield many
-            continue
-        casts.sort(key=lambda cast: -cast.max_error)
-        yield f"{many}, off by at most {casts[0].max_error:.3g}{_cut(sum(cast.overflowed for cast in casts))}"
-        yield from (f"{show(cast.name)}: {cast.max_error:.3g}{_cut(cast.overflowed)}" for cast in casts)
-
-
-def _cut(overflowed: int) -> str:
-    return f", {overflowed:,} cut to the largest value" if overflowed else ""
-
-
-def _grouped(names: Sequence[str]) -> list[str]:
-    """Return names for people to read: those under one head together, where there are many."""
-    if len(names) <= _LISTED:
-        return [show(name) for name in names]
-    heads: dict[str, int] = {}
-    for name in names:
-        head = name.partition(".")[0]
-        heads[head] = heads.get(head, 0) + 1
-    return [show(head) if count == 1 else f"{show(head)}: {count:,} entries" for head, count in heads.items()]
-
-
-def _listed(label: str, items: Sequence[str]) -> Iterator[str]:
-    for index, item in enumerate(items[:_LISTED]):
-        yield labelled(label if index == 0 else "", item)
-    if len(items) > _LISTED:
-        yield labelled("", f"and {len(items) - _LISTED:,} more")
+    return {"schema": SCHEMA, "source": source, "error": error_object(error)}

@@ -22,7 +22,6 @@ from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Tolerance
@@ -48,8 +47,8 @@ def diff(
     """
     Compare two checkpoints of any forms. Nothing in them runs.
 
-    Two of one kind that hold more than weights (training checkpoints, whole models) are compared in everything they
-    hold but code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
+    Two of one kind with more than weights (training checkpoints, whole models) are compared in everything but
+    code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
     the state dict where it is not the one that stands out. What a format cannot hold is no difference: safetensors has
     no devices, no ties, no order but by ckptool's own note.
 
@@ -264,7 +263,7 @@ def _prefixes(names: Iterable[str]) -> set[str]:
 
 
 def _heads(path: str) -> Iterator[str]:
-    """Yield a path and those of what it stands in, but for the root."""
+    """Yield a path and those of its parents, without the root."""
     while path:
         yield path
         path = path.rpartition(".")[0]
@@ -284,7 +283,7 @@ def _others(
         return ()
     names = dict.fromkeys((*a.others, *b.others))
     trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
-    return tuple(islice(tree_changes(trees, same, cancellation_of(checkpoints[0].source)), _MOST_CHANGES))
+    return tuple(islice(tree_changes(trees, same, checkpoints[0].source.cancellation), _MOST_CHANGES))
 
 
 def _is_tensor(checkpoint: Checkpoint, node: Inert) -> bool:

@@ -14,6 +14,7 @@ from ckptool.loading.custom_loading import OwnLoading
 from ckptool.loading.model_plan import FillPlan
 from ckptool.messages import show
 from ckptool.names.matching import Renames
+from ckptool.tables import html_table
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -25,7 +26,7 @@ class LoadReport(NamedTuple):
 
     path: str
     key: str
-    """Where in the file the weights stand; empty for the root."""
+    """The path of the weights in the file; empty for the root."""
     loaded: int
     """Tensors of the model that were loaded; those that share one that was count."""
     expected: int
@@ -42,11 +43,11 @@ class LoadReport(NamedTuple):
     cast: tuple[tuple[str, str, str], ...] = ()
     """Name, type in the file, type in the model."""
     tied: tuple[tuple[str, str], ...] = ()
-    """Names that the file has not, and the name of the same tensor that it has."""
+    """Names that the file does not have, and the name under which it has the same tensor."""
     changes: Renames = ()
     """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
     still_meta: tuple[str, ...] = ()
-    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
+    """Tensors that are still on the meta device, because no file has them: buffers that the model must fill itself."""
     optimizer: int = 0
     """Parameters whose optimizer state was loaded."""
 
@@ -55,6 +56,15 @@ class LoadReport(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<LoadReport {self.path!r} {self.loaded} of {self.expected} tensors>"
+
+    def _repr_html_(self) -> str:
+        lists = (
+            ("missing", self.missing),
+            ("unexpected", self.unexpected),
+            ("still on the meta device", self.still_meta),
+        )
+        rows = [(what, name) for what, names in lists for name in names]
+        return html_table(self.line, ("", "name"), rows, len(rows))
 
     @property
     def line(self) -> str:

@@ -22,7 +22,6 @@ from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
-from ckptool.sources.cancellable import cancellation_of
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
 _LAST_DEVICE = 127  # torch counts them in eight bits
@@ -78,7 +77,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
         weights = casting.apply(weights)
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-        packed = safetensors_plan.plan(weights, **options, cancellation=cancellation_of(checkpoint.source))
+        packed = safetensors_plan.plan(weights, **options, cancellation=checkpoint.source.cancellation)
         return Plan(form, target, packed, changes.to, names, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root)
@@ -97,7 +96,7 @@ def _form(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetFo
     """Return the form to write: the one that was asked for, as far as the source can take it."""
     picks = changes.key is not None or changes.weights != "auto"
     form = changes.form or _default_form(dst, checkpoint, builds=changes.model is not None, picks=picks)
-    if form == "same" and checkpoint.format == "safetensors":
+    if form == "same" and checkpoint.traits.is_plain:
         form = "safetensors"
     elif form == "same" and checkpoint.shards:  # each shard is a tree of its own
         form = "state_dict"
@@ -126,9 +125,9 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, *, builds: bool, pick
     suffix = "" if dst is None or _is_folder(dst) else os.path.splitext(dst)[1].lower()  # noqa: PTH122 - a name
     if builds:
         return "model"
-    if suffix == ".safetensors" or (not suffix and checkpoint.format == "safetensors"):
+    if suffix == ".safetensors" or (not suffix and checkpoint.traits.is_plain):
         return "safetensors"
-    if picks or (checkpoint.format in ("safetensors", "torchscript", "pt2") and suffix):
+    if picks or (suffix and not checkpoint.traits.has_tree):
         return "state_dict"
     return "same"
 

@@ -67,7 +67,7 @@ def test_output_is_the_snapshot(case: str) -> None:
 def test_json_has_the_published_shape() -> None:
     found = as_json(CHECKPOINT)
 
-    assert found["schema"] == "ckptool.inspect/1"
+    assert found["schema"] == "ckptool.inspect/2"
     assert {"path", "file_nbytes", "format", "form", "summary", "state_dicts", "tensors", "extras", "globals"} < set(
         found
     )
@@ -151,7 +151,7 @@ def test_spreadsheet_formulas_are_disarmed_in_csv() -> None:
 
 
 def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.cli.tables import plain_table
+    from ckptool.tables import plain_table
 
     rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
     lines = list(plain_table(["name", "shape"], rows, [False, False], 60))

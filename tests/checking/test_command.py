@@ -1,0 +1,211 @@
+"""``ckptool check`` as a person and as a program use it, and what the library promises behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import ckptool
+from ckptool.checking.check import CheckReport, check
+from ckptool.cli import cli
+from ckptool.torch_ops import devices as torch_devices
+from tests.build import one_of_each
+from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+VALID = FIXTURES / "valid"
+SNAPSHOTS = Path(__file__).parents[1] / "cli" / "snapshots"
+PLAIN = VALID / "state-dict-plain-cpu-zip.pth"
+CHECKPOINT = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
+STATE_DICT = VALID / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+TRUNCATED = FIXTURES / "invalid" / "truncated-zip.pth"
+OURS = [path for path in sorted(VALID.iterdir()) if path.suffix != ".json"]
+
+
+def run(*arguments: object, code: int) -> str:
+    result = CliRunner().invoke(cli, ["check", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+SNAPSHOT_CASES = {
+    "check-checkpoint": (1, [CHECKPOINT.name, "--globals"]),
+    "check-deep": (0, [STATE_DICT.name, "--deep"]),
+    "check-like": (1, [STATE_DICT.name, "--like", "lenet-state-dict-cpu-zip.pth"]),
+    "check-truncated": (2, [f"../invalid/{TRUNCATED.name}"]),
+}
+
+
+@pytest.mark.parametrize("case", SNAPSHOT_CASES)
+def test_output_is_the_snapshot(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of output is a change of design: look at it, then write it with CKPTOOL_WRITE_SNAPSHOTS=1."""
+    monkeypatch.chdir(VALID)
+    code, arguments = SNAPSHOT_CASES[case]
+    found = run(*arguments, code=code)
+    snapshot = SNAPSHOTS / f"{case}.txt"
+    if os.environ.get("CKPTOOL_WRITE_SNAPSHOTS"):
+        snapshot.write_text(found, encoding="utf-8")
+
+    assert found == snapshot.read_text(encoding="utf-8")
+
+
+def test_exit_codes_tell_nothing_something_and_unreadable_apart() -> None:
+    run(PLAIN, code=0)
+    run(STATE_DICT, code=0)  # notes alone
+    run(PLAIN, CHECKPOINT, code=1)
+    run(CHECKPOINT, TRUNCATED, PLAIN, code=2)
+    run("no-such-file.pth", code=2)
+    run(code=2)
+    run("--deep", code=2)
+
+
+def test_json_has_the_published_shape() -> None:
+    found = json.loads(run(CHECKPOINT, "--json", "--deep", code=1))
+
+    assert found["schema"] == "ckptool.check/2"
+    assert (found["worst"], found["depth"], found["format"]) == ("warning", "bytes", "torch_zip")
+    assert found["records"] == found["matching"] > 0
+    assert {"code", "severity", "message", "hint", "command"} == set(found["findings"][0])
+    assert {"name", "allowed", "record", "offset", "nested_at"} == set(found["globals"][0])
+    assert {one["name"]: one["allowed"] for one in found["globals"]}["argparse.Namespace"] is False
+    both = json.loads(run(CHECKPOINT, TRUNCATED, "--json", code=2))
+    assert both[1]["error"]["kind"] == "truncated-zip"
+    assert both[1]["findings"][0]["code"] == "CK106"
+    assert both[1]["verdict"] == "cannot be opened"
+
+
+def test_json_is_ascii_whatever_the_names(tmp_path: Path) -> None:
+    path = tmp_path / "層\u202e.pth"
+    torch.save({"層": torch.ones(1)}, path)
+    assert run(path, "--json", code=0).isascii()
+    shown = run(path, "--globals", code=0)
+    assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_the_quick_look_imports_neither_torch_nor_numpy_and_reads_no_tensor() -> None:
+    code = (
+        "import sys\n"
+        "from ckptool.cli import cli\n"
+        "try: cli(['check', '--deep', *sys.argv[1:]])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *map(str, OURS)], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"
+
+
+def test_devices_are_compared_with_those_that_are_given() -> None:
+    def codes(name: str, devices: list[str]) -> list[tuple[str, str]]:
+        found = check(VALID / name, devices=devices).findings
+        return [(one.code, one.severity) for one in found if one.code == "CK503"]
+
+    assert codes("device-forged-cuda0-zip.pth", ["cpu"]) == [("CK503", "warning")]
+    assert codes("device-forged-cuda0-zip.pth", ["cpu", "cuda:0"]) == []
+    assert codes("device-forged-cuda3-zip.pth", ["cpu", "cuda:0"]) == [("CK503", "warning")]
+    assert codes("device-forged-mps-zip.pth", ["cpu", "mps"]) == []
+    assert codes("device-forged-meta-zip.pth", ["cpu"]) == []
+    assert codes("state-dict-plain-cpu-zip.pth", ["cpu"]) == []
+
+
+@pytest.mark.parametrize("path", [path for path in OURS if path.suffix == ".pth"], ids=lambda path: path.name)
+def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
+    report = check(path, devices=[device.tag for device in torch_devices.devices().devices])
+    codes = {(finding.code, finding.severity) for finding in report.findings}
+    if ("CK202", "warning") in codes:
+        pytest.skip("torch.load() refuses the file, whatever its devices")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.load(path)
+        except Exception:  # noqa: BLE001 - whatever it is, it does not open
+            assert ("CK503", "warning") in codes
+        else:
+            assert ("CK503", "warning") not in codes
+
+
+def test_the_devices_of_this_machine_are_asked_for_on_request() -> None:
+    code = 0 if torch.cuda.is_available() else 1
+    run(VALID / "device-forged-cuda0-zip.pth", "--device-check", code=code)
+
+
+def test_what_a_file_needs_is_named_and_not_looked_up() -> None:
+    messages = {one.code: one.message for one in check(VALID / "model-plain-cpu-zip.pth").findings}
+    assert messages["CK505"] == "to load as a model it needs package 'ckptool', in the version that saved it"
+    messages = {one.code: one.message for one in check(VALID / "every-dtype-cpu-zip.pth").findings}
+    assert messages["CK504"].startswith("needs torch 2.")
+    assert "CK504" not in {one.code for one in check(PLAIN).findings}
+
+
+def test_the_library_call_is_public() -> None:
+    assert ckptool.check is check
+    report = ckptool.check(PLAIN.read_bytes(), deep=True)
+    assert isinstance(report, CheckReport)
+    assert report.worst is None
+    assert report.verdict == "nothing wrong found; every byte was read; all 16 records match their checksums"
+
+
+@pytest.mark.parametrize("name", one_of_each())
+def test_no_damage_gives_anything_but_a_report(name: str) -> None:
+    good = one_of_each()[name]
+    chance = random.Random(name)
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(len(data))] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+        report = check(bytes(data[: chance.choice([len(data), chance.randrange(1, len(data))])]), deep=True, like=good)
+        assert report.verdict
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["file"])
+def test_real_files_raise_no_false_alarm(row: dict[str, str]) -> None:
+    report = check(FOLDER / row["file"], deep=True)
+
+    if row["container"] in NO_CHECKPOINTS:
+        assert report.error is not None
+        return
+    assert report.error is None
+    # The one thing that is in anybody's way: stock torch refuses the file; test_stock_load asks torch whether it does.
+    alarms = [finding for finding in report.findings if finding.severity != "info"]
+    assert {finding.code for finding in alarms} <= {"CK202"}
+    assert all(finding.hint for finding in alarms)
+    assert bool(alarms) == (row["torch_weights_only"] != "ok" and not _for_another_loader(report))
+
+
+def _for_another_loader(report: CheckReport) -> bool:
+    return any(finding.code == "CK202" and finding.severity == "info" for finding in report.findings)
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not ROWS, reason=f"no folder of real files at {FOLDER}")
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row["container"] not in NO_CHECKPOINTS], ids=lambda r: r["file"]
+)
+def test_values_of_real_files_raise_no_false_alarm(row: dict[str, str]) -> None:
+    report = check(FOLDER / row["file"], values=True)
+
+    assert not [one for one in report.findings if one.severity == "error"]
+    for finding in report.findings:
+        assert finding.code not in ("CK110", "CK111") or finding.severity == "info", finding
+
+
+def test_strict_takes_an_odd_container_for_an_error(tmp_path: Path) -> None:
+    sound = one_of_each()["torch_legacy"]
+    for name, data, code in (("sound", sound, 0), ("behind", sound + b"x", 1)):
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert json.loads(run(path, "--json", code=0))["worst"] in (None, "info")
+        found = json.loads(run(path, "--json", "--strict", code=code))
+        assert [one["severity"] for one in found["findings"] if one["code"] == "CK101"] == ["error"] * code
+    assert not [finding for path in OURS for finding in check(path, strict=True).findings if finding.code == "CK101"]

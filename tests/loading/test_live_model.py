@@ -1,0 +1,1018 @@
+"""A model that serves while its weights are replaced: each answer is of one file, and bad files change nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+import ckptool
+from ckptool import Cancellation, LiveModel
+from ckptool.loading.memory.threads import cast_tensor
+from ckptool.loading.serving import commit as commits
+from ckptool.loading.serving import live_model as live_module
+from ckptool.loading.serving.digest import digest_of
+from ckptool.reference.nets import MLP, LeNet, TiedReader
+from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
+
+Commit = Literal["in_place", "swap"]
+COMMITS: list[Commit] = ["in_place", "swap"]
+LONG = os.environ.get("CKPTOOL_LONG") == "1"
+IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+every_commit = pytest.mark.parametrize("commit", COMMITS)
+
+
+def lenet(seed: int) -> LeNet:
+    torch.manual_seed(seed)
+    return LeNet().eval()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    saved(lenet(1).state_dict(), tmp_path / "a.pth")
+    saved({"epoch": 2, "model": lenet(2).state_dict()}, tmp_path / "b.pth")
+    return tmp_path / "a.pth", tmp_path / "b.pth"
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Say whether something becomes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+@every_commit
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_a_reload_replaces_the_weights(commit: Commit, meta: bool, files: tuple[Path, Path]) -> None:
+    a, b = files
+    with torch.device("meta" if meta else "cpu"):
+        model = LeNet().eval()
+    live = LiveModel(model, a, commit=commit)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    first = live.digest
+
+    done = live.reload(b)
+
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    assert (done.report.key, done.report.share) == ("model", 1.0)
+    assert (done.digest, done.report) == (live.digest, live.report)
+    assert live.digest != first
+    assert_same(live.model.state_dict(), lenet(2).state_dict())
+
+
+def test_in_place_keeps_every_address(files: tuple[Path, Path]) -> None:
+    model = LeNet()
+    before = {name: (id(tensor), tensor.data_ptr(), tensor._version) for name, tensor in model.named_parameters()}
+    live = LiveModel(model, files[0])
+    live.reload(files[1])
+
+    for name, tensor in model.named_parameters():
+        assert (id(tensor), tensor.data_ptr()) == before[name][:2]
+        assert tensor._version > before[name][2]
+    assert live.model is model
+
+
+def test_swap_touches_nothing_of_the_old_module(files: tuple[Path, Path]) -> None:
+    model = lenet(1)
+    model.note = {"kept": [1, 2]}
+    model.fc1.weight.requires_grad_(False)
+    live = LiveModel(model, commit="swap")
+    with live.use() as old:
+        live.reload(files[1])
+        assert old.model is model
+        assert torch.equal(old(IMAGES), lenet(1)(IMAGES))
+    assert live.model is not model
+    assert live.model.note == {"kept": [1, 2]}
+    assert not live.model.training
+    assert not live.model.fc1.weight.requires_grad
+    assert live.model.fc2.weight.requires_grad
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+@every_commit
+def test_tied_weights_stay_tied_and_unsaved_buffers_stay(commit: Commit, tmp_path: Path) -> None:
+    source = TiedReader().eval()
+    saved(source.state_dict(), tmp_path / "x.pth")
+    live = LiveModel(TiedReader().eval(), tmp_path / "x.pth", commit=commit)
+
+    assert live.model.head.weight is live.model.embedding.weight
+    assert torch.equal(live(IMAGES), source(IMAGES))
+
+
+@every_commit
+def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) -> None:
+    nets = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        nets.append(MLP(96, 4).eval())
+        saved(nets[-1].state_dict(), tmp_path / f"{seed}.pth")
+    x = torch.rand(3, 96)
+    expected = [net(x) for net in nets]
+    digests = [LiveModel(MLP(96, 4), tmp_path / f"{seed}.pth").digest for seed in (1, 2)]
+    live = LiveModel(MLP(96, 4).eval(), tmp_path / "1.pth", commit=commit)
+    stop = threading.Event()
+    wrong: list[Any] = []
+    counts = [0] * 8
+
+    def serve(number: int) -> None:
+        torch.set_num_threads(1)
+        while not stop.is_set():
+            try:
+                with torch.no_grad():
+                    answer = live(x)
+                    with live.use() as now:
+                        reported, digest = now(x), now.digest
+                if not any(torch.equal(answer, one) for one in expected):
+                    wrong.append(answer)
+                if digest not in digests or not torch.equal(reported, expected[digests.index(digest)]):
+                    wrong.append((reported, digest))
+            except BaseException as error:  # noqa: BLE001 - told below
+                wrong.append(error)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        measured = []
+        for number in range(200 if LONG else 10):
+            done = live.reload(tmp_path / f"{number % 2 + 1}.pth")
+            assert done.digest == live.digest
+            if number in (3, 9) or number % 50 == 49:
+                measured.append((descriptors(), resident_nbytes()))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+    assert wrong == []
+    assert all(counts)
+    assert len({files for files, _ in measured}) == 1
+    assert measured[-1][1] - measured[0][1] < 24 << 20
+
+
+@every_commit
+def test_a_block_of_use_says_which_weights_answer(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(lenet(5), commit=commit)
+    with live.use() as now:
+        assert now.digest is None
+    first = live.reload(files[0]).digest
+
+    with live.use() as (model, digest):
+        reloading = threading.Thread(target=live.reload, args=(files[1],))
+        reloading.start()
+        reloading.join(None if commit == "swap" else 0.2)
+        assert digest == first
+        assert torch.equal(model(IMAGES), lenet(1)(IMAGES))
+    reloading.join()
+
+    with live.use() as now:
+        assert now.digest == live.digest != first
+        assert now.model is live.model
+        assert torch.equal(now(IMAGES), lenet(2)(IMAGES))
+        assert repr(now) == f"<Serving LeNet sha256 {live.digest}>"
+
+
+def test_the_digest_is_there_before_anybody_can_call_the_new_weights(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+    alone, seen = live._gate.alone, list[str | None]()
+
+    @contextmanager
+    def watched(cancellation: Any) -> Iterator[None]:
+        with alone(cancellation):
+            yield
+            seen.append(live.digest)
+
+    monkeypatch.setattr(live._gate, "alone", watched)
+    done = live.reload(files[1])
+
+    assert seen == [done.digest]
+
+
+class OnItsWay(torch.Tensor):
+    """Notes the thread that it is moved in, or fails as a device does."""
+
+    error: RuntimeError | None = None
+    threads: list[str]
+
+    def to(self, *arguments: Any, **options: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.threads.append(threading.current_thread().name)
+        return self
+
+
+def on_its_way() -> OnItsWay:
+    values = torch.ones(1000).as_subclass(OnItsWay)
+    values.threads = []
+    return values
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 4000 bytes"),
+        RuntimeError("CUDA error: out of memory"),  # of the driver, loading a kernel: torch.AcceleratorError
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
+        RuntimeError("Invalid buffer size: 20.00 GB"),
+    ],
+    ids=["cuda", "driver", "mps", "metal"],
+)
+def test_a_device_without_room_is_told_in_bytes(said: RuntimeError) -> None:
+    values = on_its_way()
+    values.error = said
+
+    with pytest.raises(ckptool.OutOfMemory, match="no 4,000 bytes are free on cuda:1") as caught:
+        commits.moved(values, torch.device("cuda:1"), torch.float32)
+    assert caught.value.needed == 4000
+    assert caught.value.__cause__ is said
+
+
+def test_no_room_for_what_is_cast_is_told_in_bytes() -> None:
+    values = on_its_way()
+    values.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ckptool.OutOfMemory, match="no 2,000 bytes are free") as caught:
+        cast_tensor(values, torch.float16)
+    assert caught.value.needed == 2000
+
+
+def test_other_errors_of_a_device_come_out_as_they_are() -> None:
+    values = on_its_way()
+    values.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        commits.moved(values, torch.device("cuda:1"), torch.float32)
+
+
+def test_what_goes_to_a_device_is_cast_on_the_cpu_apart_from_the_caller() -> None:
+    values = on_its_way()
+
+    commits.moved(values, torch.device("cuda:1"), torch.float16)  # blocking copies are cast before they go
+
+    assert values.threads == ["ckptool-arithmetic"]
+
+
+def test_a_copy_that_breaks_off_has_no_digest(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+
+    def fail(model: nn.Module, made: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("the device is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(commits, "assign", fail)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            live.reload(files[1])
+
+    assert live.digest is None
+    assert live.reload(files[1]).digest == live.digest is not None
+
+
+# Models that load through code of their own
+
+
+class Renaming(LeNet):
+    """Takes files with the names that it had once, and counts how often it was filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled = 0
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.filled += 1
+        for name in [name for name in state if name.startswith("head.")]:
+            state[name.replace("head.", "out.")] = state.pop(name)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def old_names(seed: int) -> dict[str, torch.Tensor]:
+    return {name.replace("out.", "head."): tensor for name, tensor in lenet(seed).state_dict().items()}
+
+
+@pytest.mark.parametrize("mmap", [False, "auto"], ids=str)
+@pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
+def test_a_copy_of_a_model_with_code_of_its_own_loads_and_is_swapped_in(meta: bool, mmap: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    saved(old_names(1), path)
+    with torch.device("meta" if meta else "cpu"):
+        model = Renaming().eval()
+    model.seen = torch.ones(2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    live = LiveModel(model, path, commit="swap", mmap=mmap, dtype=torch.float64 if meta else None)
+    images = IMAGES.double() if meta else IMAGES
+    first, serving = live.digest, live.model
+    assert torch.equal(live(images), lenet(1).to(images.dtype)(images))
+
+    saved(old_names(2), tmp_path / "y.pth")
+    with live.use() as now:
+        done = live.reload(tmp_path / "y.pth")
+        assert torch.equal(now(images), lenet(1).to(images.dtype)(images))
+        assert now.digest == first
+    assert torch.equal(live(images), lenet(2).to(images.dtype)(images))
+    assert live.model.seen.eq(1).all()
+    assert not live.model.training
+    assert (done.digest, done.report.share) == (live.digest, 1.0)
+    assert live.digest != first
+    assert live.reload(path).digest == first
+    assert model.filled == 0
+    assert serving is not model
+    if not meta:
+        assert_same(model.state_dict(), before)  # what was given is not touched
+
+
+@pytest.mark.parametrize("how", ["flipped", "names", "shapes"])
+def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_path: Path) -> None:
+    saved(old_names(1), tmp_path / "x.pth")
+    state = old_names(2)
+    data = bytearray(saved(state))
+    data[data.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    contents: dict[str, tuple[bytes, type[ckptool.CkptoolError]]] = {
+        "flipped": (bytes(data), ckptool.DamagedFile),
+        "names": (saved({name: tensor for name, tensor in state.items() if name != "fc1.bias"}), ckptool.KeyMismatch),
+        "shapes": (saved(state | {"head.bias": torch.ones(3)}), ckptool.ShapeMismatch),
+    }
+    live = LiveModel(Renaming().eval(), tmp_path / "x.pth", commit="swap")
+    model, digest = live.model, live.digest
+
+    with pytest.raises(contents[how][1]):
+        live.reload(contents[how][0])
+
+    assert (live.model, live.digest) == (model, digest)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+
+def test_a_copy_of_a_model_with_code_of_its_own_keeps_its_types(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    live = LiveModel(Renaming().bfloat16().eval(), tmp_path / "x.pth", commit="swap")
+
+    assert_same(live.model.state_dict(), lenet(1).bfloat16().state_dict())
+
+
+def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    saved(nn.DataParallel(lenet(1)).state_dict(), tmp_path / "y.pth")
+    live = LiveModel(nn.DataParallel(Renaming()).eval(), tmp_path / "x.pth", commit="swap")
+    first = live.digest
+
+    assert live.reload(tmp_path / "y.pth").digest == first
+    assert_same(live.model.module.state_dict(), lenet(1).state_dict())
+
+
+def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    saved(old_names(1), tmp_path / "x.pth")
+    live = LiveModel(Renaming())
+
+    with pytest.raises(ckptool.UnsupportedFeature, match="code of its own: Renaming") as caught:
+        live.reload(tmp_path / "x.pth")
+    assert caught.value.hint == "Use commit='swap', which lets a copy of the model load."
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+def test_packed_weights_are_swapped_in_and_have_a_digest(tmp_path: Path) -> None:
+    def quantised(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})  # type: ignore[no-any-return]
+
+    x = torch.rand(2, 4)
+    for seed in (1, 2):
+        saved(quantised(seed).state_dict(), tmp_path / f"{seed}.pth")
+    live = LiveModel(quantised(0), tmp_path / "1.pth", commit="swap")
+    assert torch.equal(live(x), quantised(1)(x))
+    first = live.digest
+    assert live.reload(tmp_path / "2.pth").digest != first
+    assert torch.equal(live(x), quantised(2)(x))
+    assert live.reload(tmp_path / "1.pth").digest == first
+
+
+# Where the first load puts the weights
+
+
+@every_commit
+def test_what_comes_from_the_meta_device_is_of_the_type_asked_for(commit: Commit, files: tuple[Path, Path]) -> None:
+    plain = LiveModel(LeNet().eval(), files[0]).digest
+    with torch.device("meta"):
+        model = LeNet().eval()
+    live = LiveModel(model, files[0], commit=commit, dtype=torch.bfloat16, map_location="cpu")
+
+    for number in (1, 2):  # a model keeps its type
+        wanted = {name: tensor.bfloat16() for name, tensor in lenet(number).state_dict().items()}
+        assert_same(live.model.state_dict(), wanted)
+        assert (live.digest == plain) == (number == 1)  # it is the file's
+        live.reload(files[1])
+
+
+@every_commit
+def test_what_is_not_on_the_meta_device_keeps_its_type(commit: Commit, files: tuple[Path, Path]) -> None:
+    model = LeNet().eval()
+    model.fc1 = nn.Linear(192, 120, device="meta")
+    live = LiveModel(model, files[0], commit=commit, dtype=torch.float64)
+
+    types = {name: tensor.dtype for name, tensor in live.model.state_dict().items()}
+    assert {name for name, dtype in types.items() if dtype == torch.float64} == {"fc1.weight", "fc1.bias"}
+    assert torch.equal(live.model.fc1.weight, lenet(1).fc1.weight.double())
+
+
+def test_a_place_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ckptool.DeviceUnavailable, match="'gpu' is no device"):
+        LiveModel(LeNet(), tmp_path / "not-there.pth", map_location="gpu")
+
+
+def pages_of(model: nn.Module, path: Path) -> dict[str, int] | None:
+    """Return what the system says of the mapping that all of a model's weights are in, in KiB; None if none is."""
+    addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    inside, facts = False, dict[str, int]()
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, *rest = line.split()
+        if "-" in head and not head.endswith(":"):
+            start, end = (int(number, 16) for number in head.split("-"))
+            inside = rest[-1] == str(path) and all(start <= address < end for address in addresses)
+        elif inside and rest[-1] == "kB":
+            facts[head.removesuffix(":")] = int(rest[0])
+    return facts or None
+
+
+def is_mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is mapped")
+def test_swapped_weights_are_pages_of_the_file_that_nobody_writes_to(files: tuple[Path, Path]) -> None:
+    with torch.device("meta"):
+        model = LeNet().eval()
+    live = LiveModel(model, files[0], commit="swap", mmap="auto")
+    for number in (1, 2):
+        path = files[number - 1]
+        if number == 2:
+            live.reload(path)
+        assert torch.equal(live(IMAGES), lenet(number)(IMAGES))
+        pages = pages_of(live.model, path)
+        assert pages is not None
+        assert pages["Anonymous"] == 0  # none is this process's own
+    gc.collect()
+    assert not is_mapped(files[0])  # what no call uses any more is let go
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is mapped")
+def test_in_place_only_a_model_without_memory_is_mapped_and_only_at_first(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0], mmap="auto")
+    gc.collect()
+    assert not is_mapped(files[0])
+    with torch.device("meta"):
+        model = LeNet().eval()
+    live = LiveModel(model, files[0], mmap="auto")
+    pages = pages_of(live.model, files[0])
+    assert pages is not None
+    assert pages["Anonymous"] == 0
+
+    data = files[0].read_bytes()
+    live.reload(files[1])
+
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    pages = pages_of(live.model, files[0])
+    assert pages is not None
+    assert pages["Anonymous"] > 0
+    assert not is_mapped(files[1])
+    assert files[0].read_bytes() == data
+
+
+def damaged(b: bytes) -> dict[str, tuple[bytes, type[ckptool.CkptoolError]]]:
+    state = lenet(2).state_dict()
+    flipped = bytearray(b)
+    flipped[b.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    return {
+        "truncated": (b[:-1000], ckptool.TruncatedFile),
+        "half": (b[: len(b) // 2], ckptool.UnreadableFile),
+        "flipped": (bytes(flipped), ckptool.DamagedFile),
+        "index": (b.replace(b"fc1.weight", b"fc1.weighs", 1), ckptool.DamagedFile),
+        "shapes": (saved(state | {"out.bias": torch.ones(3)}), ckptool.ShapeMismatch),
+        "names": (saved({"x": torch.ones(3)}), ckptool.KeyMismatch),
+        "page": (b"<html><body>404</body></html>", ckptool.NotACheckpoint),
+        "empty": (b"", ckptool.UnreadableFile),
+        "sparse": (saved(state | {"out.bias": state["out.bias"].to_sparse()}), ckptool.UnsupportedFeature),
+    }
+
+
+@every_commit
+@pytest.mark.parametrize(
+    "how", ["truncated", "half", "flipped", "index", "shapes", "names", "page", "empty", "sparse", "gone"]
+)
+def test_a_bad_file_leaves_the_old_weights_serving(how: str, commit: Commit, files: tuple[Path, Path]) -> None:
+    a, b = files
+    live = LiveModel(LeNet().eval(), a, commit=commit)
+    model, digest, report = live.model, live.digest, live.report
+    kinds = damaged(b.read_bytes())
+    expected: type[ckptool.CkptoolError] = ckptool.FileUnavailable if how == "gone" else kinds[how][1]
+    b.unlink() if how == "gone" else b.write_bytes(kinds[how][0])
+
+    with pytest.raises(expected) as caught:
+        live.reload(b)
+
+    assert caught.value.path == str(b)
+    assert (live.model, live.digest, live.report) == (model, digest, report)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    live.reload(a)  # and nothing is locked
+
+
+@every_commit
+def test_what_happens_to_the_file_afterwards_changes_nothing(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[1], commit=commit)
+
+    with files[1].open("r+b") as stream:
+        stream.write(bytes(files[1].stat().st_size))
+        stream.truncate(100)
+
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_equal_weights_have_equal_digests_whatever_the_format(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = TiedReader()
+    state = model.state_dict()
+    saved(state, tmp_path / "x.pth")
+    saved(state, tmp_path / "legacy.pth", legacy=True)
+    saved(model, tmp_path / "model.pth")
+    saved(nn.DataParallel(model).state_dict(), tmp_path / "wrapped.pth")
+    saved({"epoch": 1, "state_dict": {f"net.{name}": tensor for name, tensor in state.items()}}, tmp_path / "deep.pth")
+    for left_out in ("head.weight", "embedding.weight"):
+        one = {name: tensor for name, tensor in state.items() if name != left_out}
+        saved(one, tmp_path / f"no-{left_out}.pth")
+    saved(dict(reversed(state.items())), tmp_path / "order.pth")
+    ckptool.migrate(tmp_path / "x.pth", tmp_path / "x.safetensors")
+
+    digests = {path.name: LiveModel(TiedReader(), path).digest for path in sorted(tmp_path.iterdir())}
+
+    assert len(digests) == 9
+    assert len(set(digests.values())) == 1, digests
+
+
+DIFFERENT: dict[str, Callable[[], torch.Tensor]] = {
+    "values": lambda: torch.zeros(2, 3),
+    "one bit": lambda: torch.tensor([[0.0, 0, 0], [0, 0, -0.0]]),
+    "type": lambda: torch.zeros(2, 3, dtype=torch.int32),
+    "shape": lambda: torch.zeros(3, 2),
+    "turned": lambda: torch.arange(6.0).reshape(2, 3),
+    "not turned": lambda: torch.arange(6.0).reshape(3, 2).t(),
+    "complex": lambda: torch.ones(2, 3, dtype=torch.complex64) * 1j,
+    "conjugate": lambda: (torch.ones(2, 3, dtype=torch.complex64) * 1j).conj(),
+    "sparse": lambda: torch.eye(2000).to_sparse(),
+    "sparse, one other": lambda: (
+        torch.eye(2000).index_fill(1, torch.tensor(1000), 0.0).fill_diagonal_(1).mul(1).to_sparse()
+    ),
+    "sparse, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse(),
+    "csr": lambda: torch.eye(2000).to_sparse_csr(),
+    "csr, scaled": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csr(),
+    "csc": lambda: (torch.eye(2000) + torch.diag(torch.arange(2000) == 1000).float()).to_sparse_csc(),
+    "quantised": lambda: torch.quantize_per_tensor(torch.arange(2000.0), 0.5, 0, torch.qint32),
+    "quantised, one other": lambda: torch.quantize_per_tensor(
+        torch.arange(2000.0) + (torch.arange(2000) == 1000), 0.5, 0, torch.qint32
+    ),
+    "quantised, scaled": lambda: torch.quantize_per_tensor(torch.arange(2000.0) / 2, 0.25, 0, torch.qint32),
+    "by channel": lambda: torch.quantize_per_channel(
+        torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.tensor([0, 0]), 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
+@pytest.mark.filterwarnings("ignore:Sparse ")
+def test_different_weights_have_different_digests() -> None:
+    digests = {name: digest_of({"x": make()}) for name, make in DIFFERENT.items()}
+
+    same = {digests["sparse"], digests["sparse, one other"]}
+    assert len(same) == 1
+    assert len(set(digests.values())) == len(digests) - 1, digests
+    assert digest_of({"x": torch.zeros(2, 3)}) == digests["values"]
+    assert digest_of({"y": torch.zeros(2, 3)}) != digests["values"]
+    assert digest_of({"x": torch.zeros(3, 2).t()}) == digests["values"]
+
+
+@every_commit
+def test_blocks_of_use_nest(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0], commit=commit)
+    waiting = threading.Thread(target=live.reload, args=(files[1],))
+
+    with live.use() as outer:
+        with live.use() as inner:
+            assert inner.model is outer.model
+            waiting.start()
+            if commit == "in_place":
+                assert within(5, lambda: live._gate._waiting == 1)
+            else:
+                waiting.join()
+            assert torch.equal(outer(IMAGES), lenet(1)(IMAGES))
+            with live.use() as innermost:  # while a reload waits
+                assert (innermost.model is outer.model) == (commit == "in_place")
+        assert torch.equal(outer(IMAGES), lenet(1)(IMAGES))
+    waiting.join(10)
+
+    assert not waiting.is_alive()
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_blocks_that_overlap_in_one_thread_keep_the_gate_shut_until_the_last_ends(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])  # as two tasks of one event loop overlap
+    one, two = live.use(), live.use()
+    one.__enter__()
+    two.__enter__()
+    waiting = threading.Thread(target=live.reload, args=(files[1],))
+    waiting.start()
+    assert within(5, lambda: live._gate._waiting == 1)
+
+    one.__exit__(None, None, None)
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    two.__exit__(None, None, None)
+    waiting.join(10)
+
+    assert not waiting.is_alive()
+    assert (live._gate._inside, live._gate._mine.visits.depth) == (0, 0)
+
+
+def test_a_reload_inside_of_use_is_a_mistake_and_no_deadlock(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+
+    with live.use(), pytest.raises(RuntimeError, match="inside use"):
+        live.reload(files[1])
+
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    live.reload(files[1])
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+@every_commit
+def test_an_exception_inside_the_model_lets_reloads_in(commit: Commit, files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0], commit=commit)
+
+    with pytest.raises(RuntimeError):
+        live(torch.rand(1, 7))
+    with pytest.raises(LookupError), live.use():
+        raise LookupError
+    thread = threading.Thread(target=live.reload, args=(files[1],))
+    thread.start()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_calls_wait_for_a_copy_that_has_begun_and_reloads_are_not_starved(files: tuple[Path, Path]) -> None:
+    live = LiveModel(LeNet().eval(), files[0])
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            live(IMAGES)
+
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    live.reload(files[1])
+    took = time.monotonic() - started
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert took < 20
+
+
+def test_models_made_in_inference_mode_are_reloaded_in_place(files: tuple[Path, Path]) -> None:
+    with torch.inference_mode():
+        live = LiveModel(LeNet().eval(), files[0])
+
+    live.reload(files[1])
+
+    with torch.no_grad():
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_to_swap(files: tuple[Path, Path]) -> None:
+    model = lenet(1)
+    model.lock = threading.Lock()
+    live = LiveModel(model, commit="swap")
+
+    with pytest.raises(ckptool.UnsupportedFeature) as caught:
+        live.reload(files[1])
+
+    assert "in_place" in str(caught.value.hint)
+    assert live.model is model
+    LiveModel(model).reload(files[1])
+
+
+def test_other_types_are_cast_to_the_model_s(files: tuple[Path, Path]) -> None:
+    for commit in COMMITS:
+        live = LiveModel(LeNet().bfloat16(), files[0], commit=commit)
+        live.reload(files[1])
+        wanted = {name: tensor.bfloat16() for name, tensor in lenet(2).state_dict().items()}
+        assert_same(live.model.state_dict(), wanted)
+
+
+# Watching
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def watched(files: tuple[Path, Path], tmp_path: Path, told: list[Any]) -> Iterator[tuple[LiveModel, Path]]:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    with LiveModel(LeNet().eval(), str(path)) as live:
+        live.watch(str(path), every=0.03, on_reload=told.append)
+        yield live, path
+    assert not [thread for thread in threading.enumerate() if thread.name == "ckptool-watch"]
+
+
+def put(path: Path, data: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(data)
+    os.replace(fresh, path)  # noqa: PTH105 - the call that people make
+
+
+def test_a_file_that_is_put_there_is_loaded(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any]
+) -> None:
+    live, path = watched
+    for number, source in enumerate((files[1], files[0], files[1]), 1):
+        put(path, source.read_bytes())
+        assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
+        assert isinstance(told[-1], ckptool.Reload)
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    time.sleep(0.15)
+    assert len(told) == 3  # and once only
+
+
+def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    data, told = files[1].read_bytes(), list[Any]()
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(str(path), every=0.3, on_reload=told.append)
+        with path.open("wb", buffering=0) as stream:
+            for start in range(0, len(data), len(data) // 80):
+                stream.write(data[start : start + len(data) // 80])
+                time.sleep(0.01)
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+        assert within(20, lambda: bool(told))
+        assert [type(one) for one in told] == [ckptool.Reload]
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    live, path = watched
+    assert (live.last_error, live.last_error_time) == (None, None)
+    began = datetime.now(timezone.utc)
+    put(path, files[1].read_bytes()[:-2000])
+    assert within(20, lambda: bool(told))
+    time.sleep(0.2)
+
+    assert [type(one) for one in told] == [ckptool.TruncatedFile]
+    assert "not reloaded" in caplog.text
+    assert live.last_error is told[0]
+    when = live.last_error_time
+    assert when is not None
+    assert began <= when <= datetime.now(timezone.utc)
+    assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    path.unlink()
+    time.sleep(0.1)
+    assert len(told) == 1
+    assert live.last_error is told[0]  # a path without a file is no news
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: len(told) == 2)
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+    assert (live.last_error, live.last_error_time) == (None, None)
+
+
+def test_an_error_that_is_kept_keeps_no_weights(
+    watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, path = watched
+    staged: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(state: dict[str, torch.Tensor], cancellation: Any) -> str:
+        staged.extend(weakref.ref(tensor) for tensor in state.values())
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ckptool.DamagedFile("it is") from error
+
+    monkeypatch.setattr(live_module, "digest_of", fail)
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: bool(told))
+
+    assert live.last_error is told[0]
+    assert staged
+    assert within(5, lambda: all(one() is None for one in staged))
+
+
+def test_watching_can_be_ended_from_the_callback(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    live = LiveModel(LeNet().eval(), path)
+    told: list[Any] = []
+
+    def end(outcome: Any) -> None:
+        told.append(outcome)
+        live.unwatch()
+
+    live.watch(str(path), every=0.02, on_reload=end)
+    put(path, files[1].read_bytes())
+    assert within(20, lambda: bool(told))
+    put(path, files[0].read_bytes())
+    time.sleep(0.2)
+
+    assert len(told) == 1
+    assert within(5, lambda: all(thread.name != "ckptool-watch" for thread in threading.enumerate()))
+    live.unwatch()
+
+
+def test_a_path_without_a_file_is_told_and_the_first_that_comes_is_loaded(
+    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = list[Any]()
+    with LiveModel(LeNet().eval(), files[0]) as live:
+        live.watch(files[0])
+        assert "without a file" not in caplog.text
+        live.watch(tmp_path / "later.pth", every=0.02, on_reload=told.append)
+        assert f"without a file: {tmp_path / 'later.pth'}" in caplog.text
+        put(tmp_path / "later.pth", files[1].read_bytes())
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    live, told = LiveModel(LeNet().eval(), path), list[Any]()
+    digest = live.digest
+    live.watch(every=0.02, on_reload=told.append)
+    with live.use():  # the reload waits for this block to end
+        put(path, files[1].read_bytes())
+        assert within(20, live._reloading.locked)
+        time.sleep(0.1)
+        ending = threading.Thread(target=live.unwatch, daemon=True)
+        ending.start()
+        ending.join(10)
+        assert not ending.is_alive()
+
+    assert not live._reloading.locked()
+    assert (live.digest, live.last_error, told) == (digest, None, [])
+    assert live.reload(path).digest != digest
+
+
+def test_a_deadline_for_starting_is_not_one_for_reloading(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    starting, told = Cancellation(60), list[Any]()
+    with LiveModel(LeNet().eval(), path, limits=ckptool.Limits(cancellation=starting)) as live:
+        starting.cancel()
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+        live.reload(files[1])
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+        live.watch(path, every=0.02, on_reload=told.append)
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+    with pytest.raises(ckptool.Cancelled):
+        LiveModel(LeNet().eval(), path, limits=ckptool.Limits(cancellation=starting))
+
+
+def test_a_callback_that_fails_ends_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    told: list[Any] = []
+
+    def fail(outcome: Any) -> None:
+        told.append(outcome)
+        raise LookupError
+
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(str(path), every=0.02, on_reload=fail)
+        for number in (1, 2):
+            put(path, files[number % 2].read_bytes())
+            assert within(20, lambda number=number: len(told) == number)  # type: ignore[misc]
+
+
+def test_what_the_model_s_own_code_raises_does_not_end_the_watch(
+    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Moody(LeNet):
+        mood = 0
+
+        def state_dict(self, *arguments: Any, **options: Any) -> Any:
+            Moody.mood += 1
+            if Moody.mood == 1:
+                raise LookupError
+            return super().state_dict(*arguments, **options)
+
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    told: list[Any] = []
+    with LiveModel(Moody().eval()) as live:
+        live.watch(str(path), every=0.02, on_reload=told.append)
+        put(path, files[1].read_bytes())
+        assert within(20, lambda: "LookupError" in caplog.text)
+        assert isinstance(live.last_error, LookupError)
+        put(path, files[1].read_bytes())
+        assert within(20, lambda: bool(told))
+        assert isinstance(told[0], ckptool.Reload)
+
+
+def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    told: list[Any] = []
+    with LiveModel(LeNet().eval(), path) as live:
+        put(path, files[1].read_bytes())
+        live.watch(str(path), every=0.02, on_reload=told.append)
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
+def test_what_lies_there_is_loaded_unless_it_is_what_was_loaded(files: tuple[Path, Path]) -> None:
+    for source, times in ((None, 1), (files[1], 1), (files[0], 0)):
+        told: list[Any] = []
+        with LiveModel(lenet(5), source) as live:
+            live.watch(files[0], every=0.02, on_reload=told.append)
+            within(20 if times else 0.2, lambda told=told: bool(told))  # type: ignore[misc]
+        assert len(told) == times
+        assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
+
+
+def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Path], tmp_path: Path) -> None:
+    told: list[Any] = []
+    with LiveModel(LeNet().eval()) as live:
+        with pytest.raises(ValueError, match="which one to watch"):
+            live.watch()
+        live.reload(files[0])
+        live.reload(files[1])
+        with pytest.raises(ckptool.FileUnavailable):
+            live.reload(tmp_path / "not-there.pth")  # that was not loaded
+        live.watch(every=0.02, on_reload=told.append)
+        put(files[0], saved(lenet(3).state_dict()))
+        put(files[1], saved(lenet(4).state_dict()))
+        assert within(20, lambda: bool(told))
+        assert torch.equal(live(IMAGES), lenet(4)(IMAGES))
+        assert [one.report.path for one in told] == [str(files[1])]
+        live.reload(files[0].read_bytes())
+        with pytest.raises(ValueError, match="which one to watch"):
+            live.watch()
+
+
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    with torch.device("meta"):
+        live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit)
+
+    assert_same(live.model.state_dict(), lenet(1).state_dict())
+
+
+def test_a_commit_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="commit='inplace' is none of 'in_place', 'swap'"):
+        LiveModel(LeNet(), commit="inplace")  # type: ignore[arg-type]
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=30)
+
+
+def test_a_block_may_end_in_another_thread_than_it_began_in(tmp_path: Path) -> None:
+    saved(lenet(1).state_dict(), tmp_path / "x.pth")
+    saved(lenet(2).state_dict(), tmp_path / "y.pth")
+    live = LiveModel(LeNet().eval(), tmp_path / "x.pth")
+    block = live.use()
+    limits = ckptool.Limits(cancellation=ckptool.Cancellation(0.2))
+
+    now = in_another_thread(block.__enter__)
+    with pytest.raises(ckptool.Cancelled):  # it is still open
+        live.reload(tmp_path / "y.pth", limits=limits)
+    assert torch.equal(now(IMAGES), lenet(1)(IMAGES))
+    in_another_thread(lambda: block.__exit__(None, None, None))
+
+    limits = ckptool.Limits(cancellation=ckptool.Cancellation(30))
+    assert live.reload(tmp_path / "y.pth", limits=limits).digest != now.digest
+    assert torch.equal(live(IMAGES), lenet(2)(IMAGES))

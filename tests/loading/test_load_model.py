@@ -1,0 +1,234 @@
+"""``load_model``: the one call that runs what a file names, and only when it is told to."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import sys
+import tarfile
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptool
+from ckptool.reference.forging import forged, pretend, tagged
+from ckptool.reference.nets import LeNet, TiedReader
+from ckptool.reference.wraps import process_group, wrap
+from tests.loading.same import assert_same, saved
+
+CPU = torch.device("cpu")
+IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+ran: list[str] = []
+
+pytestmark = pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
+
+
+def canary() -> nn.Module:
+    ran.append("canary")
+    return nn.Linear(2, 2)
+
+
+class Trap(nn.Module):
+    """Runs code when it is unpickled, as every class may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def __reduce__(self) -> Any:
+        return canary, ()
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+@pytest.mark.parametrize("trust", [False, None, 1, "yes"])
+def test_without_trust_nothing_runs(trust: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    saved(Trap(), path)
+
+    with pytest.raises(ckptool.UnsafePickle) as caught:
+        ckptool.load_model(path, trust=trust)
+
+    assert ran == []
+    assert caught.value.path == str(path)
+    assert "trust=True" in str(caught.value.hint)
+    with pytest.raises(TypeError):
+        ckptool.load_model(path)  # type: ignore[call-arg]
+    with pytest.raises(ckptool.CkptoolError):
+        ckptool.load(path)
+    with pytest.raises(ckptool.CkptoolError):
+        ckptool.load_into(nn.Linear(2, 2), path)
+    assert ran == []
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_with_trust_a_model_is_unpickled(legacy: bool, tmp_path: Path) -> None:
+    source = TiedReader().eval()
+    saved(source, tmp_path / "x.pth", legacy=legacy)
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True)
+
+    assert type(model) is TiedReader
+    assert_same(model.state_dict(), source.state_dict())
+    assert torch.equal(model(IMAGES), source(IMAGES))
+
+
+@pytest.mark.parametrize("unwrap", [True, False])
+@pytest.mark.parametrize("tag", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_data_parallel_model_is_unwrapped(legacy: bool, tag: str, unwrap: bool, tmp_path: Path) -> None:
+    source = LeNet().eval()
+    wrapped = nn.DataParallel(source)
+    with forged(tagged(tag)):
+        saved(wrapped, tmp_path / "x.pth", legacy=legacy)
+    before = (tmp_path / "x.pth").read_bytes()
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True, unwrap=unwrap)
+
+    assert type(model) is (LeNet if unwrap else nn.DataParallel)
+    assert_same(model.state_dict(), (source if unwrap else wrapped).state_dict())
+    assert torch.equal(model(IMAGES), source(IMAGES))
+    assert (tmp_path / "x.pth").read_bytes() == before
+
+
+@pytest.mark.parametrize("where", ["cpu", None, {}, {"cuda:0": "cpu"}, lambda storage, tag: None], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_distributed_model_needs_neither_a_group_nor_a_device(device: str, where: Any, tmp_path: Path) -> None:
+    source = LeNet().eval()
+    with process_group(CPU):
+        wrapped = wrap(source, "ddp", CPU)
+        if device != "cpu":
+            pretend(wrapped, torch.device(device))
+        with forged(tagged(device)):
+            saved(wrapped, tmp_path / "x.pth")
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True, map_location=where)
+
+    assert type(model) is LeNet
+    assert torch.equal(model(IMAGES), source(IMAGES))
+    with pytest.raises(ckptool.UnsupportedFeature):  # the group is missed where the wrapper is wanted
+        ckptool.load_model(tmp_path / "x.pth", trust=True, unwrap=False)
+
+
+@pytest.mark.parametrize("where", ["cpu", None, {}, {"cuda:0": "cpu"}, lambda storage, tag: None], ids=str)
+def test_saved_tags_are_not_obeyed(where: Any, tmp_path: Path) -> None:
+    source = LeNet().eval()
+    with forged(tagged("cuda:0")):
+        saved(source, tmp_path / "x.pth")
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True, map_location=where)
+
+    assert torch.equal(model(IMAGES), source(IMAGES))
+    assert not torch.cuda.is_initialized() or torch.cuda.is_available()
+
+
+def test_a_model_can_be_loaded_to_meta(tmp_path: Path) -> None:
+    saved(LeNet(), tmp_path / "x.pth")
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True, map_location="meta")
+
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("where", ["cpu", None])
+def test_a_script_is_loaded_as_one(where: Any, tmp_path: Path) -> None:
+    source = LeNet().eval()
+    torch.jit.save(torch.jit.script(source), tmp_path / "x.pt")
+
+    model = ckptool.load_model(tmp_path / "x.pt", trust=True, map_location=where)
+
+    assert isinstance(model, torch.jit.ScriptModule)
+    assert torch.equal(model(IMAGES), source(IMAGES))
+
+
+def test_weights_are_no_model(tmp_path: Path) -> None:
+    saved(LeNet().state_dict(), tmp_path / "x.pth")
+    saved({"model": LeNet(), "epoch": 1}, tmp_path / "y.pth")
+
+    for name in ("x.pth", "y.pth"):
+        with pytest.raises(ckptool.UnsupportedFeature) as caught:
+            ckptool.load_model(tmp_path / name, trust=True)
+        assert "load_into" in str(caught.value.hint)
+
+
+def test_a_method_is_no_model(tmp_path: Path) -> None:
+    saved(LeNet().state_dict, tmp_path / "x.pth")
+
+    with pytest.raises(ckptool.UnsupportedFeature, match="holds a method"):
+        ckptool.load_model(tmp_path / "x.pth", trust=True)
+
+
+@pytest.mark.parametrize("how", ["no module", "no class", "other state", "own error"])
+def test_a_class_that_is_not_here_is_named(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("gone")
+    monkeypatch.setitem(sys.modules, "gone", module)
+    module.Gone = type("Gone", (nn.Sequential,), {"__module__": "gone"})
+    saved(module.Gone(nn.Linear(1, 1)), tmp_path / "x.pth")
+    if how == "no module":
+        monkeypatch.delitem(sys.modules, "gone")
+    elif how == "no class":
+        del module.Gone
+    else:
+        error = KeyError("fc") if how == "other state" else ZeroDivisionError("mine")
+
+        def fail(self: Any, state: Any) -> None:
+            raise error
+
+        module.Gone.__setstate__ = fail
+
+    with pytest.raises(ckptool.UnsupportedFeature) as caught:
+        ckptool.load_model(tmp_path / "x.pth", trust=True)
+
+    assert caught.value.path == str(tmp_path / "x.pth")
+    assert caught.value.kind == "class-missing"
+
+
+def test_a_member_of_an_archive_is_loaded_too(tmp_path: Path) -> None:
+    source = LeNet().eval()
+    data = saved(nn.DataParallel(source), tmp_path / "x.pth")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "x.pth", "deep/x.pth")
+    (tmp_path / "x.pth.gz").write_bytes(gzip.compress(data))
+
+    for unwrap in (True, False):
+        model = ckptool.load_model(f"{tmp_path}/x.tar::deep/x.pth", trust=True, unwrap=unwrap)
+        assert type(model) is (LeNet if unwrap else nn.DataParallel)
+        assert torch.equal(model(IMAGES), source(IMAGES))
+    with pytest.raises(ckptool.CkptoolError):
+        ckptool.load_model(tmp_path / "x.pth.gz", trust=True, unwrap=False)
+
+
+def test_bad_files_are_named_before_anything_runs(tmp_path: Path) -> None:
+    data = saved(Trap(), tmp_path / "x.pth")
+    cut = tmp_path / "cut.pth"
+    cut.write_bytes(data[:-30])
+    page = tmp_path / "page.pth"
+    page.write_bytes(b"<html></html>")
+
+    for path in (cut, page, tmp_path / "gone.pth"):
+        with pytest.raises(ckptool.CkptoolError) as caught:
+            ckptool.load_model(path, trust=True)
+        assert caught.value.path == str(path)
+        assert pickle.loads(pickle.dumps(caught.value)).path == str(path)
+    assert ran == []
+
+
+def test_a_model_inside_a_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    torch.save({"model": LeNet(), "epoch": 3}, path)
+
+    with pytest.raises(ckptool.UnsupportedFeature, match="a whole model as one part of it alone, 'model'"):
+        ckptool.load_model(path, trust=True)
+
+
+def test_bytes_are_no_path() -> None:
+    with pytest.raises(TypeError, match="a path is wanted, not bytes"):
+        ckptool.load_model(b"x.pth", trust=True)  # type: ignore[arg-type]

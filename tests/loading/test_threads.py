@@ -1,0 +1,226 @@
+"""Many threads, good and bad files, files that change: each load is as it would be alone, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptool
+import ckptool.loading.load
+from ckptool import loading
+from ckptool.loading.serving.live_model import digest_of
+from ckptool.reference.nets import CifarNet, LeNet, TiedReader
+from ckptool.sources.files import FileSource
+from tests.loading.same import descriptors, resident_nbytes, saved
+
+LONG = os.environ.get("CKPTOOL_LONG") == "1"
+THREADS = 32
+TIMES = 1_000 if LONG else 6
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse ")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    torch.manual_seed(0)
+    state = LeNet().state_dict()
+    saved(state, tmp_path / "zip.pth")
+    saved(state, tmp_path / "legacy.pth", legacy=True)
+    saved(TiedReader(), tmp_path / "model.pth")
+    saved({"model": CifarNet().state_dict(), "epoch": 1}, tmp_path / "nested.pth")
+    saved({"s": torch.eye(4).to_sparse(), "c": torch.ones(3, dtype=torch.complex64).conj()}, tmp_path / "kinds.pth")
+    ckptool.migrate(tmp_path / "zip.pth", tmp_path / "x.safetensors")
+    data = (tmp_path / "zip.pth").read_bytes()
+    (tmp_path / "cut.pth").write_bytes(data[:-500])
+    (tmp_path / "half.pth").write_bytes(data[: len(data) // 2])
+    flipped = bytearray(data)
+    flipped[data.index(state["fc1.weight"].numpy().tobytes()[:32]) + 40] ^= 16
+    (tmp_path / "flipped.pth").write_bytes(flipped)
+    (tmp_path / "page.pth").write_bytes(b"<html></html>")
+    return [*sorted(tmp_path.iterdir()), tmp_path / "gone.pth"]
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "mapped": lambda path: digest_of(ckptool.load(path, mmap=True)),
+    "read": lambda path: digest_of(ckptool.load(path, mmap=False)),
+    "cast": lambda path: digest_of(ckptool.load(path, dtype=torch.bfloat16)),
+    "verified": lambda path: digest_of(ckptool.load(path, verify=True)),
+    "filled": lambda path: ckptool.load_into(LeNet(), path).loaded,
+    "predicted": lambda path: ckptool.predict_memory(path),
+}
+
+
+def outcome(way: str, path: Path) -> tuple[str, Any]:
+    try:
+        return "loaded", WAYS[way](path)
+    except ckptool.CkptoolError as error:
+        return type(error).__name__, str(error)
+
+
+def test_many_threads_find_what_one_finds(files: list[Path]) -> None:
+    calls = [(way, path) for way in WAYS for path in files]
+    expected = {call: outcome(*call) for call in calls}
+    assert {kind for kind, _ in expected.values()} >= {
+        "loaded",
+        "TruncatedFile",
+        "DamagedFile",
+        "NotACheckpoint",
+        "FileUnavailable",
+        "KeyMismatch",
+    }
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(TIMES):
+            call = rng.choice(calls)
+            found = outcome(*call)
+            if found != expected[call]:
+                wrong.append((call, found))
+
+    def run() -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(work, range(THREADS)))
+
+    before = descriptors(), threading.active_count()
+    run()
+    resident = resident_nbytes()
+    run()
+
+    assert wrong == []
+    assert (descriptors(), threading.active_count()) == before
+    assert resident_nbytes() - resident < 48 << 20
+
+
+def test_loading_again_and_again_takes_no_more_memory(files: list[Path]) -> None:
+    path = next(path for path in files if path.name == "nested.pth")
+    sizes = []
+    for _ in range(4):
+        for _ in range(1_000 if LONG else 10):
+            for mmap in (True, False):
+                ckptool.load(path, mmap=mmap)["fc1.weight"].add_(1)
+        sizes.append((descriptors(), resident_nbytes()))
+
+    assert len({files for files, _ in sizes}) == 1
+    assert sizes[-1][1] - sizes[0][1] < 8 << 20
+
+
+def test_tensors_outlive_the_file_that_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    saved({"a": torch.arange(1 << 20).float()}, path)
+    found = ckptool.load(path)
+    saved({"a": torch.zeros(1 << 20)}, tmp_path / "y.pth")
+
+    os.replace(tmp_path / "y.pth", path)  # noqa: PTH105 - the call that is promised to be safe
+
+    assert torch.equal(found["a"], torch.arange(1 << 20).float())
+    assert ckptool.load(path)["a"].eq(0).all()
+    path.unlink()
+    assert found["a"][-1] == (1 << 20) - 1
+
+
+def test_files_that_are_replaced_meanwhile_are_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    versions = [saved({"a": torch.full((3000,), float(n)), "b": torch.full((7,), float(n))}) for n in range(2)]
+    path.write_bytes(versions[0])
+    stop = threading.Event()
+    found: list[Any] = []
+
+    def replace() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            (tmp_path / "new").write_bytes(versions[number % 2])
+            os.replace(tmp_path / "new", path)  # noqa: PTH105
+
+    def read() -> None:
+        for number in range(2_000 if LONG else 60):
+            try:
+                loaded = ckptool.load(path, mmap=bool(number % 2))
+            except ckptool.CkptoolError as error:
+                found.append(type(error))
+            else:
+                found.append({float(value) for tensor in loaded.values() for value in tensor.unique()})
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    replacing.join()
+
+    assert all(one in ({0.0}, {1.0}, ckptool.SourceChanged) for one in found)
+    assert {0.0} in found
+    assert {1.0} in found
+
+
+@pytest.mark.parametrize("how", ["truncated", "overwritten", "appended to"])
+@pytest.mark.parametrize("target", ["load", "load, read", "load, cast", "load_into"])
+def test_a_file_that_changes_while_it_is_read_is_a_typed_error(
+    target: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.pth"
+    saved(LeNet().state_dict(), path)
+    real = loading.load.choose
+
+    def change(*arguments: Any) -> Any:
+        """Once the index has been read, and before the tensors are."""
+        with path.open("r+b") as stream:
+            if how == "truncated":
+                stream.truncate(5_000)
+            elif how == "overwritten":
+                stream.seek(2_000)
+                stream.write(b"\xff" * 4_000)
+            else:
+                stream.seek(0, 2)
+                stream.write(b"more")
+        os.utime(path, ns=(1, 1))
+        return real(*arguments)
+
+    monkeypatch.setattr(loading.load, "choose", change)
+    model = LeNet()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    options: dict[str, Any] = {"load, read": {"mmap": False}, "load, cast": {"dtype": torch.half, "mmap": False}}
+
+    call = partial(ckptool.load_into, model) if target == "load_into" else ckptool.load
+    with pytest.raises((ckptool.SourceChanged, ckptool.TruncatedFile)) as caught:
+        call(path, **options.get(target, {}))
+    assert caught.value.path == str(path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_disk_that_fails_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.pth"
+    saved(LeNet().state_dict(), path)
+
+    def fail(self: FileSource, offset: int, buffer: memoryview) -> None:
+        raise ckptool.FileUnavailable("cannot be read: input/output error", kind="io")
+
+    monkeypatch.setattr(FileSource, "read_into", fail)
+    for call in (lambda: ckptool.load(path, mmap=False), lambda: ckptool.load_into(LeNet(), path)):
+        with pytest.raises(ckptool.FileUnavailable) as caught:
+            call()
+        assert caught.value.path == str(path)
+
+
+def test_no_room_for_a_mapping_means_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.pth"
+    saved({"a": torch.arange(5.0)}, path)
+
+    def refuse(self: FileSource) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(FileSource, "map", refuse)
+    assert ckptool.load(path, mmap=True)["a"].tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,1106 @@
+"""
+Faults: whatever happens, and whenever, there is the old file or the whole new one, and nothing else.
+
+A migration is killed, interrupted, starved of space, fed a source that changes under it or is damaged, given a disk
+that keeps something else, and refused one system call after the other. A default run takes a part of it in some
+seconds; ``CKPTOOL_LONG=1`` takes all of it, 200 kills for 20, in some minutes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ckptool import CkptoolError, MalformedFile, SourceChanged
+from ckptool.errors import OutputFailed
+from ckptool.migration import output as outputs
+from ckptool.migration import torch_plan, zip_writer
+from ckptool.migration.migrate import migrate
+from ckptool.migration.output import Output
+from ckptool.sources import files
+from tests import build
+from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
+
+LONG = bool(os.environ.get("CKPTOOL_LONG"))
+BIG = 1 << 20  # from this size on, the system copies
+
+
+@pytest.fixture(params=["nameless", "named"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "named":
+        monkeypatch.delattr(os, "O_TMPFILE")
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
+
+
+def large(nbytes: int, storages: int = 4) -> bytes:
+    """Return a zip with storages of random bytes, ``nbytes`` in all."""
+    each = nbytes // storages // 4 * 4
+    tree = {f"layer{i}": build.tensor(build.storage(str(i), each // 4), (each // 4,)) for i in range(storages)}
+    return build.torch_zip(tree, {str(i): random.Random(i).randbytes(each) for i in range(storages)})
+
+
+# Processes that can be killed
+
+SERVER = """
+import itertools, json, os, resource, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy, safetensors, zlib, concurrent.futures.thread
+import ckptool.formats, ckptool.zips
+from ckptool.errors import CkptoolError
+from ckptool.migration.migrate import migrate
+
+CALLS = ("open", "write", "pwrite", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
+numbers = itertools.count(1)
+
+def watch(name, at, after):
+    real = getattr(os, name)
+    def call(*args, **named):
+        mine = next(numbers)  # of all threads
+        if mine == at and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **named)
+        if mine == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    setattr(os, name, call)
+
+def work(job):
+    if job.get("named"):
+        del os.O_TMPFILE
+    if job.get("limit") is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], resource.RLIM_INFINITY))
+    if job.get("kill_at") is not None:
+        for name in CALLS:
+            watch(name, job["kill_at"], job["after"])
+    try:
+        migrate(job["src"], job["dst"], to="cpu", force=job["force"], form=job.get("form"))
+        return {"error": None, "calls": next(numbers) - 1}
+    except CkptoolError as error:
+        return {"error": type(error).__name__, "kind": error.kind, "needed": error.needed, "actual": error.actual}
+    except BaseException as error:
+        return {"error": repr(error)}
+
+def start(job, gate):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    os.close(gate[1])
+    os.read(gate[0], 1)
+    os.write(writing, json.dumps(work(job)).encode())
+    os._exit(0)
+
+for line in sys.stdin:
+    jobs = json.loads(line)
+    gate = os.pipe()
+    started = [start(job, gate) for job in jobs]
+    os.close(gate[0])
+    begin = time.perf_counter()
+    os.close(gate[1])  # all of them, now
+    done = []
+    for job, (pid, reading) in zip(jobs, started):
+        if job.get("delay") is not None:
+            time.sleep(job["delay"])
+            os.kill(pid, job["signal"])
+        status = os.waitpid(pid, 0)[1]
+        with os.fdopen(reading, "rb") as stream:
+            said = stream.read()
+        outcome = json.loads(said) if said else {"error": "killed"}
+        done.append({**outcome, "pid": pid, "took": time.perf_counter() - begin, "signal": os.WTERMSIG(status)})
+    print(json.dumps(done), flush=True)
+"""
+
+
+class Outcome(NamedTuple):
+    error: str | None
+    kind: str | None
+    needed: int | None
+    actual: int | None
+    pid: int
+    took: float
+    signal: int
+    calls: int
+
+
+class Processes:
+    """Migrations in processes of their own, forked from one that has imported everything."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-I", "-c", SERVER, str(ROOT)]
+        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, *jobs: dict[str, Any]) -> list[Outcome]:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(jobs) + "\n")
+        self._server.stdin.flush()
+        blank = dict.fromkeys(Outcome._fields)
+        return [Outcome(**{**blank, "calls": 0, **done}) for done in json.loads(self._server.stdout.readline())]
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    made = Processes()
+    yield made
+    made.close()
+
+
+def job(src: Path, dst: Path, *, force: bool = False, **options: Any) -> dict[str, Any]:
+    return {"src": str(src), "dst": str(dst), "force": force, **options}
+
+
+class Scene(NamedTuple):
+    """A large source, what stands where it goes, and what will."""
+
+    folder: Path
+    source: Path
+    target: Path
+    new: bytes
+    took: float
+
+    def prepare(self, *, old: bool) -> None:
+        self.target.unlink(missing_ok=True)
+        if old:
+            self.target.write_bytes(OLD)
+
+    def found(self) -> str:
+        """Say what stands under the target's name."""
+        if not self.target.exists():
+            return "nothing"
+        data = self.target.read_bytes()
+        return "old" if data == OLD else "new" if data == self.new else "BROKEN"
+
+    def litter(self) -> set[str]:
+        return names_in(self.folder) - {self.source.name, self.target.name}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("scene")
+    source, target = folder / "source.pth", folder / "target.pth"
+    source.write_bytes(large((96 if LONG else 64) << 20, 12))
+    took = []
+    for _ in range(3):
+        took.append(processes.run(job(source, target, force=True))[0].took)
+    yield Scene(folder, source, target, target.read_bytes(), sorted(took)[1])
+    source.unlink()
+    target.unlink(missing_ok=True)
+
+
+WAYS = [(old, named) for old in (False, True) for named in (False, True)]
+
+
+@pytest.mark.parametrize(("old", "named"), WAYS)
+def test_killed_at_any_moment(scene: Scene, processes: Processes, old: bool, named: bool) -> None:
+    count = 50 if LONG else 5
+    dice = random.Random(f"{old}{named}")
+    before = "old" if old else "nothing"
+    scene.prepare(old=old)
+    took = processes.run(job(scene.source, scene.target, force=old, named=named))[0].took
+    seen = []
+    for number in range(count):
+        scene.prepare(old=old)
+        delay = took * 1.1 * (number + dice.random()) / count
+        outcome = processes.run(job(scene.source, scene.target, force=old, named=named, delay=delay, signal=9))[0]
+        found = scene.found()
+        seen.append((outcome.signal, found))
+        assert found in (before, "new"), (number, delay)
+        assert outcome.signal == 9 or (outcome.error is None and found == "new")
+        left = scene.litter()
+        assert len(left) <= (1 if named or old else 0)
+        assert all(name.startswith(f".target.pth.ckptool-{outcome.pid}-") and name.endswith(".part") for name in left)
+
+    assert sum(signal == 9 and found == before for signal, found in seen) >= count // 2  # it was killed at work
+    scene.prepare(old=old)
+    assert processes.run(job(scene.source, scene.target, force=old, named=named))[0].error is None
+    assert (scene.found(), scene.litter()) == ("new", set())
+    print(f"kills: {len(seen)}, of them at work: {sum(s == 9 for s, _ in seen)}, took {took:.3f} s")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("old", "named"), WAYS)
+def test_killed_at_every_system_call(
+    folder: Path, tmp_path: Path, processes: Processes, old: bool, named: bool, after: bool
+) -> None:
+    source, target = folder / "source.pth", folder / "target.pth"
+    data = checkpoint(numel=BIG // 4)
+    source.write_bytes(data)
+    new = migrated(data, tmp_path, target.name)
+    whole = processes.run(job(source, target, named=named, kill_at=0, after=False, force=old))[0]
+    assert whole.error is None
+    published = []
+    for at in range(1, whole.calls + 12):  # over an old file there are some more
+        target.unlink(missing_ok=True)
+        if old:
+            target.write_bytes(OLD)
+        outcome = processes.run(job(source, target, named=named, kill_at=at, after=after, force=old))[0]
+        found = target.read_bytes() if target.exists() else None
+        assert found in (OLD if old else None, new)
+        assert source.read_bytes() == data
+        published.append(found == new)
+        left = names_in(folder) - {source.name, target.name}
+        if outcome.error is None:
+            assert found == new
+            assert not left
+        else:
+            assert outcome.error == "killed"
+            assert len(left) <= (1 if named or old else 0)
+    assert published == sorted(published)  # there is one moment at which it gets its name
+    assert published[-1]
+    assert not published[0]
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
+def test_killed_at_every_system_call_in_each_form(folder: Path, processes: Processes, form: str) -> None:
+    source, target = folder / "source.pth", folder / "target"
+    source.write_bytes(checkpoint(numel=64))
+    whole = processes.run(job(source, target, form=form, kill_at=0, after=False))[0]
+    assert whole.error is None
+    new = target.read_bytes()
+    found = []
+    for at in range(1, whole.calls + 12):  # over an old file there are some more
+        target.write_bytes(OLD)
+        outcome = processes.run(job(source, target, form=form, kill_at=at, after=False, force=True))[0]
+        found.append(target.read_bytes())
+        assert found[-1] == (new if outcome.error is None else found[-1])
+        assert len(names_in(folder) - {source.name, target.name}) <= (0 if outcome.error is None else 1)
+    moment = found.index(new)
+    assert moment > 4
+    assert found == [OLD] * moment + [new] * (len(found) - moment)
+
+
+@pytest.mark.parametrize(("old", "named"), WAYS)
+def test_interrupted_at_any_moment(scene: Scene, processes: Processes, old: bool, named: bool) -> None:
+    count = 20 if LONG else 2
+    dice = random.Random(f"{old}{named}")
+    for number in range(count):
+        scene.prepare(old=old)
+        delay = scene.took * (number + dice.random()) / count
+        outcome = processes.run(job(scene.source, scene.target, force=old, named=named, delay=delay, signal=2))[0]
+        assert outcome.signal == 0
+        assert outcome.error in ("KeyboardInterrupt()", None)
+        assert scene.found() in ("old" if old else "nothing", "new")
+        assert scene.found() == "new" or outcome.error
+        assert not scene.litter()
+
+
+# Many at once
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("force", [False, True])
+def test_sixteen_write_one_file(folder: Path, tmp_path: Path, processes: Processes, force: bool, named: bool) -> None:
+    target = folder / "target.pth"
+    sources, results = [], set()
+    for number in range(16):
+        sources.append(folder / f"source{number}.pth")
+        sources[-1].write_bytes(checkpoint(numel=(BIG // 4 if number % 4 == 0 else 4096) + number))
+        results.add(migrated(sources[-1].read_bytes(), tmp_path, target.name))
+    assert len(results) == 16
+    kept = names_in(folder)
+    wrong, watching = [], True
+
+    def watch() -> None:
+        while watching:
+            with suppress(FileNotFoundError):
+                if target.read_bytes() not in results:
+                    wrong.append("half a file")
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        for _ in range(100 if LONG else 2):
+            if not force:
+                target.unlink(missing_ok=True)
+            outcomes = processes.run(*(job(source, target, force=force, named=named) for source in sources))
+            errors = [outcome.error for outcome in outcomes]
+            if force:
+                assert errors == [None] * 16
+            else:
+                assert sorted(errors, key=str) == [None] + ["OutputExists"] * 15
+                assert target.read_bytes() == migrated(sources[errors.index(None)].read_bytes(), tmp_path, target.name)
+            assert target.read_bytes() in results
+            assert names_in(folder) == kept | {target.name}
+    finally:
+        watching = False
+        thread.join()
+    assert not wrong
+
+
+# A full disk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def free_nbytes(place: Path) -> int:
+    status = os.statvfs(place)
+    return status.f_bavail * status.f_frsize
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("numel", [4096, BIG // 4])
+def test_a_disk_that_is_full_to_some_level(
+    way: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, old: bool, numel: int
+) -> None:
+    source, target, filler = disk / "source.pth", disk / "target.pth", disk / "filler"
+    data = checkpoint(numel=numel)
+    source.write_bytes(data)
+    new = migrated(data, tmp_path, target.name)
+    if old:
+        target.write_bytes(OLD)
+    page = 4096
+    pages = -(-len(new) // page)
+    if not checked:  # the space went after the look
+
+        def unknown(_: int) -> None:
+            raise OSError(errno.ENOSYS, "unknown")
+
+        monkeypatch.setattr(os, "fstatvfs", unknown)
+    kept = names_in(disk) | {"filler"}
+    levels = sorted({round(level * (pages - 1) / 20) for level in range(20)} | {pages - 1})
+    for level in levels:
+        filler.write_bytes(b"")
+        filler.write_bytes(b"\0" * (free_nbytes(disk) - level * page))
+        before = free_nbytes(disk)
+        assert before == level * page
+        with pytest.raises(OutputFailed) as caught:
+            migrate(source, target, to="cpu", force=old)
+        error = caught.value
+        assert (error.kind, error.path) == ("disk-full", str(target))
+        assert error.needed is not None
+        assert error.actual is not None
+        assert f"{error.needed:,}" in str(error)
+        assert f"{error.actual:,}" in str(error)
+        assert error.hint
+        assert (target.read_bytes() == OLD) if old else not target.exists()
+        assert source.read_bytes() == data
+        assert names_in(disk) == kept
+        assert free_nbytes(disk) == before
+    assert len(levels) >= min(20, pages - 1)
+
+    filler.write_bytes(b"")
+    filler.write_bytes(b"\0" * (free_nbytes(disk) - (pages + 2) * page))
+    migrate(source, target, to="cpu", force=old)
+    assert target.read_bytes() == new
+
+
+@pytest.mark.parametrize("numel", [4096, BIG // 4])
+@pytest.mark.parametrize(("old", "named"), WAYS)
+def test_a_file_that_may_not_grow(
+    folder: Path, tmp_path: Path, processes: Processes, old: bool, named: bool, numel: int
+) -> None:
+    source, target = folder / "source.pth", folder / "target.pth"
+    data = checkpoint(numel=numel)
+    source.write_bytes(data)
+    new = migrated(data, tmp_path, target.name)
+    if old:
+        target.write_bytes(OLD)
+    for level in range(20):
+        limit = level * (len(new) - 1) // 19
+        outcome = processes.run(job(source, target, force=old, named=named, limit=limit))[0]
+        assert (outcome.error, outcome.kind) == ("OutputFailed", "disk-full")
+        assert outcome.needed is not None
+        assert outcome.actual is not None
+        assert outcome.actual <= limit
+        assert (target.read_bytes() == OLD) if old else not target.exists()
+        assert names_in(folder) == {source.name} | ({target.name} if old else set())
+    assert processes.run(job(source, target, force=old, named=named, limit=len(new)))[0].error is None
+    assert target.read_bytes() == new
+
+
+def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "model.pth").write_bytes(checkpoint())
+    real = os.fstatvfs
+
+    def nearly_full(fd: int) -> os.statvfs_result:
+        fields = list(real(fd))
+        fields[1], fields[4] = 1, 500  # f_frsize, f_bavail
+        return os.statvfs_result(fields)
+
+    def never(*_: Any) -> None:
+        pytest.fail("written to a disk that is too small")
+
+    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+    monkeypatch.setattr(Output, "write", never)
+    monkeypatch.setattr(Output, "fill", never)
+
+    for name in ("out.pth", "out.safetensors"):
+        with pytest.raises(OutputFailed, match="not enough space") as caught:
+            migrate(folder / "model.pth", folder / name)
+        assert caught.value.kind == "disk-full"
+        assert caught.value.actual == 500
+        assert caught.value.needed is not None
+        assert caught.value.needed > 700
+    assert names_in(folder) == {"model.pth"}
+
+
+# A source that changes
+
+
+def during(monkeypatch: pytest.MonkeyPatch, moment: int, happen: Callable[[], None]) -> list[int]:
+    """Let something happen before the ``moment``-th time that anything is written; return the number of times."""
+    times = [0]
+    lock = threading.Lock()  # "fill" is called by several threads
+    for name in ("write", "leave", "fill"):
+        real = getattr(Output, name)
+
+        def call(self: Output, *args: Any, real: Any = real) -> Any:
+            with lock:
+                if times[0] == moment:
+                    happen()
+                times[0] += 1
+            return real(self, *args)
+
+        monkeypatch.setattr(Output, name, call)
+    return times
+
+
+def halved(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def appended(path: Path) -> None:
+    with path.open("ab") as stream:
+        stream.write(b"more")
+
+
+def replaced(path: Path) -> None:
+    path.with_name("other").write_bytes(checkpoint()[::-1])
+    path.with_name("other").replace(path)
+
+
+def rewritten(path: Path) -> None:
+    """Overwrite with zeros what is not the head, and put the old time back."""
+    status = path.stat()
+    with path.open("r+b") as stream:
+        stream.seek(status.st_size // 2)
+        stream.write(bytes(status.st_size - status.st_size // 2))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def formats(numel: int) -> dict[str, bytes]:
+    data = build.floats(numel)
+    streamed = {"w": build.tensor(build.storage("0", numel, rest=(None,)), (numel,))}
+    return {
+        "zip": checkpoint(numel=numel),
+        "legacy": build.legacy(streamed, [("0", numel, data)]),
+        "safetensors": build.safetensors({"w": data, "v": data}),
+    }
+
+
+@pytest.mark.parametrize("happen", [halved, emptied, appended, replaced, rewritten, removed])
+@pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
+@pytest.mark.parametrize("numel", [64, BIG // 4])
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+def test_a_source_that_changes_meanwhile(
+    folder: Path, happen: Callable[[Path], None], format_: str, numel: int, target: str
+) -> None:
+    data = formats(numel)[format_]
+    source, place = folder / "source", folder / target
+    source.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        times = during(patch, -1, lambda: None)
+        migrate(source, place)
+    total = times[0]
+    for moment in range(total) if numel == 64 else sorted({0, 1, total // 2, total - 1}):
+        source.write_bytes(data)
+        place.write_bytes(OLD)
+        with pytest.MonkeyPatch.context() as patch:
+            during(patch, moment, lambda: happen(source))
+            with pytest.raises((SourceChanged, MalformedFile)) as caught:
+                migrate(source, place, force=True)
+        assert caught.value.kind in ("source-changed", "damaged-record")
+        assert caught.value.path == str(source)
+        assert place.read_bytes() == OLD
+        assert names_in(folder) <= {"source", target}
+
+
+@pytest.mark.parametrize("happen", [halved, appended, replaced, rewritten])
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+def test_a_source_that_changes_while_we_read_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], target: str
+) -> None:
+    (folder / "source").write_bytes(checkpoint())
+    reading_path = Output.reading_path
+    opened = files.open_source
+
+    def open_source(origin: Any) -> Any:
+        if str(origin) != str(folder / "source"):
+            happen(folder / "source")
+        return opened(origin)
+
+    monkeypatch.setattr(files, "open_source", open_source)
+    monkeypatch.setattr(Output, "reading_path", reading_path)
+
+    with pytest.raises(SourceChanged):
+        migrate(folder / "source", folder / target)
+    assert names_in(folder) <= {"source"}
+
+
+@pytest.mark.parametrize("happen", [halved, appended, replaced, rewritten])
+@pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
+def test_a_source_that_changes_is_noticed_without_verification_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], format_: str
+) -> None:
+    (folder / "source").write_bytes(formats(BIG // 4)[format_])
+    during(monkeypatch, 1, lambda: happen(folder / "source"))
+
+    with pytest.raises((SourceChanged, MalformedFile)) as caught:  # the source's own checksum may tell first
+        migrate(folder / "source", folder / "out.pth", verify=False)
+    assert caught.value.kind in ("source-changed", "damaged-record")
+    assert names_in(folder) <= {"source"}
+
+
+def test_a_writer_that_races_us(folder: Path, tmp_path: Path) -> None:
+    data = large(8 << 20)
+    source, target = folder / "source", folder / "out.pth"
+    new = migrated(data, tmp_path)
+    dice = random.Random(0)
+    outcomes = []
+    for _ in range(100 if LONG else 8):
+        source.write_bytes(data)
+        target.unlink(missing_ok=True)
+        delay = dice.random() * 0.04
+
+        def write(delay: float = delay) -> None:
+            time.sleep(delay)
+            with source.open("r+b") as stream:
+                stream.seek(dice.randrange(1 << 12, 8 << 20))
+                stream.write(b"\x55" * 64)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            migrate(source, target, to="cpu")
+            outcomes.append("published")
+            assert target.read_bytes() == new
+        except (SourceChanged, MalformedFile) as error:
+            outcomes.append(error.kind)
+            assert not target.exists()
+        finally:
+            thread.join()
+        assert names_in(folder) <= {"source", "out.pth"}
+    print({kind: outcomes.count(kind) for kind in set(outcomes)})
+
+
+# A source that is damaged
+
+
+def damageable(kind: str) -> tuple[bytes, dict[str, bytes]]:
+    """Return a zip, and the bytes of its storages."""
+    dice = random.Random(kind)
+    numel = BIG // 4 if kind == "large" else 256
+    stored = {key: dice.randbytes(4 * numel) for key in "0123"}
+
+    def view(key: str, *layout: Any) -> bytes:
+        return build.tensor(build.storage(key, numel), *layout)
+
+    tree = {
+        "whole": view("0", (numel,)),
+        "turned": view("1", (numel // 8, 8), (1, numel // 8)),
+        "head": view("2", (8,), (1,), 0),
+        "tail": view("2", (8,), (1,), 16),
+        "column": view("3", (numel // 8,), (8,), 3),
+    }
+    members = {"archive/byteorder": b"big"} if kind == "big-endian" else {}
+    return build.torch_zip(tree, stored, members=members), stored
+
+
+@pytest.mark.parametrize("form", ["same", "state_dict", "safetensors"])
+@pytest.mark.parametrize("kind", ["small", "large", "big-endian"])
+def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> None:
+    data, stored = damageable(kind)
+    source, target = folder / "source.pth", folder / "out"
+    source.write_bytes(data)
+    migrate(source, target, form=form, to="cpu")
+    target.unlink()
+    for key, content in stored.items():
+        start = data.index(content)
+        for position in {0, 1, 40, len(content) // 2, len(content) - 1}:
+            for bit in range(8) if LONG else (0, 7):
+                damaged = bytearray(data)
+                damaged[start + position] ^= 1 << bit
+                source.write_bytes(damaged)
+                with pytest.raises(MalformedFile, match=f"storage '{key}' is damaged") as caught:
+                    migrate(source, target, form=form, to="cpu")
+                assert caught.value.kind == "damaged-record"
+                assert caught.value.path == str(source)
+                assert names_in(folder) == {"source.pth"}
+
+
+def test_a_flipped_bit_before_a_cast(folder: Path) -> None:
+    data, stored = damageable("small")
+    for content in stored.values():
+        damaged = bytearray(data)
+        damaged[data.index(content) + 100] ^= 1
+        (folder / "source.pth").write_bytes(damaged)
+        with pytest.raises(MalformedFile) as caught:
+            migrate(folder / "source.pth", folder / "out.pth", dtype="bfloat16", form="state_dict")
+        assert caught.value.kind == "damaged-record"
+        assert names_in(folder) == {"source.pth"}
+
+
+def test_damage_to_what_is_not_taken_is_no_hindrance(folder: Path) -> None:
+    data, stored = damageable("small")
+    damaged = bytearray(data)
+    damaged[data.index(stored["3"])] ^= 1
+    (folder / "source.pth").write_bytes(damaged)
+
+    for form in ("state_dict", "safetensors"):
+        assert migrate(folder / "source.pth", folder / form, form=form, exclude=["column"]).verified  # type: ignore[arg-type]
+
+
+# A disk that keeps something else
+
+
+def flipping(monkeypatch: pytest.MonkeyPatch, position: int, bits: int) -> list[int]:
+    """Let one byte of the output become another once it is written; return the positions at which that was done."""
+    done: list[int] = []
+    write, fill = Output.write, Output.fill
+
+    def flip(output: Output, start: int, stop: int) -> None:
+        if start <= position < stop:
+            byte = os.pread(output._fd, 1, position)
+            os.pwrite(output._fd, bytes([byte[0] ^ bits]), position)
+            done.append(position)
+
+    def write_and_flip(self: Output, data: bytes) -> None:
+        before = self.position
+        write(self, data)
+        if before <= position < self.position:
+            self.flush()
+        flip(self, before, self.position)
+
+    def fill_and_flip(self: Output, place: int, view: memoryview) -> None:
+        fill(self, place, view)
+        flip(self, place, place + len(view))
+
+    monkeypatch.setattr(Output, "write", write_and_flip)
+    monkeypatch.setattr(Output, "fill", fill_and_flip)
+    return done
+
+
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+def test_a_byte_that_is_not_kept_is_noticed(way: str, folder: Path, tmp_path: Path, target: str) -> None:
+    source, place = folder / "source.pth", folder / target
+    data = checkpoint()
+    source.write_bytes(data)
+    total = len(migrated(data, tmp_path, target))
+    dice = random.Random(target)
+    count = 1000 if LONG else 250  # in each of two ways and two forms
+    place.write_bytes(OLD)
+    for number in range(count):
+        position = number * total // count if count > total else dice.randrange(total)
+        with pytest.MonkeyPatch.context() as patch:
+            done = flipping(patch, position, 1 << dice.randrange(8) if number % 2 else dice.randrange(1, 256))
+            with pytest.raises(OutputFailed) as caught:
+                migrate(source, place, to="cpu", force=True)
+        assert done == [position]
+        assert (caught.value.kind, caught.value.path) == ("verification-failed", str(place))
+        assert place.read_bytes() == OLD
+        assert names_in(folder) == {source.name, target}
+
+
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+def test_a_byte_of_a_large_file_that_is_not_kept(way: str, folder: Path, tmp_path: Path, target: str) -> None:
+    source, place = folder / "source.pth", folder / target
+    data = checkpoint(numel=BIG)
+    source.write_bytes(data)
+    total = len(migrated(data, tmp_path, target))
+    dice = random.Random(target)
+    for _ in range(100 if LONG else 8):
+        position = dice.randrange(total)
+        with pytest.MonkeyPatch.context() as patch:
+            done = flipping(patch, position, 1 << dice.randrange(8))
+            with pytest.raises(OutputFailed) as caught:
+                migrate(source, place, to="cpu")
+        assert done == [position]
+        assert caught.value.kind == "verification-failed"
+        assert names_in(folder) == {source.name}
+
+
+def places(data: bytes) -> dict[str, int]:
+    """Return where each kind of byte stands in a zip that we wrote: the last byte of each."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        member = archive.getinfo("out/data/0")
+        pickled = archive.getinfo("out/data.pkl")
+        local = member.header_offset
+        payload = local + 30 + int.from_bytes(data[local + 26 : local + 28], "little")
+        padding = payload + int.from_bytes(data[local + 28 : local + 30], "little")
+        return {
+            "local header": local + 29,
+            "its name": payload - 1,
+            "its padding": padding - 1,
+            "payload": padding + member.file_size - 1,
+            "descriptor": padding + member.file_size + 15,
+            "pickle": data.index(b"\x80\x02") + pickled.file_size - 1,
+            "directory": data.index(b"PK\x01\x02", archive.start_dir + 1) - 1,
+            "zip64 record": data.index(b"PK\x06\x07") - 1,
+            "locator": data.index(b"PK\x05\x06") - 1,
+            "end": len(data) - 1,
+        }
+
+
+@pytest.mark.parametrize("count", [1, 500])
+def test_every_kind_of_byte_is_compared(folder: Path, tmp_path: Path, count: int) -> None:
+    tree = {f"w{i}": build.tensor(build.storage(str(i), 4)) for i in range(count)}
+    data = build.torch_zip(tree, {str(i): build.floats() for i in range(count)})
+    (folder / "source.pth").write_bytes(data)
+    for place, position in places(migrated(data, tmp_path)).items():
+        for back in (0, 1):
+            with pytest.MonkeyPatch.context() as patch:
+                done = flipping(patch, position - back, 1)
+                with pytest.raises(OutputFailed) as caught:
+                    migrate(folder / "source.pth", folder / "out.pth", to="cpu")
+            assert done == [position - back], place
+            assert caught.value.kind == "verification-failed"
+            assert names_in(folder) == {"source.pth"}
+
+
+def pair(one: bytes, other: bytes) -> dict[str, bytes]:
+    return {"w": one, "v": other}
+
+
+W, V = build.tensor(build.storage()), build.tensor(build.storage("1"), (2,), (1,), 1)
+TREES = {
+    "another name": {"w": W, "u": V},
+    "another order": {"v": V, "w": W},
+    "another shape": pair(build.tensor(build.storage(), (2, 2), (2, 1)), V),
+    "another stride": pair(W, build.tensor(build.storage("1"), (2,), (2,), 1)),
+    "another offset": pair(W, build.tensor(build.storage("1"), (2,), (1,), 2)),
+    "another type": pair(build.tensor(build.storage(dtype="IntStorage")), V),
+    "another's storage": pair(build.tensor(build.storage("1")), V),
+    "no such storage": pair(build.tensor(build.storage("2")), V),
+    "a smaller storage": pair(W, build.tensor(build.storage("1", 3), (2,), (1,), 1)),
+    "no tensor": {"w": W, "v": 1},
+    "one less": {"w": W},
+    "one more": {**pair(W, V), "x": V},
+}
+
+
+@pytest.mark.parametrize("what", ["nothing", *TREES])
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_a_pickle_that_says_something_else_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, form: Any, what: str
+) -> None:
+    source, stored = folder / "source.pth", {"0": build.floats(), "1": build.floats()}
+    source.write_bytes(build.torch_zip(pair(W, V), stored))
+    write_pickle = torch_plan.write_pickle
+
+    def wrong(*args: Any) -> bytes:
+        write_pickle(*args)
+        return build.pickled(TREES.get(what, pair(W, V)))
+
+    monkeypatch.setattr(torch_plan, "write_pickle", wrong)
+
+    if what == "nothing":
+        assert migrate(source, folder / "out.pth", form=form).verified
+        return
+    with pytest.raises(OutputFailed) as caught:
+        migrate(source, folder / "out.pth", form=form)
+    assert caught.value.kind == "verification-failed"
+    assert names_in(folder) == {"source.pth"}
+
+
+@pytest.mark.parametrize("broken", [b"", b"\x80\x02", b"\x80\x02h\x07.", b"\x80\x02}"])
+def test_a_pickle_that_is_none_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: bytes) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    monkeypatch.setattr(torch_plan, "write_pickle", lambda *_: broken)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "source.pth", folder / "out.pth")
+    assert caught.value.kind == "verification-failed"
+
+
+@pytest.mark.parametrize("what", ["count", "size", "offset", "magic"])
+def test_a_zip_whose_directory_is_not_found_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    changes = {"count": (6, 7, 1), "size": (8, 8, 1), "offset": (9, 9, 1), "magic": (0, 0, b"PK\x06\x09")}
+    layout = "<4sQ2H2L4Q"
+    first, last, change = changes[what]
+    real = zip_writer.pack
+
+    def wrong(form: str, *values: Any) -> bytes:
+        if form == layout:
+            fields = list(values)
+            for index in range(first, last + 1):
+                fields[index] = change if isinstance(change, bytes) else fields[index] - change
+            values = tuple(fields)
+        return real(form, *values)
+
+    monkeypatch.setattr(zip_writer, "pack", wrong)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "source.pth", folder / "out.pth")
+    assert caught.value.kind == "verification-failed"
+    assert names_in(folder) == {"source.pth"}
+
+
+def test_a_zip_whose_directory_lists_fewer_members_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    end = zip_writer._Archive.end
+
+    def wrong(self: Any) -> Any:
+        members = list(self._members)
+        self._members.pop()
+        return end(self)._replace(members=members)
+
+    monkeypatch.setattr(zip_writer._Archive, "end", wrong)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "source.pth", folder / "out.pth")
+    assert caught.value.kind == "verification-failed"
+
+
+def test_without_verification_it_would_not_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    done = flipping(monkeypatch, 500, 1)
+
+    assert not migrate(folder / "source.pth", folder / "out.pth", verify=False).verified
+    assert done == [500]
+
+
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "longer", "zeros", "lost"])
+def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, how: str) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    check = SourceChanged  # nothing of the kind may come out
+    reading = files.open_source
+
+    def open_source(origin: Any) -> Any:
+        path = str(origin)
+        if path.startswith("/proc/"):
+            size = os.stat(path).st_size  # noqa: PTH116 - a link that only the system can follow
+            if how in ("cut", "lost"):
+                os.truncate(path, size - 1 if how == "cut" else 0)
+            else:
+                with open(path, "r+b") as stream:  # noqa: PTH123
+                    stream.seek(size if how == "longer" else size // 2)
+                    stream.write(bytes(16))
+        return reading(origin)
+
+    monkeypatch.setattr(files, "open_source", open_source)
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "source.pth", folder / target)
+    assert not isinstance(caught.value, check)
+    assert caught.value.kind == "verification-failed"
+    assert names_in(folder) == {"source.pth"}
+
+
+# A system that refuses
+
+
+CALLS = ("open", "write", "link", "replace", "rename", "fsync", "fchmod", "fstatvfs", "pwrite", "close")
+CALLS += ("lstat", "stat", "fstat", "listdir", "pread", "preadv", "kill")
+
+
+class System:
+    """``os`` as a module of ours sees it: the ``at``-th call of those listed fails, or is interrupted."""
+
+    def __init__(self, at: int, fault: BaseException, *, after: bool = False, short: bool = False) -> None:
+        self.count = 0
+        self.failed = ""
+        self._at, self._fault, self._after, self._short = at, fault, after, short
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in CALLS:
+            return real
+
+        def call(*args: Any, **named: Any) -> Any:
+            self.count += 1
+            fails = self.count == self._at
+            if fails:
+                self.failed = name
+            if fails and not self._after and name != "close":  # what cannot be closed is closed all the same
+                raise self._fault
+            if self._short and name == "write":
+                args = (args[0], args[1][:7])
+            result = real(*args, **named)
+            if fails:
+                raise self._fault
+            return result
+
+        return call
+
+
+FAULTS = {
+    "EIO": (OSError(errno.EIO, "fault"), False),
+    "ENOSPC": (OSError(errno.ENOSPC, "fault"), False),
+    "interrupt": (KeyboardInterrupt(), False),
+    "interrupt after": (KeyboardInterrupt(), True),
+}
+if LONG:
+    FAULTS |= {"EACCES": (OSError(errno.EACCES, "fault"), False), "ENOENT": (OSError(errno.ENOENT, "fault"), False)}
+
+
+@pytest.mark.parametrize(("fault", "after"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(("target", "numel"), [("out.pth", 64), ("out.safetensors", 64), ("out.pth", BIG // 4)])
+def test_every_system_call_may_fail(
+    way: str, folder: Path, tmp_path: Path, fault: BaseException, after: bool, old: bool, target: str, numel: int
+) -> None:
+    source, place = folder / "source.pth", folder / target
+    data = checkpoint(numel=numel)
+    source.write_bytes(data)
+    new = migrated(data, tmp_path, target)
+    descriptors = open_descriptors()
+    failed, tolerated = [], []
+    for at in range(1, 500):
+        place.unlink(missing_ok=True)
+        if old:
+            place.write_bytes(OLD)
+        system = System(at, fault, after=after)
+        raised: BaseException | None = None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outputs, "os", system)
+            patch.setattr(files, "os", system)
+            try:
+                migrate(source, place, to="cpu", force=old)
+            except (CkptoolError, KeyboardInterrupt) as error:  # and never anything else
+                raised = error.with_traceback(None)
+                raised.__cause__ = raised.__context__ = None
+        fault.__traceback__ = fault.__context__ = None  # they would keep what is to be closed
+        if system.count < at:
+            break
+        found = place.read_bytes() if place.exists() else None
+        before = OLD if old else None
+        (failed if raised else tolerated).append(system.failed)
+        if raised is None:
+            assert found == new, system.failed
+        elif isinstance(raised, KeyboardInterrupt):
+            assert found in (before, new), system.failed
+        elif system.failed != "close":
+            assert found == before, system.failed
+        assert found in (before, new), system.failed
+        assert source.read_bytes() == data
+        assert names_in(folder) <= {source.name, target}, system.failed
+        if not after:  # an interrupt can come between opening and noting it
+            assert open_descriptors() == descriptors, (system.failed, at)
+    assert raised is None
+    assert len(failed) > 8
+    assert {"open", "write", "pread"} <= set(failed)
+
+
+def test_writes_that_take_a_little_each_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    monkeypatch.setattr(outputs, "os", System(0, OSError(), short=True))
+
+    for name in ("out.pth", "out.safetensors"):
+        migrate(folder / "source.pth", folder / name, to="cpu")
+        assert (folder / name).read_bytes() == migrated(checkpoint(), tmp_path, name)
+
+
+def test_the_new_file_is_on_the_disk_before_the_old_one_goes(
+    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    (folder / "out.pth").write_bytes(OLD)
+    synced: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def sync(fd: int) -> None:
+        synced.append("folder" if (folder.stat().st_ino == os.fstat(fd).st_ino) else "file")
+        fsync(fd)
+
+    def take_the_place(src: str, dst: str) -> None:
+        synced.append("name")
+        replace(src, dst)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", take_the_place)
+    migrate(folder / "source.pth", folder / "out.pth", force=True)
+
+    assert [what for what, _ in groupby(synced)] == ["file", "name", "folder"]
+
+
+def test_a_new_file_is_on_the_disk_before_it_has_its_name(
+    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "source.pth").write_bytes(checkpoint())
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def sync(fd: int) -> None:
+        time.sleep(0.05)
+        fsync(fd)
+        done.append("file")
+
+    def take_the_name(*args: Any, **named: Any) -> None:
+        done.append("name")
+        link(*args, **named)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "link", take_the_name)
+    migrate(folder / "source.pth", folder / "out.pth")
+    assert done == ["file", "name"]
+
+    migrate(folder / "source.pth", folder / "fast.pth", verify=False)
+    assert done == ["file", "name", "name"]
+
+
+def test_a_disk_that_does_not_take_what_was_written(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(errno.EIO, "fault")
+
+    (folder / "source.pth").write_bytes(checkpoint())
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OutputFailed):
+        migrate(folder / "source.pth", folder / "out.pth")
+
+    assert names_in(folder) == {"source.pth"}

@@ -1,0 +1,332 @@
+"""
+Whole models to whole models without their classes: a process that has the classes finds the same module in both.
+
+The classes stand in ``against_torch/models_of_strangers.py``. One process saves them under a module name that exists
+nowhere when ckptool migrates the files; another, which has them again, loads sources and targets and compares.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ckptool import open_checkpoint
+from ckptool.migration.migrate import MigrationReport, migrate
+from tests.against_torch import oracle
+
+STRANGER = "model_module_of_a_stranger"
+ROOT = Path(__file__).parents[2]
+
+# How a file is migrated, and which models that is done to.
+MODES: dict[str, dict[str, Any]] = {
+    "same": {"form": "same", "to": "cpu"},
+    "model": {"form": "model", "to": "cpu"},
+    "strip_module": {"form": "same", "strip_module": True},
+    "strip_wrappers": {"form": "same", "strip_wrappers": True},
+}
+CONTAINERS = ("zip", "zip-5", "legacy", "legacy-4", "pickle")
+KEPT = [
+    "bare",
+    "net",
+    "half",
+    "tied",
+    "odd",
+    "containers",
+    "recurrent",
+    "with_buffers",
+    "with_extra_state",
+    "renaming",
+    "parent",
+    "slotted",
+    "pruned",
+]
+KEPT += [
+    "normed",
+    "sequential",
+    "lazy",
+    "data_parallel",
+    "averaged",
+    "averaged_buffers",
+    "compiled",
+    "compiled_inside",
+    "traced",
+]
+KEPT += ["trained", "list_of_models", "bound_method", "bound_method_of_wrapped", "bound_method_inside"]
+WRAPPED = ["data_parallel", "averaged", "compiled", "compiled_inside", "bound_method_of_wrapped", "net", "trained"]
+# Without a tensor there is no weight; several models are none in particular.
+NOT_ONE_MODEL = {"bare", "trained", "list_of_models", "bound_method_inside"}
+
+
+TELLING = ["tied", "odd", "containers", "slotted", "data_parallel", "traced", "trained", "bound_method"]
+
+
+def jobs() -> Iterator[tuple[str, str, str]]:
+    for container in CONTAINERS:
+        yield from ((model, container, "same") for model in (KEPT if container in ("zip", "legacy") else TELLING))
+    yield from ((model, "zip", "model") for model in TELLING if model not in NOT_ONE_MODEL)
+    for container in ("zip", "legacy"):
+        yield from ((model, container, mode) for model in WRAPPED for mode in ("strip_module", "strip_wrappers"))
+
+
+JOBS = list(jobs())
+
+
+def run(home: Path, command: str) -> None:
+    path = os.pathsep.join([str(home), str(ROOT)])
+    subprocess.run([sys.executable, "-c", command], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, MigrationReport], dict[str, Any]]:
+    """Return the folder, the report of each migration, and what the process with the classes says of each pair."""
+    home, folder = tmp_path_factory.mktemp("stranger"), tmp_path_factory.mktemp("models")
+    shutil.copy(ROOT / "tests" / "against_torch" / "models_of_strangers.py", home / f"{STRANGER}.py")
+    run(home, f"import {STRANGER}; {STRANGER}.save_all({str(folder)!r})")
+    assert importlib.util.find_spec(STRANGER) is None
+    reports = {}
+    for model, container, mode in JOBS:
+        source = folder / f"{model}.{container}"
+        if source.exists():
+            target = folder / f"{model}.{container}.{mode}"
+            reports[target.name] = migrate(source, target, **MODES[mode])
+    assert STRANGER not in sys.modules
+    run(home, f"from tests.migration.test_whole_models import compare_all; compare_all({str(folder)!r})")
+    return folder, reports, json.loads((folder / "compared.json").read_text())
+
+
+# What runs in the process that has the classes.
+
+
+def compare_all(folder: str) -> None:
+    """Load each source and each target, and write down in what they differ."""
+    warnings.simplefilter("ignore")
+    found = {}
+    for model, container, mode in JOBS:
+        source, target = Path(folder) / f"{model}.{container}", Path(folder) / f"{model}.{container}.{mode}"
+        if source.exists():
+            found[target.name] = compared(source, target, mode)
+    (Path(folder) / "compared.json").write_text(json.dumps(found))
+
+
+def compared(source: Path, target: Path, mode: str) -> list[str]:
+    before, after = loaded(source), torch.load(target, weights_only=False)
+    differences: list[str] = []
+    differ(peeled(before, mode), after, "", differences, set())
+    # A peeled wrapper that stands deeper is compared as a whole, and is not the same object any more.
+    if mode in ("same", "model") or isinstance(before, nn.DataParallel):
+        expected, found = outputs_of(peeled(before, mode)), outputs_of(after)
+        if len(expected) != len(found) or not all(map(torch.equal, expected, found)):
+            differences.append("forward gives other outputs")
+        if sharing(peeled(before, mode)) != sharing(after):
+            differences.append("other parameters are one object")
+    return differences
+
+
+def loaded(source: Path) -> Any:
+    if source.suffix == ".pickle":
+        import pickle
+
+        return pickle.loads(source.read_bytes())
+    return torch.load(source, weights_only=False)
+
+
+def peeled(tree: Any, mode: str) -> Any:
+    """Return what is inside the wrappers that a mode removes."""
+    if mode.startswith("strip"):
+        while isinstance(tree, nn.DataParallel):
+            tree = tree.module
+    if mode == "strip_wrappers":
+        while isinstance(tree, nn.Module) and hasattr(tree, "_orig_mod"):
+            tree = tree._orig_mod
+    return tree
+
+
+def differ(a: Any, b: Any, path: str, out: list[str], seen: set[int]) -> None:
+    """Note every place where two trees are not equal, wrappers that were peeled from the first aside."""
+    if type(a).__qualname__ != type(b).__qualname__:  # torch.fx makes each graph a class of its own
+        if isinstance(a, nn.DataParallel):
+            return differ(a.module, b, path, out, seen)
+        if isinstance(a, nn.Module) and hasattr(a, "_orig_mod"):
+            return differ(a._orig_mod, b, path, out, seen)
+        out.append(f"{path}: {type(a)} is {type(b)}")
+    elif isinstance(a, torch.Tensor):
+        tensors_differ(a, b, path, out)
+    elif id(a) in seen:
+        return None
+    elif isinstance(a, dict):
+        seen.add(id(a))
+        if [str(key) for key in a] != [str(key) for key in b]:
+            out.append(f"{path}: keys {list(a)} are {list(b)}")
+        for key, other in zip(a, b, strict=False):
+            differ(a[key], b[other], f"{path}.{key}", out, seen)
+    elif isinstance(a, list | tuple):
+        seen.add(id(a))
+        if len(a) != len(b):
+            out.append(f"{path}: {len(a)} items are {len(b)}")
+        for index, (one, other) in enumerate(zip(a, b, strict=False)):
+            differ(one, other, f"{path}.{index}", out, seen)
+    elif callable(a) and hasattr(a, "__self__") and not isinstance(a, nn.Module):
+        differ(a.__self__, b.__self__, f"{path}.__self__", out, seen)
+    elif hasattr(a, "__dict__") and not isinstance(a, type) and not type(a).__module__.startswith("torch.fx"):
+        seen.add(id(a))
+        skipped = {"forward", "dynamo_ctx", "_graph", "_compiled_call_impl"}
+        one, other = ({k: v for k, v in vars(x).items() if k not in skipped} for x in (a, b))
+        differ(one, other, path, out, seen)
+    elif (
+        isinstance(a, int | str | float | set | frozenset | Path | torch.dtype | torch.device | None.__class__)
+        and a != b
+    ):
+        out.append(f"{path}: {a!r} is {b!r}")
+    return None
+
+
+def tensors_differ(a: torch.Tensor, b: torch.Tensor, path: str, out: list[str]) -> None:
+    if isinstance(a, nn.UninitializedParameter):
+        return
+    facts = [(x.dtype, x.shape, x.stride(), x.requires_grad, x.is_leaf, oracle.tensor_bytes(x)) for x in (a, b)]
+    if facts[0] != facts[1]:
+        out.append(f"{path}: another tensor")
+
+
+def modules_in(tree: Any) -> list[nn.Module]:
+    tree = getattr(tree, "__self__", tree)
+    if isinstance(tree, nn.Module):
+        return [tree]
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [module for item in items for module in modules_in(item)]
+
+
+INPUTS: dict[str, Any] = {"Net": lambda: torch.ones(2, 1, 5, 5), "Sequential": lambda: torch.ones(2, 3)}
+
+
+def outputs_of(tree: Any) -> list[torch.Tensor]:
+    """Return what each module in a tree makes of the same input, where one is known for it."""
+    found = []
+    for module in modules_in(tree):
+        inner = module.module if isinstance(module, nn.DataParallel) else getattr(module, "_orig_mod", module)
+        make = INPUTS.get(type(inner).__name__)
+        if make is not None:
+            inner.eval()
+            try:
+                found.append(inner(make()).detach())
+            except (RuntimeError, NotImplementedError, AttributeError, ValueError, TypeError):
+                found.append(torch.tensor(-1.0))  # this one wants another input: both do
+    return found
+
+
+def sharing(tree: Any) -> list[list[int]]:
+    """Return for each parameter and submodule of each module under any name, the first that is the same object."""
+    found = []
+    for module in modules_in(tree):
+        objects = [id(x) for _, x in module.named_parameters(remove_duplicate=False)]
+        objects += [id(x) for _, x in module.named_modules(remove_duplicate=False)]
+        found.append([objects.index(one) for one in objects])
+    return found
+
+
+# What is promised of the pairs.
+
+Outcome = tuple[Path, dict[str, MigrationReport], dict[str, Any]]
+
+
+@pytest.mark.parametrize(("model", "container", "mode"), JOBS, ids=map("-".join, JOBS))
+def test_the_module_is_equal_and_computes_the_same(outcome: Outcome, model: str, container: str, mode: str) -> None:
+    folder, _, found = outcome
+    if not (folder / f"{model}.{container}").exists():
+        pytest.skip("torch cannot save it")
+
+    assert found[f"{model}.{container}.{mode}"] == []
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_every_target_is_a_zip_without_the_source_of_a_class(outcome: Outcome, container: str) -> None:
+    folder, reports, _ = outcome
+
+    for name in reports:
+        if f".{container}." in name:
+            with open_checkpoint(folder / name) as target:
+                assert target.format == "torch_zip"
+                assert target.class_sources == ()
+
+
+@pytest.mark.parametrize("container", ["zip", "legacy"])
+@pytest.mark.parametrize("mode", ["strip_module", "strip_wrappers"])
+def test_a_peeled_data_parallel_is_the_model_inside(outcome: Outcome, mode: str, container: str) -> None:
+    folder, _, _ = outcome
+
+    with open_checkpoint(folder / f"data_parallel.{container}.{mode}") as target:
+        assert target.weights is not None
+        assert target.weights.class_name == f"{STRANGER}.Net"
+        assert all(not name.startswith("module.") for name in target.tensors)
+        assert not [name for name in map(str, target.globals) if "DataParallel" in name]
+
+
+def test_a_compiled_model_is_peeled_by_strip_wrappers_alone(outcome: Outcome) -> None:
+    folder, _, _ = outcome
+    classes = {}
+    for mode in ("strip_module", "strip_wrappers"):
+        with open_checkpoint(folder / f"compiled.zip.{mode}") as target:
+            assert target.weights is not None
+            classes[mode] = target.weights.class_name
+
+    assert classes["strip_wrappers"] == f"{STRANGER}.Net"
+    assert str(classes["strip_module"]).endswith("OptimizedModule")
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("model", ["net", "tied", "odd", "containers", "normed", "data_parallel"])
+def test_a_whole_model_gives_its_state_dict_without_its_class(
+    outcome: Outcome, model: str, container: str, tmp_path: Path
+) -> None:
+    folder, _, _ = outcome
+    rows = json.loads((folder / f"{model}.json").read_text())
+    source = folder / f"{model}.{container}"
+    if not source.exists():
+        pytest.skip("torch cannot save it")
+
+    migrate(source, tmp_path / "x.pth", form="state_dict")
+
+    found = torch.load(tmp_path / "x.pth", weights_only=True)
+    assert list(found) == [row["name"] for row in rows]
+    assert all(not tensor.requires_grad and type(tensor) is torch.Tensor for tensor in found.values())
+    addresses = oracle.torch_ties(list(found.values()))
+    ties = [row["tie"] if 0 not in row["shape"] else number for number, row in enumerate(rows)]
+    assert addresses == ties or container == "pickle"  # there, a view has a storage of its own
+
+
+def test_the_source_of_a_model_is_not_touched(tmp_path: Path) -> None:
+    source = ROOT / "fixtures" / "valid" / "model-data-parallel-forged-cuda0-legacy.pth"
+    before = (source.read_bytes(), source.stat().st_mtime_ns)
+
+    migrate(source, tmp_path / "x.pth", strip_module=True, to="cpu")
+
+    assert (source.read_bytes(), source.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["data-parallel-forged-cuda0-zip", "ddp-forged-cuda0-legacy", "compiled-forged-cuda0-zip"]
+)
+def test_a_wrapped_fixture_from_a_gpu_computes_here_what_the_plain_one_does(name: str, tmp_path: Path) -> None:
+    valid = ROOT / "fixtures" / "valid"
+    migrate(valid / f"model-{name}.pth", tmp_path / "x.pth", strip_wrappers=True, to="cpu")
+
+    found = torch.load(tmp_path / "x.pth", weights_only=False).eval()
+    plain = torch.load(valid / "model-plain-cpu-zip.pth", weights_only=False).eval()
+    images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert type(found) is type(plain)
+    assert found.head.weight is found.embedding.weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(found(images), plain(images))
