@@ -9,9 +9,8 @@ from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeCha
 from ckptool.diffing.trees import Change as Difference
 from ckptool.diffing.values import ValueDiff
 from ckptool.migration.casting import Cast
-from ckptool.migration.report import FileFacts as FileFacts
-from ckptool.migration.report import MigrationReport
-from ckptool.names.matching import Change as Rename
+from ckptool.migration.report import FileFacts, MigrationReport
+from ckptool.names.matching import Rename
 
 __all__ = [
     "Cast",

@@ -9,7 +9,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.messages import some
-from ckptool.names.matching import Changes, Shapes, is_benign, match
+from ckptool.names.matching import Renames, Shapes, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 
 _MOST_EXCLUDED = 8
@@ -149,7 +149,7 @@ class _Fit:
         excluded = _excluding(unexpected, taken)
         return {"exclude": excluded} if excluded else {}
 
-    def _migrate(self, changes: Changes, options: Mapping[str, list[str]], why: str | None = None) -> Advice:
+    def _migrate(self, changes: Renames, options: Mapping[str, list[str]], why: str | None = None) -> Advice:
         words = [word for change in changes for word in change.arguments]
         include, exclude = options.get("include", ()), options.get("exclude", ())
         return run(
@@ -164,7 +164,7 @@ class _Fit:
         )
 
 
-def _options(changes: Changes) -> str:
+def _options(changes: Renames) -> str:
     return " ".join(word for change in changes for word in change.arguments)
 
 

@@ -82,32 +82,32 @@ class _Body(NamedTuple):
 
 
 class PickledModules:
-    """How nn.Module objects stand in a pickle."""
+    """How to read nn.Module objects in a pickle."""
 
     def is_module(self, node: Inert) -> bool:
         """Say whether a node is a pickled module, or a saved bound method or compiled wrapper of one."""
-        return isinstance(node, Call) and _body(_behind_method(node)) is not None
+        return isinstance(node, Call) and _body(_unbound(node)) is not None
 
     def class_name(self, node: Inert) -> str:
         """Return the full class name of a pickled module."""
-        return nodes.class_name(_behind_method(node))
+        return nodes.class_name(_unbound(node))
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
         """Return what the module's state_dict() would hold."""
         return walk_state_dict(node, limits)
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
-        """Return what a node holds; for bound methods and compiled modules, what they stand for."""
-        behind = _behind_method(node)
-        if behind is not node:
-            return [(BOUND_TO, behind)]
+        """Return what a node holds; for bound methods and compiled modules, the module that they hold."""
+        owner = _unbound(node)
+        if owner is not node:
+            return [(BOUND_TO, owner)]
         compiled = _compiled_original(node) if isinstance(node, Call) else None
         return [("_orig_mod", compiled)] if compiled is not None else nodes.children(node)
 
 
 def is_bound_method(node: Inert) -> bool:
     """Say whether a node is ``model.state_dict`` saved without its parentheses."""
-    return isinstance(node, Call) and _behind_method(node) is not node
+    return isinstance(node, Call) and _unbound(node) is not node
 
 
 def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
@@ -122,7 +122,7 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     seen_classes: set[str] = set()
     inside: set[int] = set()
     # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
-    todo: list[tuple[Inert, str, bool]] = [(_behind_method(node), "", False)]
+    todo: list[tuple[Inert, str, bool]] = [(_unbound(node), "", False)]
     visits = names_nbytes = 0
     bodies: dict[int, _Body | None] = {}  # a state that modules share is searched once
     while todo:
@@ -188,7 +188,7 @@ def _note_doubts(walk: StateDictWalk, body: _Body, seen: set[str]) -> None:
         walk.foreign_classes.append(body.class_name)
 
 
-def _behind_method(node: Inert) -> Inert:
+def _unbound(node: Inert) -> Inert:
     """Return the object of a bound method: ``getattr(model, "state_dict")`` is how pickle writes one."""
     if (
         isinstance(node, Call)

@@ -33,7 +33,7 @@ class Summary(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Counts over some tensors, by what the file says of them alone."""
+    """Counts over some tensors, from the index of the file alone."""
 
     tensors: int
     tied: int

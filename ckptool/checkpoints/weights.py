@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
@@ -18,6 +17,7 @@ from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.names import renaming
+from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
@@ -48,20 +48,14 @@ class NameChanges(NamedTuple):
     """What was asked to be done to the names of a state dict, in order."""
 
     rules: tuple[renaming.Rule, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    filter: Filter = Filter()
+    """Goes by the names as they were before."""
 
     @property
     def is_by_name(self) -> bool:
         """Whether anything is asked for but that wrappers be stripped, which whole models can be freed of too."""
         asked = [rule for rule in self.rules if rule not in renaming.WRAPPER_RULES]
-        return bool(asked or self.include or self.exclude)
-
-    def takes(self, name: str) -> bool:
-        """Say whether a name, as it was, is among those asked for."""
-        if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
-            return False
-        return not any(fnmatchcase(name, glob) for glob in self.exclude)
+        return bool(asked) or not self.filter.takes_all
 
 
 class Weights(NamedTuple):
@@ -157,8 +151,8 @@ def prepare(
     entries = [name for name, _ in pairs] if others else list(tensors)
     gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
     kept = entries
-    if drop or changes.include or changes.exclude:
-        kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
+    if drop or not changes.filter.takes_all:
+        kept = [name for name in entries if changes.filter.takes(name) and not f"{name}.".startswith(gone)]
     check_cancelled(checkpoint.source.cancellation)
     renamed = dict(zip(kept, renaming.rename(kept, changes.rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}

@@ -18,6 +18,7 @@ from ckptool.cli import inspect_report, json_output, tables
 from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
+from ckptool.names.filter import Filter
 from ckptool.tables import plain_table
 from ckptool.tensors.reading import LazyTensor
 
@@ -28,8 +29,7 @@ class Selection(NamedTuple):
     """Which tensors to list, and in which order."""
 
     grep: re.Pattern[str] | None
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
+    filter: Filter
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
@@ -37,15 +37,7 @@ class Selection(NamedTuple):
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
 
     def _takes(self, name: str) -> bool:
-        if self.grep is not None and not self.grep.search(name):
-            return False
-        if not (self.include or self.exclude):
-            return True
-        from fnmatch import fnmatchcase
-
-        if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
-            return False
-        return not any(fnmatchcase(name, glob) for glob in self.exclude)
+        return (self.grep is None or bool(self.grep.search(name))) and self.filter.takes(name)
 
 
 @click.command()
@@ -115,7 +107,7 @@ def inspect(
     FILE is a checkpoint of any kind, or an index of shards; FILE::MEMBER picks one out of an archive. Only the index is
     read, so this takes milliseconds whatever the size. Exit code 2 means that a file could not be read.
     """
-    selection = Selection(_pattern(grep), include, exclude, sort)
+    selection = Selection(_pattern(grep), Filter(include, exclude), sort)
     chosen = _columns(columns)
     if table_format is not None and table_format not in tables.table_formats():
         raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")

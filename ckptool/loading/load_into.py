@@ -42,7 +42,7 @@ from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show
-from ckptool.names.matching import Changes, is_benign
+from ckptool.names.matching import Renames, is_benign
 from ckptool.sources.files import Origin, file_under
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
@@ -175,7 +175,7 @@ def choose_targets(
 
 def choose_renamed(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which
-) -> tuple[Weights, Changes]:
+) -> tuple[Weights, Renames]:
     """Return the weights under the names of a model that loads through its own code, and how they were renamed."""
     chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
     changes, _ = name_changes(model, chosen.tensors)

@@ -17,7 +17,7 @@ from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, Weigh
 from ckptool.loading.memory.assembly import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.names import matching
-from ckptool.names.matching import Change, Changes, KeyMatch, Shape, is_benign
+from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, is_benign
 from ckptool.names.suggestions import nearest
 from ckptool.tensors.reading import LazyTensor
 
@@ -113,7 +113,7 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
-def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Changes, bool]:
+def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Renames, bool]:
     """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
     tensors = {name: tensor for name, tensor in model_tensors(model).items() if not is_lazy(tensor)}
     expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -122,15 +122,15 @@ def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tup
     if best.pairs and wrapper is not None and _is_certain(best, tensors):
         return (*best.changes, *wrapper), best.loads
     # Names that only the model's own code knows: it will not know what a wrapper put before them.
-    wrappers = (Change("strip_wrappers"),)
+    wrappers = (Rename("strip_wrappers"),)
     return wrappers if matching.renamed(list(found), wrappers) not in (None, list(found)) else (), False
 
 
-def _wrapper_around(names: list[str]) -> Changes | None:
+def _wrapper_around(names: list[str]) -> Renames | None:
     """Return the change that puts a wrapper before names without it; None if the wrappers are elsewhere."""
-    bare = matching.renamed(names, (Change("strip_wrappers"),)) or names
+    bare = matching.renamed(names, (Rename("strip_wrappers"),)) or names
     heads = {name.removesuffix(f".{rest}") for name, rest in zip(names, bare, strict=True)}
-    return (Change("add_prefix", heads.pop()),) if len(heads) == 1 else None
+    return (Rename("add_prefix", heads.pop()),) if len(heads) == 1 else None
 
 
 def _is_certain(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -13,7 +13,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading
 from ckptool.loading.model_plan import FillPlan
 from ckptool.messages import show
-from ckptool.names.matching import Changes
+from ckptool.names.matching import Renames
 from ckptool.tables import html_table
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -44,7 +44,7 @@ class LoadReport(NamedTuple):
     """Name, type in the file, type in the model."""
     tied: tuple[tuple[str, str], ...] = ()
     """Names that the file does not have, and the name under which it has the same tensor."""
-    changes: Changes = ()
+    changes: Renames = ()
     """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
     still_meta: tuple[str, ...] = ()
     """Tensors that are still on the meta device, because no file has them: buffers that the model must fill itself."""

@@ -75,7 +75,7 @@ class CastSource:
         return data[:nbytes]
 
     def _cast(self, data: bytes) -> bytes:
-        from ckptool.torch_ops import values as torch_values  # nobody else on the way to a file needs it
+        from ckptool.torch_ops import values as torch_values  # no other migration needs torch
 
         cast = torch_values.cast(data, self._tensor.info.dtype.name, self._target.name)
         if cast.overflowed and not self._saturate:
@@ -89,8 +89,8 @@ class CastSource:
         self.overflowed += cast.overflowed
         return cast.data
 
-    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - these bytes stand in no file
-        """Return None: these bytes stand in no file."""
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - no file holds these bytes
+        """Return None: no file holds these bytes."""
         return
 
     def close(self) -> None:
@@ -112,8 +112,8 @@ class Casting:
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
-        self._made: dict[_Place, TensorInfo] = {}
-        self._read: dict[_Place, LazyTensor] = {}
+        self._made: dict[_Memory, TensorInfo] = {}
+        self._read: dict[_Memory, LazyTensor] = {}
 
     def apply(self, weights: Weights) -> Weights:
         """Return the weights with every floating tensor in the new type."""
@@ -127,24 +127,24 @@ class Casting:
 
         Tied names stay tied: one that keeps its type keeps it for all.
         """
-        kept: set[_Place] = set()
-        chosen: dict[_Place, tuple[str, LazyTensor]] = {}
+        kept: set[_Memory] = set()
+        chosen: dict[_Memory, tuple[str, LazyTensor]] = {}
         for name, tensor in named:
-            place = _place(tensor.info)
-            if place is None or not self._takes(tensor.info):
+            memory = _memory_of(tensor.info)
+            if memory is None or not self._takes(tensor.info):
                 continue
-            chosen.setdefault(place, (name, tensor))
+            chosen.setdefault(memory, (name, tensor))
             if any(pattern.search(name) for pattern in self._keep):
-                kept.add(place)
-        for place, (name, tensor) in chosen.items():
-            if place not in kept and place not in self._made:
-                self._made[place] = self._cast(name, tensor)
-                self._read[place] = tensor
+                kept.add(memory)
+        for memory, (name, tensor) in chosen.items():
+            if memory not in kept and memory not in self._made:
+                self._made[memory] = self._cast(name, tensor)
+                self._read[memory] = tensor
 
     def info(self, info: TensorInfo) -> TensorInfo:
         """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""
-        place = _place(info)
-        made = None if place is None or place not in self._made else self._made[place]
+        memory = _memory_of(info)
+        made = None if memory is None or memory not in self._made else self._made[memory]
         if made is None:
             return info
         alike = (made.requires_grad, made.kind) == (info.requires_grad, info.kind)
@@ -156,7 +156,7 @@ class Casting:
         missed = [name for name, _, source in self._sources if id(source) not in written]
         if missed:
             raise MigrationRefused(
-                f"{missed[0]!r} cannot be cast where it stands",
+                f"{missed[0]!r} cannot be cast in place",
                 kind="unsupported-cast",
                 hint="Keep its type with --keep-dtype, or take the weights alone: --form state_dict.",
             )
@@ -168,7 +168,7 @@ class Casting:
 
     @property
     def casts(self) -> tuple[Cast, ...]:
-        """What was cast, and what it cost: complete once everything was written."""
+        """What was cast, and with what error: complete once everything was written."""
         return tuple(
             Cast(name, source, self._target.name, cast.max_error, cast.overflowed)
             for name, source, cast in self._sources
@@ -194,11 +194,11 @@ class Casting:
         )
 
 
-_Place = tuple[object, ...]
+_Memory = tuple[object, ...]
 
 
-def _place(info: TensorInfo) -> _Place | None:
-    """Return what tensors that are one have in common, those without elements too; None for one without memory."""
+def _memory_of(info: TensorInfo) -> _Memory | None:
+    """Return a key that is equal for two names of one tensor, with or without elements; None if it has no memory."""
     storage = info.storage
     if storage is None:
         return None

@@ -1,10 +1,11 @@
 """
-Files that appear under their name only whole: the one place where anything is written.
+Files that get their name only when they are complete: the one module that writes anything.
 
-An output is written without a name where the system can do that, else beside its place under a name of its own, and
-gets its name by one rename or link. Whatever stood there before stands there until then, and leaves its mode and, where
-the system allows, its owner and its extended attributes to what takes its place. A killed process leaves nothing, or
-one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
+1. The output is written to a file without a name, where the system has such files, else to a temporary file in the
+   same folder.
+2. It gets its name by one link or rename, so nobody ever sees half a file. An old file keeps the name until then.
+3. It takes over the old file's mode and, where the system allows, its owner and extended attributes.
+4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _MARK = ".ckptool-"
 _END = ".part"
 _NAME_CHARACTERS = 48
-"""How much of a name stands in its part's, which must not be too long where the name is not."""
+"""How much of the output's name the temporary one repeats: it must not become too long where that is not."""
 _PID = re.compile(r"[0-9]{1,9}")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,7 +39,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Output:
-    """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing behind."""
+    """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
     def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
         self._fd = -1
@@ -77,7 +78,7 @@ class Output:
 
     def flush(self) -> None:
         """
-        Hand what waits to the system: the file is whole only then.
+        Hand the bytes that wait to the system: the file is complete only then.
 
         Raises:
             OutputFailed: The disk is full, or cannot be written to.
@@ -100,7 +101,7 @@ class Output:
             self._progress(self._written, self._expected or 0)
 
     def leave(self, nbytes: int) -> int:
-        """Leave room for ``nbytes`` that ``fill`` will write, in any order, and return where it begins."""
+        """Leave a gap of ``nbytes`` that ``fill`` will write, in any order, and return where it begins."""
         self.flush()
         start, self.position = self.position, self.position + nbytes
         try:
@@ -111,7 +112,7 @@ class Output:
 
     def fill(self, position: int, view: memoryview) -> None:
         """
-        Write bytes to a place that was left for them. Threads may call this at once.
+        Write bytes into a gap that was left for them. Threads may call this at once.
 
         Raises:
             OutputFailed: The disk is full, or cannot be written to.
@@ -164,7 +165,7 @@ class Output:
             raise self._failed(error) from error
 
     def reading_path(self) -> str:
-        """Return a path that leads to what was written and flushed, before it has its name."""
+        """Return a path to what was written and flushed, while it has no name yet."""
         return self._temporary or f"/proc/self/fd/{self._fd}"
 
     def source(self) -> FileSource:
@@ -176,7 +177,7 @@ class Output:
         """
         Begin to put what was written on the disk; ``publish`` waits for it.
 
-        After that, the name never stands for less than the file, even if the power fails. Reading back meanwhile
+        After that, the name never leads to an incomplete file, even if the power fails. Reading back meanwhile
         hides nearly all of the time that it takes.
         """
         pool = ThreadPoolExecutor(1)
@@ -189,7 +190,7 @@ class Output:
 
         Raises:
             OutputExists: Something took the name in the meantime.
-            OutputFailed: The system did not let us.
+            OutputFailed: The system refused.
         """
         self.flush()
         try:
@@ -215,14 +216,14 @@ class Output:
     ) -> None:
         try:
             self.close()
-        except OSError as failure:  # some network drives tell only now
+        except OSError as failure:  # some network drives report errors only now
             if error is None:
                 raise self._failed(failure) from failure
 
     def close(self) -> None:
-        """Give up what has no name yet."""
+        """Close the file, and remove it if it has no name yet."""
         if self._syncing is not None:
-            wait([self._syncing])  # it has hold of the file's number
+            wait([self._syncing])  # it uses the descriptor
         fd, self._fd = self._fd, -1
         temporary, self._temporary = self._temporary, None
         try:
@@ -258,7 +259,7 @@ class Output:
         try:
             self._fd = self._open_nameless(flags)
             if self._fd < 0:
-                self._temporary = self._part_name()  # known before it is there: an interrupt leaves no litter
+                self._temporary = self._part_name()  # known before it exists, so that an interrupt leaves nothing
                 self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as error:
             self._temporary = None
@@ -284,7 +285,7 @@ class Output:
         except OSError as error:
             if error.errno not in _NO_LINKS or os.path.lexists(self.path):
                 raise
-            os.rename(self._temporary, self.path)  # a stick's file system has one name for a file
+            os.rename(self._temporary, self.path)  # a file system without hard links, as on most USB sticks
 
     def _replace(self) -> None:
         self._take_after()
@@ -300,10 +301,10 @@ class Output:
         """Take over the old file's mode, and its owner and attributes as far as we may."""
         try:
             old = os.stat(self.path)
-        except FileNotFoundError:  # it has gone by now
+        except FileNotFoundError:  # it was removed in the meantime
             return
         if hasattr(os, "fchown"):
-            for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # whose it is may be for root alone to say
+            for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # only root may be allowed to
                 with suppress(OSError):
                     os.fchown(self._fd, owner, group)
         if hasattr(os, "listxattr"):
@@ -370,7 +371,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _sync_folder(folder: str) -> None:
-    """Put the new name on the disk, where the file system can: the file has it already, whatever happens here."""
+    """Put the new name on the disk, where the file system can. The file has its name, whatever fails here."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

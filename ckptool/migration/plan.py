@@ -20,6 +20,7 @@ from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
+from ckptool.names.filter import Filter
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
@@ -112,7 +113,7 @@ def _name_changes(changes: Changes) -> tuple[NameChanges, frozenset[str]]:
     elif changes.strip_module:
         strip, classes = (renaming.strip_module,), frozenset(DATA_PARALLEL.classes)
     rules = (*strip, *selection.noted(changes.rename))
-    return NameChanges(rules, tuple(changes.include), tuple(changes.exclude)), classes
+    return NameChanges(rules, Filter(tuple(changes.include), tuple(changes.exclude))), classes
 
 
 def _default_form(dst: str | None, checkpoint: Checkpoint, *, builds: bool, picks: bool) -> TargetForm:

@@ -1,9 +1,9 @@
 """
 Weights → a safetensors file, by the reference library's conventions.
 
-Tensors stand packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
-``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. What it has no words for, the
-order of names and the modules' facts, stands under keys of our own.
+Tensors are packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
+``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. The order of names
+and the modules' facts, which it has no keys for, are stored under keys of our own.
 
 https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/torch.py
 """
@@ -39,7 +39,7 @@ class SafetensorsPlan(NamedTuple):
     header: bytes
     tensors: tuple[tuple[str, Payload], ...]
     tied: dict[str, str]
-    """Names that were left out, and the name that stands for each."""
+    """Names that were left out, and the name under which each tensor is stored."""
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class SafetensorsPlan(NamedTuple):
         Return the reference library and its version; None where neither numpy nor torch is there, which it needs.
 
         Raises:
-            OutputFailed: What stands in the file is not what was to be written.
+            OutputFailed: The file does not hold what was to be written.
         """
         from ckptool.formats import open_checkpoint
 
@@ -120,7 +120,7 @@ def plan(
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
     tied = {} if expand_tied else _tied(each(tensors.items(), cancellation))
     kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
-    # A text that would read as a tie is not taken over.
+    # A text that readers would take for a tied name is left out.
     texts = {key: text for key, text in weights.texts if text not in kept}
     metadata = {"format": "pt", **texts, **tied}
     if list(tensors) != [*kept, *tied]:
@@ -148,7 +148,9 @@ def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], t
     try:
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise MigrationRefused("a name that is no text cannot stand in a header", kind="unsupported-name") from error
+        raise MigrationRefused(
+            "a name that is not valid text cannot be written into a header", kind="unsupported-name"
+        ) from error
     return header + b" " * (-len(header) % 8)
 
 

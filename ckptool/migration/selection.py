@@ -1,4 +1,4 @@
-"""Whether names that were asked for are there, and any tensor is left: told before anything is written."""
+"""Refuse or note, before anything is written: names that are not there, and a target without tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEAREST = 3
 
 
 class _Noted:
-    """A substitution that knows whether it has changed any name."""
+    """A substitution that remembers whether it has changed any name."""
 
     def __init__(self, rule: renaming.Substitution) -> None:
         self.rule = rule
@@ -79,10 +79,9 @@ def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges)
     taken = checkpoint.weights if weights is None else weights.state_dict
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
-    globs = (("--include", changes.include), ("--exclude", changes.exclude))
-    names = _names(checkpoint, weights) if changes.include or changes.exclude else []
-    for option, given in globs:
-        yield from (f"{_words(option, [glob])} matches no name" for glob in _unmatched(given, names))
+    names = [] if changes.filter.takes_all else _names(checkpoint, weights)
+    for option, globs in (("--include", changes.filter.include), ("--exclude", changes.filter.exclude)):
+        yield from (f"{_words(option, [glob])} matches no name" for glob in _unmatched(globs, names))
     for rule in changes.rules:
         if isinstance(rule, _Noted) and not rule.has_changed:
             yield f"{_words('--rename', [str(rule.rule)])} changes no name"
@@ -95,7 +94,7 @@ def _none_has_elements(count: int) -> str:
 def _sides(
     checkpoint: Checkpoint, weights: Weights | None, plan: TorchPlan | SafetensorsPlan, changes: Changes
 ) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
-    """Yield the tensors that there are and those that are left; where all is taken, those that globs go by, too."""
+    """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
     if weights is not None:
         before = [tensor.info for tensor in weights.state_dict.values()]
         if isinstance(plan, TorchPlan):
@@ -115,7 +114,7 @@ def _sides(
 
 
 def _names(checkpoint: Checkpoint, weights: Weights | None) -> list[str]:
-    """Return the names that globs go by."""
+    """Return the names that globs are compared with."""
     if weights is not None:
         return [*weights.old_names.values(), *weights.dropped]
     return [name for one in by_name(checkpoint) for name in prepare(checkpoint, one, NameChanges()).names]
@@ -126,7 +125,7 @@ def _unmatched(globs: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _nearest(glob: str, names: Sequence[str]) -> list[str]:
-    """Return the names that have the text of a glob in them, or else begin most like it."""
+    """Return the names that contain the text of a glob, or else share the longest beginning with it."""
     text = glob.strip("*?.")
 
     def likeness(name: str) -> tuple[bool, int]:

@@ -1,8 +1,8 @@
 """
-Bytes from payloads to an output, and their checksums on the way.
+Copy payloads to an output, and compute their checksums on the way.
 
-Where the bytes of a large payload stand in a file as they are, threads take runs of it, read them, sum them up and
-write them to their place; everything else goes in order through one thread.
+Where a file holds the bytes of a large payload as they are, threads copy it: each takes a run of bytes, reads it,
+computes its CRC-32 and writes it to its position. Everything else goes in order through one thread.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class Transfer:
     """
     One output being filled. Used in a ``with`` block.
 
-    Without ``checksums``, large payloads are not summed up, and what ``send`` returns for them is the source's own
-    checksum, 0 if it has none.
+    Without ``checksums``, none is computed for large payloads: ``send`` returns the checksum that the source has, or 0.
     """
 
     def __init__(self, output: Output, *, checksums: bool = True) -> None:
@@ -42,7 +41,7 @@ class Transfer:
         Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one.
 
         Raises:
-            DamagedFile: The source has a checksum of these bytes, and it is another.
+            DamagedFile: The source has another checksum for these bytes.
             OutputFailed: The disk is full, or cannot be written to.
             SourceChanged: The source ends before its bytes do.
         """

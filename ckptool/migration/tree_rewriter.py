@@ -1,8 +1,12 @@
 """
-A tree as it goes into a new file: storages numbered anew, device tags set, some nodes replaced by others.
+A pickled tree → the nodes of a new file: storages numbered anew, device tags set, some nodes replaced by others.
 
-``TreeRewriter`` is the ``substitute`` of ``pickle_writer``: it is asked about every node, and collects on the way the
-storages that the new pickle refers to. What it does not know, it leaves as it is.
+``TreeRewriter`` is the ``substitute`` of ``pickles.writer``, which calls it for every node and writes what it returns.
+
+1. Nodes of the source are never changed; each gets one answer, however often it is met, so that ties stay ties.
+2. Nodes that it makes are final: the writer calls it for them too, and a device tag must not be counted again.
+3. An id is a node's only while the node lives, so everything whose id is kept is kept as well.
+4. Nodes that it does not know stay as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
-Place: TypeAlias = tuple[Global, str, str, int]
-"""Class, key, location and size in elements of a storage, as a persistent id says them."""
+StorageId: TypeAlias = tuple[Global, str, str, int]
+"""Class, key, location and number of elements of a storage, as in its persistent id."""
 
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 _CLASSES: dict[str | None, Global] = {
@@ -39,11 +43,11 @@ _DEVICE_ARGUMENT = {
 
 _PARAMETER = {"_rebuild_parameter", "_rebuild_parameter_with_state"}
 _FROM_TYPE = {"_rebuild_from_type", "_rebuild_from_type_v2"}
-"""Calls round that of a plain tensor: their first argument is the tensor, or the first two are how to make it."""
+"""Calls with a plain tensor inside: it is their first argument, or the first two say how to make it."""
 
 
 class TreeRewriter:
-    """Answers with the node to write in place of each node, and knows the storages that were written."""
+    """Returns the node to write instead of each node, and collects the storages that the written nodes refer to."""
 
     def __init__(
         self, rebuilder: Rebuilder, location: str | None, recast: Callable[[TensorInfo], TensorInfo] | None = None
@@ -54,22 +58,24 @@ class TreeRewriter:
         self._replacements: dict[int, Inert] = {}
         self._answers: dict[int, Inert] = {}
         self._final: set[int] = set()
-        self._kept: list[Inert] = []  # an id is a node's only while it lives
+        self._kept: list[Inert] = []
         self._keys: dict[tuple[int, int, int], str] = {}
+        """New key of each storage, by its source, offset and size."""
         self._units: dict[str, int] = {}
+        """Size of the numbers in each storage, by new key: big-endian bytes are swapped by it."""
         self.storages: list[StoragePayload] = []
         """The storages of the new file, in the order of their keys."""
         self.retagged: dict[str, int] = {}
         """Storages and devices by the tag that they had before, where it changed."""
 
     def replace(self, node: Inert, other: Inert) -> None:
-        """Write ``other`` wherever ``node`` stands."""
+        """Write ``other`` wherever ``node`` is."""
         self._kept += [node, other]
         self._replacements[id(node)] = other
 
     def __call__(self, node: Inert) -> Inert:
-        """Return the node to write in place of ``node``; the same one each time, so that ties stay ties."""
-        while id(node) in self._replacements:
+        """Return the node to write instead of ``node``; the same one each time, so that ties stay ties."""
+        while id(node) in self._replacements:  # a replacement may be replaced too: a wrapper in a wrapper
             node = self._replacements[id(node)]
         if id(node) in self._final or not isinstance(node, Call | PersistentId):
             return node
@@ -118,19 +124,19 @@ class TreeRewriter:
             if scales[0] is not None and scales[1] is not None:
                 values = (*(self._made(part, requires_grad=False) for part in scales if part), numbers.get("axis"))
             quantizer = (Global("torch", info.layout), *values)
-            place, offset = self._place(info.storage, info)
-            args = (self._reference(place), offset, info.shape, info.stride, quantizer, requires_grad, hooks)
+            storage_id, offset = self._storage_of(info.storage, info)
+            args = (self._reference(storage_id), offset, info.shape, info.stride, quantizer, requires_grad, hooks)
             return self._finish(Call(Global("torch._utils", "_rebuild_qtensor"), args))
         raise MigrationRefused(
             f"a tensor that only its own class can write: {info.subclass or info.layout}", kind="unsupported-tensor"
         )
 
     def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool, spelled: bool) -> Inert:
-        place, offset = self._place(storage, info)
+        storage_id, offset = self._storage_of(storage, info)
         if info.dtype.storage_class is not None and not (info.conj or info.neg or spelled):
-            return PlainTensor(*place, offset, info.shape, info.stride, requires_grad)
+            return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
         hooks = Call(_ORDERED_DICT, ())
-        args: tuple[Inert, ...] = (self._reference(place), offset, info.shape, info.stride, requires_grad, hooks)
+        args: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride, requires_grad, hooks)
         flags: nodes.Pairs = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
         if info.dtype.storage_class is None:
             args = (*args, Global("torch", info.dtype.name))
@@ -139,23 +145,24 @@ class TreeRewriter:
         name = "_rebuild_tensor_v2" if info.dtype.storage_class else "_rebuild_tensor_v3"
         return self._finish(Call(Global("torch._utils", name), args))
 
-    def _place(self, storage: StorageRef, info: TensorInfo) -> tuple[Place, int]:
+    def _storage_of(self, storage: StorageRef, info: TensorInfo) -> tuple[StorageId, int]:
         """Return a tensor's storage, and its offset in it in elements: views refer to what they view."""
         name = info.dtype.storage_class
         itemsize = info.dtype.itemsize if name else 1
         offset = info.storage_offset
-        if storage.whole is not None:
+        if storage.whole is not None:  # legacy files have views of storages; zips have whole storages alone
             offset += (storage.offset - storage.whole.offset) * info.dtype.packed // info.dtype.itemsize
             storage = storage.whole
         return self._storage(storage, _CLASSES[name], itemsize, info.dtype.swap_nbytes), offset
 
-    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> Place:
+    def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
         known = (id(storage.source), storage.offset, storage.nbytes)
         key = self._keys.get(known)
         if key is None:
             key = self._keys[known] = str(len(self.storages))
             self.storages.append(StoragePayload(storage, unit))
             self._count(storage.location)
+        # Bytes that two types share can be swapped for one of them only.
         if self._units.setdefault(key, unit) != unit and storage.big_endian:
             raise MigrationRefused(
                 f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
@@ -165,7 +172,7 @@ class TreeRewriter:
     def _persistent_id(self, node: PersistentId) -> Inert:
         sourced = nodes.sourced_class(node.pid)
         if sourced:
-            return sourced[0]  # the class alone: its source has no place in a zip
+            return sourced[0]  # the class alone: a zip does not hold its source
         info = self._rebuilder.tensor(node)
         if info is not None:  # 0.1.x refers to whole tensors
             return self.tensor(info)
@@ -181,14 +188,16 @@ class TreeRewriter:
                 f"storage {found.ref.key!r} is big-endian and does not say of what", kind="unsupported-tensor"
             )
         itemsize = 1 if untyped else found.dtype.itemsize
-        # A view that no tensor of its own is made of stands for its own elements alone.
+        # A view of a storage that no tensor is made of: its own elements are written, and not the whole storage.
         return self._reference(self._storage(found.ref, cls, itemsize, unit))
 
     def _call(self, node: Call) -> Inert:
         func = nodes.global_of(node.func)
         if func is None:
             return node
-        if func.name == "_rebuild_tensor_v2":
+        if (
+            func.name == "_rebuild_tensor_v2"
+        ):  # most calls are this one: what it says is in ``info``, and shorter to write
             info = self._rebuilder.tensor(node)
             if info is not None and _is_plain(node, info):
                 return self.tensor(info)
@@ -197,25 +206,26 @@ class TreeRewriter:
             found = self._rebuilder.storage(node)
             if found is not None:
                 cls = _CLASSES[found.dtype.storage_class or "ByteStorage"]
-                place = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
-                return self._reference(place)
+                storage_id = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
+                return self._reference(storage_id)
         if self._location is not None and named == ("torch", "device") and isinstance(node.args, tuple):
             return self._device(node)
         if self._location is not None and func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
             self._count(str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown")
             return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
+        # Any other call that makes a tensor: a parameter, a sparse or quantised tensor, a subclass.
         info = self._rebuilder.tensor(node)
         return node if info is None or info.storage is None else self._tensor_call(node, func, info, info.storage)
 
     def _tensor_call(self, node: Call, func: Global, info: TensorInfo, storage: StorageRef) -> Inert:
-        """Return the call to write for one that makes a tensor: itself, unless its memory is not to be what it was."""
+        """Return the call to write for one that makes a tensor: itself, unless the tensor's memory changes."""
         changed = self._recast(info) is not info
         if storage.whole is None and not storage.big_endian and not changed:
             return node
-        if func.name in _DEVICE_ARGUMENT:  # names the type once more, and keeps its values in ways of its own
+        if func.name in _DEVICE_ARGUMENT:  # it names the type too, and stores values its own way
             if changed:
                 raise MigrationRefused(
-                    "a tensor that is built on its device cannot be cast where it stands",
+                    "a tensor that is built on its device cannot be cast in place",
                     kind="unsupported-cast",
                     hint="Take the weights alone: --form state_dict or --form safetensors.",
                 )
@@ -241,8 +251,8 @@ class TreeRewriter:
         if self._location is not None and old != self._location:
             self.retagged[old] = self.retagged.get(old, 0) + 1
 
-    def _reference(self, place: Place) -> Inert:
-        return self._finish(PersistentId(("storage", *place)))
+    def _reference(self, storage_id: StorageId) -> Inert:
+        return self._finish(PersistentId(("storage", *storage_id)))
 
     def _finish(self, node: Inert) -> Inert:
         self._kept.append(node)
@@ -251,18 +261,18 @@ class TreeRewriter:
 
 
 def _is_plain(node: Call, info: TensorInfo) -> bool:
-    """Say whether all that a call says of a tensor is in ``info``: that it has no hooks, and no state of its own."""
+    """Say whether ``info`` has all that a call says about a tensor: it has no hooks, and no state of its own."""
     storage = info.storage
     if storage is None or storage.whole is not None:
         return storage is not None  # a view of a storage is written as a view of the whole
     if len(node.args) != 6 or not _is_bare(node):
         return False
-    place, _, _, _, requires_grad, hooks = node.args
-    if type(place) is not PersistentId or type(requires_grad) is not bool:
+    reference, _, _, _, requires_grad, hooks = node.args
+    if type(reference) is not PersistentId or type(requires_grad) is not bool:
         return False
     if type(hooks) is not Call or hooks.args != () or not _is_bare(hooks):
         return False
-    cls, made = nodes.global_of(place.pid[1]), nodes.global_of(hooks.func)
+    cls, made = nodes.global_of(reference.pid[1]), nodes.global_of(hooks.func)
     typed = cls is not None and cls.name == info.dtype.storage_class
     return typed and made is not None and made.name == "OrderedDict" and made.module == "collections"
 

@@ -1,10 +1,12 @@
 """
-Whether a file for torch that was just written is what was to be written: read back, every byte of it.
+Read back a torch file that was just written, every byte of it, and compare it with the plan.
 
-The bytes are compared, by checksums, with those that were meant: payloads one by one, everything between them
-together. That what was meant is a zip that says what was planned is seen by readers that know nothing of the writers:
-they find the directory, and interpret the pickle. Headers and the entries of the directory are not interpreted again:
-they are the same few fields for every member, whatever the checkpoint.
+1. Checksums: each payload, and everything between payloads together, has the bytes that were written.
+2. Readers that share no code with the writers then find the directory and parse the pickle: the file holds the tensors
+   that were planned.
+
+Local headers and entries of the directory are not parsed again: they have the same few fields for every member,
+whatever the checkpoint.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ def verify(
     limits: Limits,
 ) -> None:
     """
-    Read a zip back: every byte, and of every tensor its name, type, shape and place in its storage.
+    Read a zip back: every byte, and every tensor with its name, type, shape and position in its storage.
 
     Raises:
-        OutputFailed: What stands in the file is not what was to be written.
+        OutputFailed: The file does not hold what was to be written.
     """
     source, _ = open_source(path, limits.cancellation)
     with closing(source), collector_paused():
@@ -76,7 +78,7 @@ def verify_model(path: str, weights: Weights, limits: Limits) -> None:
 
 
 class _WrittenStorages:
-    """What the pickle of a file that was just written refers to: the storages of the source that stand in it."""
+    """The storages that the pickle of the written file refers to: those of the source, by their new keys."""
 
     def __init__(self, payloads: Sequence[StoragePayload]) -> None:
         self._payloads = {str(number): payload for number, payload in enumerate(payloads)}
@@ -107,24 +109,24 @@ def _are_unlike(one: TensorInfo, other: TensorInfo) -> bool:
         return True
     if (one.layout, one.conj, one.neg) != (other.layout, other.conj, other.neg):
         return True
-    if _begin(one) != _begin(other) and not _stand_in_pickles_alike(one, other):
+    if _begin(one) != _begin(other) and not _are_equal_in_pickles(one, other):
         return True
     if one.layout == "strided":
-        return False  # what hangs on a plain tensor (a gradient, attributes) is not the tensor's value
+        return False  # the parts of a plain tensor (a gradient, attributes) are not its value
     parts, others = ([part for _, part in info.parts] for info in (one, other))
     return len(parts) != len(others) or any(map(_are_unlike, parts, others))
 
 
 def _begin(info: TensorInfo) -> tuple[int, int] | None:
-    """Return where in the source the first element stands; a view of a storage and of its whole give the same."""
+    """Return where the first element is in the source, whether the tensor views a storage or a part of one."""
     storage = info.storage
     if storage is None:
         return None
     return id(storage.source), storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 
 
-def _stand_in_pickles_alike(one: TensorInfo, other: TensorInfo) -> bool:
-    """Say whether the bytes of both stand in the pickles themselves, as numpy's do, and are the same."""
+def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:
+    """Say whether the bytes of both are inside the pickles themselves, as numpy's are, and are equal."""
     storages = [info.storage for info in (one, other) if info.storage is not None]
     inside = [isinstance(storage.source, BytesSource) and storage.file_offset is None for storage in storages]
     return inside == [True, True] and LazyTensor("", one).read() == LazyTensor("", other).read()

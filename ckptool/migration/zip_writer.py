@@ -3,7 +3,7 @@ A zip as ``torch.save`` writes it, on an output that only grows.
 
     <root>/data.pkl, .format_version, .storage_alignment, byteorder, data/0 …, version
 
-Members are stored, payloads begin at multiples of 64 bytes (padding stands in an extra field "FB"), sizes and CRC-32
+Members are stored, payloads begin at multiples of 64 bytes (an extra field "FB" holds the padding), sizes and CRC-32
 follow each payload in a descriptor, and the zip64 records are always there. See
 caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 """
@@ -36,17 +36,17 @@ class Written(NamedTuple):
     header: int
     """Offset of its local header."""
     offset: int
-    """Of its payload."""
+    """Offset of its payload."""
 
 
 class WrittenZip(NamedTuple):
-    """A zip as it was written: every byte of it stands under one of these checksums."""
+    """A zip as it was written: each of its bytes is counted in one of these checksums."""
 
     members: list[Written]
     directory: int
     """Offset of the central directory."""
     frame_crc32: int
-    """Of all that is no payload: headers, padding, descriptors, the directory."""
+    """The checksum of everything that is not a payload: headers, padding, descriptors, the directory."""
 
 
 def write_torch_zip(
@@ -85,7 +85,7 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
 
 
 class _Archive:
-    """Members one after the other, and their directory behind them."""
+    """Writes members one after the other, and the directory after them."""
 
     def __init__(self, output: Output, transfer: Transfer) -> None:
         self._output = output

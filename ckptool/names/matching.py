@@ -1,9 +1,10 @@
 """
-Which names of a checkpoint stand for which names of a model, and the change of names that explains the difference.
+Match the names of a checkpoint with those of a model, and find the renames that explain the difference.
 
-Strategy: try the few changes that wrappers and trainers make (a wrapper's component, a prefix more, a prefix less,
-another prefix, old spellings), and keep the smallest under which most names meet with equal shapes. What only looks
-alike is never paired: ``guess_keys`` says what a person might have meant. Pure, and without torch: shapes are tuples.
+Strategy: try the few renames that wrappers and trainers make (a wrapper's component, a prefix more, a prefix less,
+another prefix, old spellings), and keep the fewest under which most names are equal and have equal shapes. Names that
+are only similar are never paired: ``suggestions`` says what a person might have meant. Pure, and without torch: shapes
+are tuples.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ BENIGN = frozenset(
         "total_params",
     }
 )
-"""Last components of buffers that a model computes itself: releases of libraries disagree about saving them."""
+"""Last components of buffers that a model computes itself: releases of a library differ in whether they save them."""
 
 _SPELLINGS = (
     ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),
     ((r"\.weight_g$", ".parametrizations.weight.original0"), (r"\.weight_v$", ".parametrizations.weight.original1")),
 )
-"""Names that whole libraries changed: TensorFlow's of a normalisation, torch's own of weight_norm."""
+"""Names that libraries spell in two ways: normalisation in TensorFlow and torch, weight_norm in old and new torch."""
 
 _DEPTH = 16
 _REPLACED_DEPTH = 3
@@ -49,7 +50,7 @@ _CANDIDATES = 3
 _SAME_SUFFIX = 4
 
 
-class Change(NamedTuple):
+class Rename(NamedTuple):
     """One change of names; ``option`` and ``argument`` are those of ``migrate`` that make it."""
 
     option: Option
@@ -79,7 +80,7 @@ class Change(NamedTuple):
         return " ".join(self.arguments)
 
 
-Changes: TypeAlias = tuple[Change, ...]
+Renames: TypeAlias = tuple[Rename, ...]
 
 
 class Reshaped(NamedTuple):
@@ -93,25 +94,25 @@ class Reshaped(NamedTuple):
 
 
 class KeyMatch(NamedTuple):
-    """How the names of a checkpoint meet those that a model expects. Names are in the order of their mapping."""
+    """How the names of a checkpoint match those that a model expects. Names are in the order of their mapping."""
 
     pairs: dict[str, str]
     """Expected name to found name, where the shapes are equal."""
     missing: tuple[str, ...]
-    """Expected names that nothing in the checkpoint stands for."""
+    """Expected names that nothing in the checkpoint matches."""
     unexpected: tuple[str, ...]
-    """Names in the checkpoint, as they stand there, that the model has no use for."""
+    """Names in the checkpoint, as they are there, that the model does not expect."""
     reshaped: tuple[Reshaped, ...]
-    changes: Changes
+    changes: Renames
     """What has to be done to the names of the checkpoint, in this order, for the rest to be true; often nothing."""
-    alternatives: tuple[Changes, ...] = ()
-    """Other changes, as small, under which as many others meet: then nobody can know which were meant."""
+    alternatives: tuple[Renames, ...] = ()
+    """Other renames, as few, under which as many names match: then nobody can know which were meant."""
     target_wrapped: bool = False
     """The model itself has wrappers inside that the checkpoint has not; ``pairs`` see through them."""
 
     @property
     def exact(self) -> bool:
-        """Whether every name of either side has its counterpart, of equal shape."""
+        """Whether every name on each side has a counterpart of equal shape."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     @property
@@ -130,7 +131,7 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
     Pair the names that a model expects with those of a checkpoint.
 
     Only whole names that are equal after ``changes`` are ever paired; no name is paired twice. The changes are the
-    fewest of those under which most names meet with equal shapes; where others, as few, do as well, they are
+    fewest of those under which most names match with equal shapes; where others, as few, do as well, they are
     ``alternatives``.
     """
     best = [_Attempt(expected, found, list(found), (), 0)]
@@ -155,9 +156,9 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
 
 
 class _Attempt:
-    """Names of the checkpoint after some changes, held against those that are expected."""
+    """Names of the checkpoint after some renames, compared with those that are expected."""
 
-    def __init__(self, target: Shapes, found: Shapes, names: Sequence[str], changes: Changes, cost: int) -> None:
+    def __init__(self, target: Shapes, found: Shapes, names: Sequence[str], changes: Renames, cost: int) -> None:
         self.target = target
         self.names = names
         self.changes = changes
@@ -171,11 +172,11 @@ class _Attempt:
         self.is_complete = same == len(target)
 
     def pairing(self, found: Shapes) -> dict[str, str]:
-        """Return the found name behind each expected one, as the target has it; shapes may differ."""
+        """Return the found name for each expected one, as the target spells it; shapes may differ."""
         return {name: old for name, old in zip(self.names, found, strict=True) if name in self.target}
 
 
-def _one_change(expected: Shapes, names: list[str]) -> Iterator[Changes]:
+def _one_change(expected: Shapes, names: list[str]) -> Iterator[Renames]:
     """Yield the changes that most checkpoints need, of one kind each; wrappers first, for they explain most."""
     unwrapped = list(_unwrapped(names))
     yield from (wrappers for wrappers, _ in unwrapped)
@@ -184,11 +185,11 @@ def _one_change(expected: Shapes, names: list[str]) -> Iterator[Changes]:
         yield from ((*wrappers, *prefixes) for prefixes in _prefix_changes(expected, bare))
 
 
-def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Changes]:
-    """Yield prefixes put in the place of others, and old spellings under any prefix."""
+def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Renames]:
+    """Yield prefixes instead of other prefixes, and old spellings under any prefix."""
     for wrappers, bare in (*_unwrapped(names), ((), names)):
         replaced = [
-            (Change("strip_prefix", old), Change("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
+            (Rename("strip_prefix", old), Rename("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
         ]
         yield from ((*wrappers, *prefixes) for prefixes in replaced)
         for prefixes in ((), *_prefix_changes(expected, bare), *replaced):
@@ -199,38 +200,38 @@ def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Changes]:
 
 def _without_wrappers(expected: Shapes) -> Shapes | None:
     """Return what is expected under the names that it would have without wrappers inside; None if that changes none."""
-    names = renamed(list(expected), (Change("strip_wrappers"),))
+    names = renamed(list(expected), (Rename("strip_wrappers"),))
     if names is None or names == list(expected):
         return None
     return dict(zip(names, expected.values(), strict=True))
 
 
-def renamed(names: Sequence[str], changes: Changes) -> list[str] | None:
+def renamed(names: Sequence[str], changes: Renames) -> list[str] | None:
     """Return the names after some changes, in order; None where they cannot be made without losing one."""
     try:
         found = renaming.rename(names, [change.rule for change in changes])
     except MigrationRefused:
         return None
-    return ["" if name is None else name for name in found]  # what goes with its wrapper, nothing is called
+    return ["" if name is None else name for name in found]  # an entry that goes with its wrapper: no name is empty
 
 
-def _unwrapped(names: list[str]) -> Iterator[tuple[Changes, list[str]]]:
+def _unwrapped(names: list[str]) -> Iterator[tuple[Renames, list[str]]]:
     yield (), names
     options: tuple[Option, ...] = ("strip_module", "strip_wrappers")
     for option in options:
-        changes = (Change(option),)
+        changes = (Rename(option),)
         stripped = renamed(names, changes)
         if stripped is not None and stripped != names:
             yield changes, stripped
 
 
-def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Changes]:
-    """Yield a prefix less and a prefix more, for which some names speak; those with most of them first."""
+def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:
+    """Yield a prefix less and a prefix more, where some names would then match; those with most of them first."""
     stripped = Counter(head for name in names for head, rest in _splits(name, _DEPTH) if rest in expected)
-    yield from ((Change("strip_prefix", head),) for head, _ in stripped.most_common(_CANDIDATES))
+    yield from ((Rename("strip_prefix", head),) for head, _ in stripped.most_common(_CANDIDATES))
     have = set(names)
     added = Counter(head for name in expected for head, rest in _splits(name, _DEPTH) if rest in have)
-    yield from ((Change("add_prefix", head),) for head, _ in added.most_common(_CANDIDATES))
+    yield from ((Rename("add_prefix", head),) for head, _ in added.most_common(_CANDIDATES))
 
 
 def _replaced_prefixes(expected: Shapes, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -250,13 +251,13 @@ def _replaced_prefixes(expected: Shapes, names: Sequence[str]) -> Iterator[tuple
     yield from (pair for pair, _ in found.most_common(_CANDIDATES))
 
 
-def _spellings(expected: Shapes, names: Sequence[str]) -> Iterator[Changes]:
+def _spellings(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:
     for spelling in _SPELLINGS:
         changes = []
         for pattern, replacement in spelling:
             matching = [name for name in names if name not in expected and re.search(pattern, name)]
             if any(re.sub(pattern, replacement, name) in expected for name in matching):
-                changes.append(Change("rename", f"{pattern}={replacement}"))
+                changes.append(Rename("rename", f"{pattern}={replacement}"))
         if changes:
             yield tuple(changes)
 
@@ -270,7 +271,7 @@ def _splits(name: str, depth: int) -> Iterator[tuple[str, str]]:
         depth -= 1
 
 
-def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Changes, ...]) -> KeyMatch:
+def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Renames, ...]) -> KeyMatch:
     original = chosen.pairing(found)
     pairs: dict[str, str] = {}
     missing: list[str] = []
@@ -291,7 +292,7 @@ def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Cha
     return KeyMatch(pairs, tuple(missing), unexpected, tuple(reshaped), chosen.changes, rivals, target_wrapped)
 
 
-def in_order(changes: Changes, renames: Iterable[Change]) -> Changes:
-    """Return changes in the order in which migrate carries them out: renames stand between stripping and adding."""
+def in_order(changes: Renames, renames: Iterable[Rename]) -> Renames:
+    """Return changes in the order in which migrate carries them out: renames come between stripping and adding."""
     at = sum(change.option != "add_prefix" for change in changes)
     return *changes[:at], *renames, *changes[at:]

@@ -33,7 +33,7 @@ def strip_module(names: Sequence[str]) -> Sequence[str | None]:
 
 def strip_wrappers(names: Sequence[str]) -> Sequence[str | None]:
     """
-    Return the names without what any training wrapper put there, in any nest.
+    Return the names without what training wrappers added, in any nest.
 
     Raises:
         MigrationRefused: Some names have a ``module`` or ``_module`` at their head and some have not.
@@ -92,7 +92,7 @@ def substitute(pattern: str, replacement: str) -> Substitution:
     Return the rule that replaces every match of a regular expression, as ``re.sub`` does.
 
     Raises:
-        MigrationRefused: The pattern or the replacement is none.
+        MigrationRefused: The pattern or the replacement is not valid.
     """
     try:
         compiled = re.compile(pattern)
@@ -114,9 +114,9 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
         if None not in renamed:
             renamed = list(rule(renamed)) if renamed else renamed  # type: ignore[arg-type]
             continue
-        left = [(place, name) for place, name in enumerate(renamed) if name is not None]
-        for (place, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
-            renamed[place] = new
+        left = [(index, name) for index, name in enumerate(renamed) if name is not None]
+        for (index, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
+            renamed[index] = new
     if renamed == list(names):
         return renamed
     seen: dict[str, str] = {}
@@ -138,7 +138,7 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
     A key follows its module: it is renamed as one of ``names``, those of the state dict, would be if it were inside
     it. None means that the module is gone, as a stripped wrapper is.
     """
-    marker = "\0"  # stands for any name inside the module; no name in a checkpoint has it
+    marker = "\0"  # a name inside the module that no checkpoint has
     inside = [f"{key}.{marker}" if key else marker for key in keys]
     current = list(names)
     for rule in rules:
@@ -153,7 +153,7 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
 
 
 def _with_others(rule: Rule, others: Sequence[str], name: str) -> str:
-    """Return what a rule makes of a name among others; the name itself where it is not of their kind."""
+    """Return what a rule makes of a name among others; the name itself where the rule refuses them together."""
     try:
         renamed = rule([*others, name])[-1]
     except MigrationRefused:

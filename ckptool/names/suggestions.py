@@ -1,5 +1,5 @@
 """
-What a person might have meant where names do not meet: the nearest name, and renames that would pair more of them.
+What a person might have meant where names do not match: the nearest name, and renames that would pair more of them.
 
 Guesses, all of it: they are shown with the command that would carry them out, and nothing acts on them.
 """
@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptool.names.matching import Change, Changes, KeyMatch, Shape, Shapes, in_order, renamed
+from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, Shapes, in_order, renamed
 
 _PLAIN = re.compile(r"[\w.-]+")
 _COMPARED = 64
@@ -29,7 +29,7 @@ def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str],
     for name in missing:
         key = expected[name], name.rpartition(".")[2]
         candidates = by_shape.get(key, [])
-        if len(candidates) > _COMPARED:  # both sides are in the order of their models: look where this one stands
+        if len(candidates) > _COMPARED:  # both are in the order of their models: look near the same position
             at = ranks[key]
             candidates = candidates[max(0, at - _AROUND) : at + _AROUND]
         ranks[key] += 1
@@ -38,7 +38,7 @@ def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str],
     return near
 
 
-def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Changes:
+def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Renames:
     """
     Return the changes of a match and renames of components that would pair more names. Guesses: for people to read.
 
@@ -53,9 +53,9 @@ def guess_renames(matched: KeyMatch, expected: Shapes, found: Shapes) -> Changes
     runs = Counter(run for new, old in near.items() for run in _differences(old, new))
     if len(missing) > _COMPARED:  # a rename of one layer of many explains nothing
         runs = Counter({run: count for run, count in runs.items() if not _numbers(run[0])})
-    guesses: list[Change] = []
+    guesses: list[Rename] = []
     for (old, new), _ in runs.most_common(_TRIED):
-        change = Change("rename", f"(^|\\.){re.escape(old)}\\.=\\g<1>{new}.")
+        change = Rename("rename", f"(^|\\.){re.escape(old)}\\.=\\g<1>{new}.")
         becomes = dict(zip(left, map(str, change.rule(list(left))), strict=True))
         changed = {before: after for before, after in becomes.items() if before != after}
         held = all(missing.get(after) == found[left[before]] for before, after in changed.items())
@@ -88,7 +88,7 @@ def _differences(old: str, new: str) -> Iterator[tuple[str, str]]:
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Return how many items two sequences share at their heads, and at their tails behind that."""
+    """Return how many items two sequences share at their heads, and at their tails after that."""
     most = min(len(one), len(other))
     head = 0
     while head < most and one[head] == other[head]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptool.names import renaming
-from ckptool.names.matching import Change, KeyMatch, Reshaped, Shape, is_benign, match
+from ckptool.names.matching import KeyMatch, Rename, Reshaped, Shape, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 
 EXPECTED: dict[str, Shape] = {
@@ -117,8 +117,8 @@ def test_what_a_model_computes_itself_may_be_missing_or_left() -> None:
 def test_two_networks_that_fit_equally_well_are_not_chosen_between() -> None:
     matched = match(EXPECTED, under("student.") | under("teacher."))
 
-    assert matched.changes == (Change("strip_prefix", "student"),)
-    assert matched.alternatives == ((Change("strip_prefix", "teacher"),),)
+    assert matched.changes == (Rename("strip_prefix", "student"),)
+    assert matched.alternatives == ((Rename("strip_prefix", "teacher"),),)
     assert not matched.loads
 
 
