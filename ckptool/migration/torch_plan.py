@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
-from ckptool.checkpoints.weights import ModuleFacts, NameChanges, Weights, by_name, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.limits import Limits
 from ckptool.migration import verify as verify_torch
