@@ -178,10 +178,6 @@ class _Announced:
         offset = self._places.get(named.key, self._source.nbytes)
         return TypedStorage(StorageRef(named.key, named.location, nbytes, self._source, offset), named.dtype)
 
-    def nested(self, stream: bytes) -> None:  # noqa: ARG002 - what stands in the pickle itself is there
-        """Return None: what stands inside the pickle is no storage of the file."""
-        return
-
 
 def _announced(tree: Pickle) -> dict[str, StorageId]:
     found: dict[str, StorageId] = {}
@@ -195,7 +191,7 @@ def _announced(tree: Pickle) -> dict[str, StorageId]:
 def _judge(
     source: Source, tree: Pickle, announced: dict[str, StorageId], places: dict[str, int], limits: Limits
 ) -> Salvage:
-    contents = collect(tree.root, Rebuilder(_Announced(source, announced, places)), limits)
+    contents = collect(tree.root, Rebuilder(_Announced(source, announced, places).resolve), limits)
     nbytes = source.nbytes
 
     def there(info: TensorInfo) -> bool:
