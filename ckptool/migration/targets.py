@@ -9,14 +9,13 @@ from typing import Literal, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
+from ckptool.sources.paths import TORCH_SUFFIXES
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
 _LAST_DEVICE = 127  # torch counts them in eight bits
 _DEVICE_KINDS = ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "npu", "xla", "mtia", "mlu", "ipu", "privateuseone")
-_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
-"""Those that what torch saves goes by."""
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, *, builds: bool, picks: bool) -> TargetForm:
@@ -50,7 +49,7 @@ def place_of(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: S
     if checkpoint.member:
         inner, suffix = os.path.splitext(checkpoint.member)  # noqa: PTH122
         stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
-    suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in _SUFFIXES else ".pth"
+    suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
         return os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
     done: list[str] = [form] if form in ("state_dict", "model") else []
