@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -160,6 +161,33 @@ def test_only_errors_defines_exceptions(name: str) -> None:
     }
 
     assert exceptions <= CONTROL_FLOW
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TOOL if not name.startswith("formats/")))
+def test_formats_are_known_by_their_traits_outside_of_their_own_package(name: str) -> None:
+    for node in ast.walk(TOOL[name]):
+        looked_up: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
+            looked_up = [node.left, *node.comparators]
+        elif isinstance(node, ast.Subscript):  # a table of formats compares, too
+            looked_up = [node.slice]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get"):
+            looked_up = node.args[:1]
+        for one in looked_up:
+            assert not re.search(r"\.format\b(?!\()", ast.unparse(one)), ast.unparse(node)
+
+
+def test_json_is_read_by_the_strict_parser() -> None:
+    users = {name for name, tree in TOOL.items() if "json" in imported(tree) and not name.startswith("cli/")}
+
+    assert users == {
+        "formats/strict_json.py",
+        "formats/safetensors.py",  # writes
+        "migration/safetensors_plan.py",  # writes
+        "formats/identify/text.py",  # only names what a file is; nothing is taken from it
+    }
+    for name in ("formats/safetensors.py", "migration/safetensors_plan.py"):
+        assert {"json.load", "json.loads", "json.JSONDecoder"}.isdisjoint(mentioned(TOOL[name]))
 
 
 def test_reading_never_opens_for_writing() -> None:

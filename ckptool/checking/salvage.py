@@ -177,10 +177,6 @@ class _Announced:
         offset = self._places.get(named.key, self._source.nbytes)
         return TypedStorage(StorageRef(named.key, named.location, nbytes, self._source, offset), named.dtype)
 
-    def nested(self, stream: bytes) -> None:  # noqa: ARG002 - what is inside the pickle is there
-        """Return None: what is inside the pickle is not a storage of the file."""
-        return
-
 
 def _announced(tree: Pickle) -> dict[str, StorageId]:
     found: dict[str, StorageId] = {}
@@ -194,7 +190,7 @@ def _announced(tree: Pickle) -> dict[str, StorageId]:
 def _judge(
     source: Source, tree: Pickle, announced: dict[str, StorageId], places: dict[str, int], limits: Limits
 ) -> Salvage:
-    contents = collect(tree.root, Rebuilder(_Announced(source, announced, places)), limits)
+    contents = collect(tree.root, Rebuilder(_Announced(source, announced, places).resolve), limits)
     nbytes = source.nbytes
 
     def there(info: TensorInfo) -> bool:

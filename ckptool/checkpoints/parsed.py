@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.roles import role_of
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source
@@ -15,9 +16,6 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
 Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
-
-ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
-"""What a module wrote beside its tensors: its version, mostly."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 

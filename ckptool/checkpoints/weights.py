@@ -7,12 +7,12 @@ the entries that are none (packed parameters, extra state) and the metadata of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
@@ -24,24 +24,12 @@ from ckptool.tensors.reading import LazyTensor
 
 Which: TypeAlias = Literal["auto", "raw", "ema"]
 
-ORDER_KEY = "ckptool.order"
-MODULES_KEY = "ckptool.modules"
-"""Keys of a safetensors file's metadata under which the order of names and the facts of modules survive."""
-
-RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
-"""Keys of that metadata that are never names of tensors."""
-
-ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
-"""What a module wrote beside its tensors: its version, mostly."""
-
 _ROLES: Final[dict[Which, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
 _KINDS: Final[dict[Which, str]] = {
     "ema": "averaged weights",
     "raw": "weights that are not averaged",
     "auto": "weights",
 }
-_MOST_FACTS = 16
-_LONGEST_FACT = 256
 
 
 class NameChanges(NamedTuple):
@@ -141,13 +129,11 @@ def prepare(
     others = {name: value for name, value in pairs if name not in state_dict}
     # What lies deeper, in a tuple say, goes where its entry goes.
     tensors = {name: tensor for name, tensor in state_dict.items() if not others or name in direct}
-    modules = _modules(checkpoint, state_dict)
-    texts: list[tuple[str, str]] = []
-    if checkpoint.format == "safetensors":
-        own = tensors
-        tensors, modules = _restored(checkpoint, own)
-        said = checkpoint.metadata.items()
-        texts = [(key, text) for key, text in said if key not in RESERVED and not (key in tensors and key not in own)]
+    recorded = checkpoint.recorded
+    tensors |= {name: tensors[kept] for name, kept in recorded.ties.items()}
+    if recorded.order:
+        tensors = {name: tensors[name] for name in recorded.order}
+    modules = dict(recorded.modules) or _modules(checkpoint, state_dict)
     entries = [name for name, _ in pairs] if others else list(tensors)
     gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
     kept = entries
@@ -164,7 +150,7 @@ def prepare(
         {path: facts for path, facts in zip(paths, modules.values(), strict=True) if path is not None},
         {name: old for old, name in new.items()},
         tuple(name for name in entries if name not in new),
-        tuple(texts),
+        tuple(recorded.texts.items()),
     )
 
 
@@ -208,58 +194,7 @@ def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleF
         return {path: {"version": version_of(cls)} for path, cls in walks[0].modules} if walks else {}
     node = state_dict.node
     metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(node), "_metadata")) if node is not None else None
-    found = {path: _facts(entry) for path, entry in metadata or () if isinstance(path, str)}
-    return {path: facts for path, facts in found.items() if facts}
-
-
-def _facts(entry: Inert) -> ModuleFacts:
-    """Return what a module's entry says, as far as it is short and plain; torch's own nest two deep at most."""
-    facts: ModuleFacts = {}
-    for name, value in _pairs(entry):
-        inside = _pairs(value)
-        if _is_fact(name) and _is_fact(value):
-            facts[name] = value
-        elif _is_fact(name) and inside and all(_is_fact(key) and _is_fact(fact) for key, fact in inside):
-            facts[name] = dict(inside)
-    return facts
-
-
-def _pairs(value: Inert) -> list[tuple[str, Inert]]:
-    """Return the named items of a mapping, a pickle's or JSON's; none of one that is too long to be a module's."""
-    pairs = list(value.items()) if isinstance(value, dict) else nodes.mapping_pairs(value) or []
-    return [(key, item) for key, item in pairs if isinstance(key, str)] if len(pairs) <= _MOST_FACTS else []
-
-
-def _is_fact(value: Inert) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_FACT
-    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63)
-
-
-def _restored(
-    checkpoint: Checkpoint, tensors: dict[str, LazyTensor]
-) -> tuple[dict[str, LazyTensor], dict[str, ModuleFacts]]:
-    """Return what a safetensors file's metadata says beside its tensors: tied names, the order, facts of modules."""
-    names = list(tensors)
-    whole = dict(tensors)
-    for removed, kept in checkpoint.metadata.items():
-        if removed not in whole and kept in tensors and removed not in RESERVED:
-            whole[removed] = tensors[kept]
-            names.append(removed)
-    order, modules = _parsed(checkpoint.metadata.get(ORDER_KEY)), _parsed(checkpoint.metadata.get(MODULES_KEY))
-    if isinstance(order, list) and sorted(name for name in order if isinstance(name, str)) == sorted(names):
-        whole = {name: whole[name] for name in order}
-    written = modules.items() if isinstance(modules, dict) else ()
-    # A number alone is a version: nearly every module has that and no more.
-    facts = {path: _facts({"version": entry} if isinstance(entry, int) else entry) for path, entry in written}
-    return whole, {path: entry for path, entry in facts.items() if entry}
-
-
-def _parsed(text: str | None) -> object:
-    try:
-        return json.loads(text) if text else None
-    except (ValueError, RecursionError):
-        return None
+    return facts_by_module(metadata or [])
 
 
 def refuse_others(others: Sequence[str], *, drop: bool) -> None:

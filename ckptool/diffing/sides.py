@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.weights import MODULES_KEY, ORDER_KEY, RESERVED, ModuleFacts, NameChanges, prepare
+from ckptool.checkpoints.module_facts import ModuleFacts
+from ckptool.checkpoints.weights import NameChanges, prepare
 from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
 from ckptool.names import renaming
 from ckptool.pickles import nodes
@@ -134,7 +135,7 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
         attributes={},
         others={names.get(path, path): node for path, node in within.items()},
         facts=_module_facts(weights.modules, list(tensors), aligned=aligned),
-        metadata=_metadata(checkpoint, chosen),
+        metadata=_metadata(checkpoint),
         has_models=False,
         unreadable=tuple(name[len(head) :] for name, _ in checkpoint.unreadable if name.startswith(head)),
         lacks=_lacks(checkpoint),
@@ -179,7 +180,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
         attributes=dict(checkpoint.attributes),
         others={names.get(path, path): node for path, node in others.items()},
         facts=facts,
-        metadata=_metadata(checkpoint, checkpoint.tensors),
+        metadata=_metadata(checkpoint),
         has_models=aligned and any(one.class_name is not None for one in checkpoint.state_dicts),
         unreadable=tuple(name for name, _ in checkpoint.unreadable),
         lacks=_lacks(checkpoint),
@@ -219,12 +220,12 @@ def _module_facts(
     }
 
 
-def _metadata(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor]) -> dict[str, str] | None:
-    """Return the text in a safetensors file, without what encodes something else: ties, an order, versions."""
+def _metadata(checkpoint: Checkpoint) -> dict[str, str] | None:
+    """Return the text in a safetensors file, without what records something else: ties, an order, versions."""
     if not checkpoint.traits.is_plain:
         return None
-    taken = (RESERVED - {"format"}) | {removed for removed, kept in checkpoint.metadata.items() if kept in tensors}
-    return {key: repr(text) for key, text in checkpoint.metadata.items() if key not in taken}
+    texts = checkpoint.recorded.texts
+    return {key: repr(text) for key, text in checkpoint.metadata.items() if key in texts or key == "format"}
 
 
 def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
@@ -233,9 +234,9 @@ def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
         lacks.add("devices")
     if not checkpoint.traits.keeps_ties:
         lacks.add("ties")
-    if not checkpoint.traits.keeps_order and ORDER_KEY not in checkpoint.metadata:
+    if not checkpoint.traits.keeps_order and not checkpoint.recorded.order:
         lacks.add("order")
-    if not checkpoint.traits.has_tree and MODULES_KEY not in checkpoint.metadata:
+    if not checkpoint.traits.has_tree and not checkpoint.recorded.modules:
         lacks.add("module versions")
     if checkpoint.shards:  # an index is sorted
         lacks |= {"order", "module versions"}

@@ -8,16 +8,16 @@ Protocols 0 and 1 have no mark of their own, so those are taken for pickles only
 
 from __future__ import annotations
 
+from functools import partial
+
 from ckptool.checkpoints.contents import collect
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
-from ckptool.limits import Limits
-from ckptool.pickles.nodes import Inert, is_container
+from ckptool.pickles.nodes import is_container
 from ckptool.pickles.reader import read_pickle
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage
 
 NAME = "pickle"
 TRAITS = Traits(has_tree=True, refusal="it was written by pickle.dump() and not by torch.save()")
@@ -44,7 +44,7 @@ def sniff(probe: Probe) -> bool:
 def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
     pickled = read_pickle(probe.source)
-    rebuilder = Rebuilder(InlineStorages(probe.limits))
+    rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))
     contents = collect(pickled.root, rebuilder, probe.limits)
     notes = []
     if pickled.end < probe.source.nbytes:
@@ -59,18 +59,3 @@ def read(probe: Probe) -> Parsed:
         streams=(Stream("", probe.source, 0, pickled.end, pickled.globals),),
         notes=tuple(notes),
     )
-
-
-class InlineStorages:
-    """A pickle without persistent ids: every storage is a stream inside it."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-
-    def resolve(self, pid: Inert) -> None:  # noqa: ARG002 - nothing outside the pickle has a meaning here
-        """Return None: there is nothing outside the pickle."""
-        return
-
-    def nested(self, stream: bytes) -> TypedStorage | None:
-        """Return the storage of a stream inside the pickle."""
-        return torch_legacy.nested_storage(stream, self._limits)

@@ -10,13 +10,21 @@ https://github.com/huggingface/safetensors, "Format"
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.checkpoints.module_facts import facts_by_module
+from ckptool.checkpoints.parsed import Parsed, Recorded, Traits
+from ckptool.errors import (
+    AmbiguousFile,
+    LimitExceeded,
+    MalformedFile,
+    TruncatedFile,
+    UnreadableFile,
+    UnsupportedFeature,
+)
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.source import Source
@@ -27,6 +35,13 @@ NAME = "safetensors"
 TRAITS = Traits(
     is_plain=True, keeps_devices=False, keeps_ties=False, keeps_order=False, loader="safetensors.torch.load_file"
 )
+
+ORDER_KEY = "ckptool.order"
+MODULES_KEY = "ckptool.modules"
+"""Keys of ``__metadata__`` under which the order of names and the facts of modules survive."""
+
+RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
+"""Keys of ``__metadata__`` that are never names of tensors."""
 
 _MAX_SIZE = 1 << 63
 _MAX_DEPTH = 64
@@ -92,7 +107,63 @@ def read(probe: Probe) -> Parsed:
     # The header's own order is the writer's; the bytes follow it, or it follows the bytes.
     contents.tensors = {name: contents.tensors[name] for name in header}
     group.names = list(header)
-    return Parsed(source, NAME, TRAITS, contents, fixed_form="state_dict" if header else "data", metadata=metadata)
+    return Parsed(
+        source,
+        NAME,
+        TRAITS,
+        contents,
+        fixed_form="state_dict" if header else "data",
+        metadata=metadata,
+        recorded=decode(metadata, header, limits.cancellation),
+    )
+
+
+def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellation: Cancellation | None) -> Recorded:
+    """Return what the metadata of a file says about its tensors: ties as the reference library writes them, the rest
+    as ``encode`` does."""
+    ties = {
+        name: kept for name, kept in metadata.items() if kept in names and name not in names and name not in RESERVED
+    }
+    order = _decoded(metadata.get(ORDER_KEY), cancellation)
+    modules = _decoded(metadata.get(MODULES_KEY), cancellation)
+    listed = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
+    is_whole = isinstance(order, list) and len(listed) == len(order) == len(names) + len(ties)
+    # A number alone is a version: nearly every module has that and no more.
+    written = modules.items() if isinstance(modules, dict) else ()
+    facts = [(path, {"version": entry} if isinstance(entry, int) else entry) for path, entry in written]
+    return Recorded(
+        ties,
+        tuple(listed) if is_whole and set(listed) == {*names, *ties} else (),
+        facts_by_module(facts),
+        {key: text for key, text in metadata.items() if key not in RESERVED and key not in ties},
+    )
+
+
+def encode(recorded: Recorded) -> dict[str, str]:
+    """Return the metadata that records this."""
+    import json  # JSON is not what most files need
+
+    metadata = {"format": "pt", **recorded.texts, **recorded.ties}
+    if recorded.order:
+        metadata[ORDER_KEY] = json.dumps(recorded.order, separators=(",", ":"))
+    if recorded.modules:
+        facts = {
+            path: entry["version"] if entry.keys() == {"version"} else entry for path, entry in recorded.modules.items()
+        }
+        metadata[MODULES_KEY] = json.dumps(facts, separators=(",", ":"))
+    return metadata
+
+
+def _decoded(text: str | None, cancellation: Cancellation | None) -> object:
+    """Return the value of an entry of ours; None if it is not one that ``encode`` writes: it is nobody's tensor."""
+    if not text:
+        return None
+    from ckptool.formats.strict_json import parse
+
+    try:
+        return parse(text.encode(), "an entry of __metadata__", "metadata", cancellation)
+    except UnreadableFile:
+        return None
 
 
 def places(source: Source) -> dict[str, tuple[int, int]]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Shard, Stream, Traits
+from ckptool.checkpoints.parsed import Parsed, Recorded, Shard, Stream, Traits
 from ckptool.checkpoints.roles import role_of
 from ckptool.errors import (
     AmbiguousFile,
@@ -28,6 +28,7 @@ from ckptool.errors import (
     TruncatedFile,
     UnsupportedFeature,
 )
+from ckptool.formats import safetensors
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits, refuse_long
@@ -105,6 +106,7 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
         contents,
         fixed_form="state_dict",
         metadata=metadata,
+        recorded=safetensors.decode(metadata, tensors, probe.limits.cancellation) if metadata else Recorded(),
         notes=tuple(notes),
         damage=damage,
         streams=tuple(streams),

@@ -15,6 +15,8 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 
 from __future__ import annotations
 
+from functools import partial
+
 from ckptool.checkpoints.contents import collect
 from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
@@ -52,7 +54,7 @@ def is_legacy(head: bytes) -> bool:
 def read(probe: Probe) -> Parsed:
     """Read the index of a legacy stream: its five pickles and the eight bytes in front of each storage."""
     stream = LegacyStream(probe.source, probe.limits)
-    rebuilder = Rebuilder(stream)
+    rebuilder = stream.rebuilder()
     contents = collect(stream.tree.root, rebuilder, probe.limits)
     notes = []
     if stream.big_endian:
@@ -81,7 +83,7 @@ def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStora
     if not is_legacy(data[:48]):
         raise UnsupportedFeature("a tensor inside a pickle that is no legacy stream", kind="nested-stream")
     stream = LegacyStream(BytesSource(data), limits, depth=depth + 1)
-    return Rebuilder(stream).storage(stream.tree.root)
+    return stream.rebuilder().storage(stream.tree.root)
 
 
 class LegacyStream:
@@ -141,9 +143,9 @@ class LegacyStream:
         )
         return TypedStorage(ref, root.dtype)
 
-    def nested(self, stream: bytes) -> TypedStorage | None:
-        """Return the storage of a stream inside this one."""
-        return nested_storage(stream, self._limits, depth=self._depth)
+    def rebuilder(self) -> Rebuilder:
+        """Return what recognises the tensors of this stream."""
+        return Rebuilder(self.resolve, partial(nested_storage, limits=self._limits, depth=self._depth))
 
     def _announced(self) -> dict[str, StorageId]:
         """Return what the tree says of each root storage."""

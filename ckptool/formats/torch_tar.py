@@ -13,6 +13,7 @@ _legacy_load.legacy_load.
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
@@ -49,7 +50,7 @@ def read(probe: Probe) -> Parsed:
     tables = TarStorages(archive)
     content = archive.open("pickle")
     tree = read_pickle(content)
-    rebuilder = Rebuilder(tables)
+    rebuilder = Rebuilder(tables.resolve, partial(torch_legacy.nested_storage, limits=probe.limits))
     contents = collect(tree.root, rebuilder, probe.limits)
     return Parsed(
         probe.source,
@@ -71,7 +72,6 @@ class TarStorages:
     """The storages and tensors of a 0.1.x file, by their keys."""
 
     def __init__(self, archive: Archive) -> None:
-        self._archive = archive
         self._storages: dict[str, TypedStorage] = {}
         self._tensors: dict[str, TensorInfo] = {}
         self.globals: dict[str, tuple[Global, ...]] = {}
@@ -83,10 +83,6 @@ class TarStorages:
         """Return the tensor or storage that has this key."""
         key = _key(pid)
         return None if key is None else self._tensors.get(key) or self._storages.get(key)
-
-    def nested(self, stream: bytes) -> TypedStorage | None:
-        """Return the storage of a stream inside the pickle."""
-        return torch_legacy.nested_storage(stream, self._archive.limits)
 
     def _note(self, member: str, names: tuple[Global, ...]) -> None:
         known = {(found.module, found.name): found for found in self.globals.get(member, ())}

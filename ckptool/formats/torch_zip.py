@@ -12,6 +12,8 @@ and _load.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import MAGIC
 from ckptool.checkpoints.contents import ModelGraph, collect
@@ -28,6 +30,9 @@ from ckptool.tensors.tensor import StorageRef
 
 NAME = "torch_zip"
 TRAITS = Traits(has_tree=True)
+
+# For each of many storages: half the time of the constructors, and the number of fields is checked.
+_typed_storage, _storage_ref = TypedStorage._make, StorageRef._make
 
 NEWEST_VERSION = 10
 """kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
@@ -55,7 +60,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     storages = ZipStorages(archive, f"{root}data/", big_endian=is_big_endian(archive, f"{root}byteorder"))
     tree = archive.open(f"{root}data.pkl")
     pickled = read_pickle(tree)
-    rebuilder = Rebuilder(storages)
+    rebuilder = storages.rebuilder()
     contents = collect(pickled.root, rebuilder, archive.limits, graph)
     notes = list(archive.notes)
     if root.count("/") != 1:
@@ -128,14 +133,14 @@ class ZipStorages:
         dtype, key, location, nbytes, _ = named
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = tuple.__new__(TypedStorage, (self._ref(key, location, nbytes), dtype))
+            known = self._known[key] = _typed_storage((self._ref(key, location, nbytes), dtype))
         elif (dtype, location, nbytes) != (known.dtype, known.ref.location, known.ref.nbytes):
             return unify(known, TypedStorage(self._ref(key, location, nbytes), dtype))
         return known
 
-    def nested(self, stream: bytes) -> TypedStorage | None:
-        """Return the storage of a legacy stream inside the pickle."""
-        return torch_legacy.nested_storage(stream, self._archive.limits)
+    def rebuilder(self) -> Rebuilder:
+        """Return what recognises tensors of these storages, and of legacy streams inside the pickle."""
+        return Rebuilder(self.resolve, partial(torch_legacy.nested_storage, limits=self._archive.limits))
 
     def _ref(self, key: str, location: str, nbytes: int) -> StorageRef:
         name = self._folder + key
@@ -153,7 +158,7 @@ class ZipStorages:
             )
         if compression == "stored":
             fields = (key, location, nbytes, self._archive.source, offset, self._big_endian, crc32 or 0, None)
-            return tuple.__new__(StorageRef, fields)
+            return _storage_ref(fields)
         return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, crc32 or 0)
 
 

@@ -26,7 +26,6 @@ from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.pickles.reader import read_pickle
-from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import Kind
 
 NAME = "torchscript"
@@ -62,7 +61,7 @@ def read(probe: Probe) -> Parsed:
     content = archive.open(name)
     pickled = read_pickle(content)
     storages = torch_zip.ZipStorages(archive, f"{root}constants/", big_endian=big_endian)
-    found = collect(pickled.root, Rebuilder(storages), archive.limits)
+    found = collect(pickled.root, storages.rebuilder(), archive.limits)
     return parsed._replace(
         constants=under("constants", found.tensors | found.attributes),
         streams=(*parsed.streams, Stream(name, content, 0, pickled.end, pickled.globals)),

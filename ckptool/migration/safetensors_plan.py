@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoints.weights import MODULES_KEY, ORDER_KEY, RESERVED, Weights, refuse_others
+from ckptool.checkpoints.parsed import Recorded
+from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.limits import Limits
 from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
@@ -122,14 +124,8 @@ def plan(
     kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
     # A text that readers would take for a tied name is left out.
     texts = {key: text for key, text in weights.texts if text not in kept}
-    metadata = {"format": "pt", **texts, **tied}
-    if list(tensors) != [*kept, *tied]:
-        metadata[ORDER_KEY] = json.dumps(list(tensors), separators=(",", ":"))
-    if weights.modules:
-        facts = {
-            path: entry["version"] if entry.keys() == {"version"} else entry for path, entry in weights.modules.items()
-        }
-        metadata[MODULES_KEY] = json.dumps(facts, separators=(",", ":"))
+    order = tuple(tensors) if list(tensors) != [*kept, *tied] else ()
+    metadata = encode(Recorded(tied, order, weights.modules, texts))
     payloads = tuple((name, payload_of(tensors[name])) for name in each(kept, cancellation))
     header = _header(metadata, each(payloads, cancellation), tensors)
     return SafetensorsPlan(header, payloads, tied, weights.renamed, (*weights.dropped, *unsupported, *weights.others))

@@ -26,7 +26,6 @@ from ckptool.pickles.writer import write_pickle
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage
 from ckptool.tensors.tensor import TensorInfo
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -77,7 +76,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     Raises:
         MigrationRefused: A tensor is one that only its own class can write.
     """
-    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), location)
     detached = weights.state_dict.class_name is not None
     cancellation = checkpoint.source.cancellation
     made: dict[int, Inert] = {}
@@ -127,7 +126,7 @@ def plan_same(
     _refuse_what_has_no_tree(checkpoint)
     _refuse_names_of_a_model(checkpoint, changes, model)
     recast = casting.info if casting is not None else None
-    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location, recast)
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), location, recast)
     if model is None:
         tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
     else:
@@ -195,13 +194,3 @@ def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | 
         else:
             head = f"{key}.{old}." if key else f"{old}."
             yield from ((None, tensor.info) for one, tensor in checkpoint.tensors.items() if one.startswith(head))
-
-
-class _NoStorages:
-    """What a format without a pickled tree refers to: nothing."""
-
-    def resolve(self, pid: Inert) -> TypedStorage | None:  # noqa: ARG002
-        return None
-
-    def nested(self, stream: bytes) -> None:  # noqa: ARG002
-        return

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
-from ckptool.checkpoints.weights import ModuleFacts, NameChanges, by_name, prepare
+from ckptool.checkpoints.weights import NameChanges, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming

@@ -57,7 +57,7 @@ def verify(
         if frame != written.frame_crc32 or directory[::2] != (written.directory, len(members)):
             raise _failed("its headers are not those that were written")
         tree = read_pickle(SliceSource(source, members[0].offset, members[0].nbytes)).root
-        found = collect(tree, Rebuilder(_WrittenStorages(storages)), limits).tensors
+        found = collect(tree, Rebuilder(_WrittenStorages(storages).resolve), limits).tensors
         if len(found) != len(expected) or any(map(_differ, found.items(), expected)):
             raise _failed("the tensors in it are not those that were to be written")
 
@@ -91,9 +91,6 @@ class _WrittenStorages:
         if payload is None or payload.nbytes != named.nbytes:
             raise _failed(f"its storage {named.key!r} is not the one that was to be written")
         return TypedStorage(payload.storage, named.dtype)
-
-    def nested(self, stream: bytes) -> None:  # noqa: ARG002
-        return
 
 
 def _failed(what: str) -> OutputFailed:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
+TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
+"""File suffixes of torch checkpoints."""
+
+_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 
 
 def is_likely(name: str) -> bool:

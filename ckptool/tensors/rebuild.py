@@ -3,7 +3,7 @@ Inert tree → ``TensorInfo``: what each call that torch pickles for a tensor me
 
 Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle asks for to a method that reads the arguments
 as data. Names that are not in the table are no tensors; nobody looks them up. What a persistent id refers to is the
-container's knowledge, given as ``Storages``.
+container's knowledge, given as two functions.
 
 Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the old ones, Tensor.__setstate__.
 """
@@ -11,7 +11,7 @@ Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the ol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from ckptool.errors import LimitExceeded
 from ckptool.pickles import nodes
@@ -39,23 +39,23 @@ _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tenso
 _MAX_PARTS: Final = 1_000_000
 
 
-class Storages(Protocol):
-    """What a container knows of the things that its pickle refers to."""
+Resolve: TypeAlias = Callable[[Inert], TypedStorage | TensorInfo | None]
+"""Returns what a persistent id refers to, or None if that is neither a storage nor a tensor."""
 
-    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
-        """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
-        ...
+Nested: TypeAlias = Callable[[bytes], TypedStorage | None]
+"""Returns the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
 
-    def nested(self, stream: bytes) -> TypedStorage | None:
-        """Return the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
-        ...
+
+def _nothing(_: object) -> None:
+    return None
 
 
 class Rebuilder:
     """Recognises the tensors of one pickle. The same node gives the same ``TensorInfo``, so ties stay ties."""
 
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
+    def __init__(self, resolve: Resolve = _nothing, nested: Nested = _nothing) -> None:
+        self._resolve = resolve
+        self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
         self._decoded: dict[int, bytes | None] = {}
         self._streams: dict[int, TypedStorage | None] = {}
@@ -115,14 +115,14 @@ class Rebuilder:
     def storage(self, node: Inert) -> TypedStorage | None:
         """Return the storage that ``node`` refers to, or None if it refers to none."""
         if isinstance(node, PersistentId):
-            found = self._storages.resolve(node.pid)
+            found = self._resolve(node.pid)
             return found if isinstance(found, TypedStorage) else None
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
             if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
                 stream = self._raw(node.args[0])
                 if id(stream) not in self._streams:
-                    self._streams[id(stream)] = self._storages.nested(stream) if stream is not None else None
+                    self._streams[id(stream)] = self._nested_storage(stream) if stream is not None else None
                 return self._streams[id(stream)]
         return None
 
@@ -130,7 +130,7 @@ class Rebuilder:
         if self._depth == _MAX_DEPTH:
             raise malformed_tensor(f"tensors inside tensors, more than {_MAX_DEPTH} deep")
         if isinstance(node, PersistentId):
-            found = self._storages.resolve(node.pid)
+            found = self._resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None
         func = node.func
         if not isinstance(func, Global):
@@ -174,7 +174,7 @@ class Rebuilder:
         dtype: DType | None = None,
         metadata: Inert = None,
     ) -> TensorInfo:
-        found = self._storages.resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
+        found = self._resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
         if not isinstance(found, TypedStorage):
             raise malformed_tensor("a tensor without a storage")
         ref, of_storage = found

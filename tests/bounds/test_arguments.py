@@ -74,21 +74,16 @@ def test_a_key_and_a_device_tag_have_at_most_4096_characters() -> None:
             storage_id(("storage", FLOATS, key, tag, 4))
 
 
-class OneStorage:
-    """A container whose every persistent id means the same storage."""
-
-    def resolve(self, pid: Any) -> TypedStorage:
-        return TypedStorage(StorageRef("0", "cpu", 16, BytesSource(bytes(16)), 0), BY_NAME["float32"])
-
-    def nested(self, stream: bytes) -> None:
-        return
+def one_storage(_: Any) -> TypedStorage:
+    """Resolve every persistent id to the same storage."""
+    return TypedStorage(StorageRef("0", "cpu", 16, BytesSource(bytes(16)), 0), BY_NAME["float32"])
 
 
 @pytest.mark.parametrize("count", [5, 6, 7])
 def test_a_plain_tensor_may_have_its_hooks_and_metadata_or_not(count: int) -> None:
     func = Global("torch._utils", "_rebuild_tensor_v2")
     args = (PersistentId("0"), 0, (4,), (1,), True, None, None)
-    rebuilder = Rebuilder(OneStorage())
+    rebuilder = Rebuilder(one_storage)
     calls = [Call(func, args[:taken]) for taken in (6, count)]
     for call in calls:  # the first one makes the function known
         found = rebuilder.tensor(call)
@@ -196,19 +191,12 @@ def test_bytes_are_encoded_from_a_text_and_the_name_of_an_encoding() -> None:
 # Tensors
 
 
-class Known:
-    """One storage of sixteen bytes, and what streams inside the pickle hold."""
-
-    def __init__(self) -> None:
-        found = storage_id(("storage", FLOATS, "0", "cpu", 4))
-        assert found is not None
-        self.found = TypedStorage(StorageRef("0", "cpu", 16, BytesSource(bytes(16)), 0), found.dtype)
-
-    def resolve(self, pid: Any) -> TypedStorage | None:
-        return self.found if pid == "0" else None
-
-    def nested(self, stream: bytes) -> TypedStorage | None:
-        return self.found if stream == b"stream" else None
+def known() -> Rebuilder:
+    """Return what knows one storage of sixteen bytes, by its id or as a stream inside the pickle."""
+    found = storage_id(("storage", FLOATS, "0", "cpu", 4))
+    assert found is not None
+    typed = TypedStorage(StorageRef("0", "cpu", 16, BytesSource(bytes(16)), 0), found.dtype)
+    return Rebuilder(lambda pid: typed if pid == "0" else None, lambda stream: typed if stream == b"stream" else None)
 
 
 def plain(size: Any = (4,), offset: Any = 0) -> Call:
@@ -218,7 +206,7 @@ def plain(size: Any = (4,), offset: Any = 0) -> Call:
 
 def test_a_stream_inside_a_pickle_is_loaded_from_just_one_string() -> None:
     load = ("torch.storage", "_load_from_bytes")
-    rebuilder = Rebuilder(Known())
+    rebuilder = known()
 
     assert rebuilder.storage(made(load, b"stream")) is not None
     assert rebuilder.storage(made(load)) is None
@@ -231,23 +219,23 @@ def test_tensors_stand_inside_tensors_up_to_a_depth(levels: int, read: bool) -> 
     for _ in range(levels):
         node = made(("torch.nn.parameter", "Parameter"), node, True)
     if read:
-        found = Rebuilder(Known()).tensor(node)
+        found = known().tensor(node)
         assert found is not None
         assert found.shape == (4,)
     else:
         with pytest.raises(MalformedFile):
-            Rebuilder(Known()).tensor(node)
+            known().tensor(node)
 
 
 def test_a_tensor_from_before_has_a_state_of_four() -> None:
     state = plain().args[0], 0, (4,), (1,)
     old = ("torch", "FloatTensor")
 
-    found = Rebuilder(Known()).tensor(made(old, state=state))
+    found = known().tensor(made(old, state=state))
     assert found is not None
     assert found.shape == (4,)
     for wrong in (state[:3], (*state, None), None):
-        assert Rebuilder(Known()).tensor(made(old, state=wrong)) is None
+        assert known().tensor(made(old, state=wrong)) is None
 
 
 @pytest.mark.parametrize(
@@ -255,7 +243,7 @@ def test_a_tensor_from_before_has_a_state_of_four() -> None:
     [((False, True, None), False), ((True, False, None), True), ((True, False), None), ((True, False, None, 1), None)],
 )
 def test_a_parameter_from_before_has_a_state_of_three(state: tuple[Any, ...], flag: bool | None) -> None:
-    found = Rebuilder(Known()).tensor(made(("torch.nn.parameter", "Parameter"), plain(), state=state))
+    found = known().tensor(made(("torch.nn.parameter", "Parameter"), plain(), state=state))
 
     assert found is not None
     assert found.requires_grad is flag
@@ -263,17 +251,17 @@ def test_a_parameter_from_before_has_a_state_of_three(state: tuple[Any, ...], fl
 
 def test_a_parameter_from_long_before_has_a_state_of_five() -> None:
     parameter = ("torch.nn.parameter", "Parameter")
-    found = Rebuilder(Known()).tensor(made(parameter, state=(plain(), None, None, True, False)))
+    found = known().tensor(made(parameter, state=(plain(), None, None, True, False)))
 
     assert found is not None
     assert found.requires_grad is True
     for wrong in ((plain(), None, None, True), (plain(), None, None, True, False, None)):
-        assert Rebuilder(Known()).tensor(made(parameter, state=wrong)) is None
+        assert known().tensor(made(parameter, state=wrong)) is None
 
 
 def test_a_sparse_tensor_has_its_parts_its_size_and_maybe_a_flag() -> None:
     def sparse(*data: Any, layout: str = "torch.sparse_coo") -> Any:
-        return Rebuilder(Known()).tensor(made(("torch._utils", "_rebuild_sparse_tensor"), layout, data))
+        return known().tensor(made(("torch._utils", "_rebuild_sparse_tensor"), layout, data))
 
     found = sparse(plain(), plain(), (0, 9))
     assert (found.shape, found.details) == ((0, 9), ())
@@ -290,18 +278,18 @@ def test_tensors_may_have_as_many_parts_as_are_allowed(monkeypatch: pytest.Monke
     state = Dict([(f"part {number}", plain()) for number in range(5)])
     subclass = made(("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state)
     monkeypatch.setattr(rebuild, "_MAX_PARTS", 10)  # five attributes, and the five tensors that they are
-    found = Rebuilder(Known()).tensor(subclass)
+    found = known().tensor(subclass)
     assert found is not None
     assert len(found.parts) == 5
 
     monkeypatch.setattr(rebuild, "_MAX_PARTS", 9)
     with pytest.raises(LimitExceeded):
-        Rebuilder(Known()).tensor(subclass)
+        known().tensor(subclass)
 
 
 def test_the_state_of_a_subclass_is_a_dict_or_a_dict_and_slots() -> None:
     def parts(state: Any) -> list[str]:
-        found = Rebuilder(Known()).tensor(
+        found = known().tensor(
             made(("torch._tensor", "_rebuild_from_type_v2"), plain().func, Global("m", "C"), plain().args, state)
         )
         assert found is not None
@@ -318,7 +306,7 @@ def test_an_array_of_a_device_tensor_has_strides_of_its_order() -> None:
         dtype = made(("numpy", "dtype"), "f4", state=(3, "<"))
         state = (1, shape, dtype, column_major, bytes(24))
         values = made(("numpy.core.multiarray", "_reconstruct"), state=state)
-        found = Rebuilder(Known()).tensor(
+        found = known().tensor(
             made(("torch._utils", "_rebuild_device_tensor_from_numpy"), values, None, "xla:0", False)
         )
         assert found is not None

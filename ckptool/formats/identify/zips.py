@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from ckptool.errors import NotACheckpoint
 from ckptool.formats.identify.head import EXPORTED, IN_TENSORFLOW, UNPACK, listed, not_a_checkpoint
 from ckptool.messages import counted, quoted
+from ckptool.sources.paths import is_likely
 
 _NAMES_LOOKED_AT = 10_000
-_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
 _TORCH_MEMBER = re.compile(
     r"(?:[^/]+/)?(?:(?:data|constants|attributes)\.pkl|archive_format|serialized_exported_program\.json"
     r"|\.data/extern_modules)|[^/]+/model\.json"
@@ -55,7 +55,7 @@ def name_foreign_zip(names: Sequence[str]) -> NotACheckpoint | None:
 
 
 def _to_open(files: Sequence[str]) -> str | None:
-    weights = [name for name in files if name.lower().endswith(_WEIGHTS)]
+    weights = [name for name in files if is_likely(name)]
     if not weights:
         return None
     if len(weights) == 1:
