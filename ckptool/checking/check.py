@@ -72,7 +72,7 @@ class CheckReport(NamedTuple):
 
     def _looked_at(self) -> str:
         if self.depth == "structure":
-            return "looked at the structure alone, --deep reads every byte"
+            return "looked at the structure alone, `deep=True` reads every byte"
         values = ", and every value looked at" if self.depth == "values" else ""
         if values and self.members:
             values += f" but those of {counted(self.members, 'member')}"

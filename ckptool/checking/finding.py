@@ -41,14 +41,21 @@ def run(
     """
     Return the command line that does something about this checkpoint, and in ``why`` what it is good for.
 
-    ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
-    ``words`` follow them as they are. ``member`` names another member of its archive instead.
+    ``options`` and ``words`` are those of ``command_line``; ``member`` names another member of its archive instead.
     """
-    path = checkpoint.path or "FILE"
-    if path.startswith("-"):
-        path = f"./{path}"  # or it would be taken for an option
-    inside = member or checkpoint.member
-    return Advice(why, join(("ckptool", verb, f"{path}::{inside}" if inside else path, *_spelled(options), *words)))
+    path, inside = checkpoint.path or "FILE", member or checkpoint.member
+    return Advice(why, command_line(f"{path}::{inside}" if inside else path, verb, *words, **options))
+
+
+def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequence[str]) -> str:
+    """
+    Return a command line for a POSIX shell.
+
+    ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
+    ``words`` follow them as they are.
+    """
+    shown = f"./{path}" if path.startswith("-") else path  # or it would be taken for an option
+    return join(("ckptool", verb, shown, *_spelled(options), *words))
 
 
 def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]:

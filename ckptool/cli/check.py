@@ -13,7 +13,7 @@ from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.torch_load import Asked, place_of
 from ckptool.cli.json_output import error_object, finding_object, print_json
-from ckptool.cli.text import error_text, finding_lines, labelled
+from ckptool.cli.text import error_text, finding_lines, labelled, with_options
 from ckptool.messages import counted, show, show_nbytes
 
 SCHEMA = "ckptool.check/2"
@@ -94,7 +94,7 @@ def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
             yield labelled(
                 "global", f"{show(one.name)} {'allowed' if one.is_allowed else 'not allowed'}, {show(place_of(one))}"
             )
-    yield labelled("verdict", report.verdict)
+    yield labelled("verdict", with_options(report.verdict))
 
 
 def _object(report: CheckReport) -> dict[str, object]:
@@ -103,7 +103,7 @@ def _object(report: CheckReport) -> dict[str, object]:
         "path": report.path,
         "depth": report.depth,
         "worst": report.worst,
-        "verdict": report.verdict,
+        "verdict": with_options(report.verdict),
         "findings": [finding_object(finding) for finding in report.findings],
     }
     if report.error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptool.checking.finding import Finding
-from ckptool.errors import CkptoolError
+from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show
 
 FORMS = {
@@ -57,9 +57,19 @@ def counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())
 
 
+def with_options(text: str) -> str:
+    """Return a hint with its options as they are written on the command line: `force=True` as --force."""
+    return OPTION.sub(lambda found: _spelled(found[1], found[2]), text)
+
+
+def _spelled(name: str, value: str) -> str:
+    flag = "--model-arg" if name == "model_arguments" else f"--{name.replace('_', '-')}"
+    return flag if value in ("", "True") else f"{flag} {value.strip(chr(39))}"
+
+
 def error_text(error: CkptoolError) -> str:
     """Return the one to three lines that a person sees of an error: the fact, what to do about it, what to run."""
-    hint = f"\nHint: {show(error.hint)}" if error.hint else ""
+    hint = f"\nHint: {show(with_options(error.hint))}" if error.hint else ""
     command = f"\nRun: {show(error.command)}" if error.command else ""
     return f"Error: {show(str(error))}{hint}{command}"
 
@@ -68,6 +78,6 @@ def finding_lines(finding: Finding) -> Iterator[str]:
     """Yield the line of a finding, and below it what to do, and the command that does it."""
     yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
     if finding.hint:
-        yield labelled("", show(finding.hint))
+        yield labelled("", show(with_options(finding.hint)))
     if finding.command:
         yield labelled("", f"Run: {show(finding.command)}")

@@ -46,15 +46,15 @@ class Changes(NamedTuple):
 def refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:
     """Raise MigrationRefused where one thing asked for would make another have no effect."""
     if changes.model is not None and form != "model":
-        _refuse(f"form {form!r} builds no model", "Leave --form out, or --model.")
+        _refuse(f"form {form!r} builds no model", "Leave out `form=`, or `model=`.")
     if changes.model is not None and changes.to not in (None, "cpu"):
-        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with --to.")
+        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with `to=`.")
     if form == "same" and picks:
-        _refuse("form 'same' takes everything", "Leave --form out to take those weights alone.")
+        _refuse("form 'same' takes everything", "Leave out `form=` to take those weights alone.")
     if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
-        _refuse("nothing is cast", "Say to which type with --dtype.")
+        _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:
-        _refuse("no model is built", "Name its class with --model package.module:Class.")
+        _refuse("no model is built", "Name its class with `model='package.module:Class'`.")
 
 
 def _refuse(fact: str, hint: str) -> NoReturn:

@@ -278,7 +278,7 @@ def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
         raise MigrationRefused(
             f"{checkpoint.format} holds weights and no model",
             kind="no-model",
-            hint="Name the class to build with --model package.module:Class.",
+            hint="Name the class to build with `model='package.module:Class'`.",
         )
     return chosen
 
@@ -342,7 +342,7 @@ def _notes(checkpoint: Checkpoint, job: _Job, changes: Changes, *, loses_trainin
         yield "the other files of the archive are left out"
     if checkpoint.class_sources:
         count = len(checkpoint.class_sources)
-        yield f"the source of {count:,} class{'es' * (count > 1)} is left out: inspect --source prints it"
+        yield f"the source of {count:,} class{'es' * (count > 1)} is left out: 'ckptool inspect' can print it"
     if job.form == "safetensors" and changes.to is not None:
         yield "safetensors keeps no device tags: there is none to set"
     if (changes.strip_module or changes.strip_wrappers) and not job.plan.renamed:
