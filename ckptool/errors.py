@@ -34,6 +34,8 @@ sentence, the hint, behind it; both are attributes of their own. Inner code does
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 OPTION: Final = re.compile(r"`(\w+)=([^`]*)`")
@@ -91,6 +93,16 @@ class CkptoolError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ would call __init__ without the keywords.
         return _restore, (type(self), self.message), self.__dict__
+
+
+@contextmanager
+def about(path: str | None) -> Iterator[None]:
+    """Give errors of the block the path of the file that they are about, unless they have one."""
+    try:
+        yield
+    except CkptoolError as error:
+        error.path = error.path or path
+        raise
 
 
 def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:

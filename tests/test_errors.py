@@ -207,6 +207,15 @@ def test_the_operating_systems_reason_is_in_the_message(tmp_path: Path) -> None:
     assert str(caught.value) == f"{os.fspath(tmp_path / 'none.pth')}: no such file"
 
 
+def test_an_error_is_about_the_file_that_is_known_first() -> None:
+    def path_of(known: str | None) -> str | None:
+        with pytest.raises(CkptoolError) as caught, errors.about("outer.pth"), errors.about(known):
+            raise CkptoolError("it is not as it should be")
+        return caught.value.path
+
+    assert (path_of("inner.pth"), path_of(None)) == ("inner.pth", "outer.pth")
+
+
 def test_a_path_that_is_no_text_leaves_a_message_that_is() -> None:
     path = os.fsdecode(b"a/\xff.pth")
     error = CkptoolError("it is not there", path=path)

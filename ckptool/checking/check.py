@@ -16,7 +16,7 @@ from ckptool.checking.finding import Advice, Finding, state_dict_command
 from ckptool.checking.torch_load import Asked, StockLoad
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, TruncatedFile, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
@@ -116,13 +116,13 @@ def check(
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
-        with open_checkpoint(origin, limits=limits) as checkpoint:
+        with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             return _examine(checkpoint, depth, devices, expected, key, limits, strict=strict)
-    except Cancelled as error:
-        error.path = error.path or shown
+    except Cancelled:
         raise
     except CkptoolError as error:
-        return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
+        with about(shown):
+            return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
 
 
 def _expected(
@@ -248,13 +248,9 @@ def _nested(stock: StockLoad) -> list[Finding]:
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
 
 
-def _what_is_left(origin: Origin, shown: str, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
+def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
     if not isinstance(error, TruncatedFile):
         return ()
     from ckptool.checking import salvage
 
-    try:
-        return salvage.examine(origin, limits)
-    except Cancelled as cancelled:
-        cancelled.path = shown
-        raise
+    return salvage.examine(origin, limits)

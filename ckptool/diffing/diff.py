@@ -18,7 +18,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.sides import Aspect, Scope, Side, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
-from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
+from ckptool.diffing.values import ValueComparer, ValueDiff
+from ckptool.errors import about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
@@ -113,7 +114,7 @@ def diff(
 
 def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:
     for checkpoint in checkpoints:
-        with errors_of(checkpoint.path):
+        with about(checkpoint.path):
             checkpoint.check_unchanged()
 
 
@@ -122,7 +123,7 @@ def _sides(
 ) -> tuple[Side, Side]:
     sides = []
     for checkpoint, key, label in zip(checkpoints, keys, "ab", strict=True):
-        with errors_of(checkpoint.path):
+        with about(checkpoint.path):
             sides.append(side_of(checkpoint, scope, key, label, aligned=aligned))
     return sides[0], sides[1]
 

@@ -21,6 +21,7 @@ from ckptool.errors import (
     TruncatedFile,
     UnsupportedFeature,
     WeightsNotFound,
+    about,
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
@@ -155,11 +156,9 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
     """Open a checkpoint for a block. Errors get its path and, where it helps, a command that tells more."""
     checkpoint: Checkpoint | None = None
     try:
-        with open_checkpoint(source, limits=limits) as checkpoint:
+        with open_checkpoint(source, limits=limits) as checkpoint, about(checkpoint.path):
             yield checkpoint
     except CkptoolError as error:
-        if checkpoint is not None:
-            error.path = error.path or checkpoint.path
         if isinstance(source, str | os.PathLike):
             _add_command(error, os.fspath(source), is_open=checkpoint is not None)
         raise

@@ -16,7 +16,7 @@ from ckptool.cancellation import Cancellation
 from ckptool.checkpoints import modules
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
-from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed
+from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice, refuse_repeated
 from ckptool.migration import safetensors_plan, selection, torch_plan
@@ -141,7 +141,7 @@ def _carry_out(
     dry_run: bool,
     progress: Callable[[int, int], None] | None,
 ) -> MigrationReport:
-    try:
+    with about(checkpoint.path):
         checkpoint.check_index()
         with collector_paused():
             job = _plan(checkpoint, dst, changes)
@@ -159,9 +159,6 @@ def _carry_out(
             casts = job.casting.casts if job.casting else ()
             after = report.after._replace(file_nbytes=nbytes)
             return report._replace(verified=verify, written=True, nbytes=nbytes, casts=casts, after=after)
-    except CkptoolError as error:
-        error.path = error.path or checkpoint.path
-        raise
 
 
 def _checking(progress: _Told, cancellation: Cancellation | None) -> _Told:
