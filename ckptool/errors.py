@@ -34,8 +34,13 @@ sentence, the hint, behind it; both are attributes of their own. Inner code does
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
+OPTION: Final = re.compile(r"`(\w+)=([^`]*)`")
+"""An option in a hint: a keyword of the library, and often its value."""
 _LONGEST: Final = 1 << 16
 """Characters of a message. Lists of names that do not fit a model may be long."""
 
@@ -45,7 +50,8 @@ class CkptoolError(Exception):
     Base of all errors about a file.
 
     ``kind`` is a stable slug for programs (``"truncated-zip"``), ``path`` the file, ``hint`` what to do about it
-    and ``command`` the command line that does it, for a POSIX shell, where there is one.
+    and ``command`` the command line that does it, for a POSIX shell, where there is one. A hint names options between
+    backticks, as keywords of the library: "Leave them out with `drop_unsupported=True`."
     ``offset`` (bytes), ``needed`` and ``actual`` hold the numbers of the message where it has any.
     """
 
@@ -79,9 +85,25 @@ class CkptoolError(Exception):
         text = f"{self.path}: {self.message}" if self.path else self.message
         return text.encode(errors="backslashreplace").decode()  # names of files are bytes; logs and answers want UTF-8
 
+    @property
+    def option(self) -> str | None:
+        """The keyword that ``hint`` names first, ``drop_unsupported`` say; None if it names none."""
+        found = OPTION.search(self.hint or "")
+        return found[1] if found else None
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ would call __init__ without the keywords.
         return _restore, (type(self), self.message), self.__dict__
+
+
+@contextmanager
+def about(path: str | None) -> Iterator[None]:
+    """Give errors of the block the path of the file that they are about, unless they have one."""
+    try:
+        yield
+    except CkptoolError as error:
+        error.path = error.path or path
+        raise
 
 
 def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:

@@ -89,7 +89,7 @@ def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
     if nbytes > allowed:
         raise LimitExceeded(
             f"what was {source_nbytes:,} bytes would become {nbytes:,}: its tensors are views that repeat them",
-            hint="Leave some out with --exclude.",
+            hint="Leave some out with `exclude=`.",
             needed=nbytes,
             actual=allowed,
         )

@@ -202,6 +202,18 @@ def test_only_the_command_line_prints(name: str) -> None:
     assert {"print", "click.echo", "sys.stdout", "sys.stderr", "sys.exit", "os.environ", "os.getenv"}.isdisjoint(names)
 
 
+SPELLS_OPTIONS = {"checking/explain.py", "checking/error_messages.py"}
+"""What these say is for people who paste messages into a terminal, and ends in a command line."""
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TOOL if not name.startswith("cli/")))
+def test_only_the_command_line_spells_options(name: str) -> None:
+    texts = [node.value for node in ast.walk(TOOL[name]) if isinstance(node, ast.Constant)]
+    spelled = [text for text in texts if isinstance(text, str) and re.search(r"(?<![\w-])--[a-z]", text)]
+
+    assert bool(spelled) == (name in SPELLS_OPTIONS), spelled
+
+
 def test_nothing_imports_the_reference_trainer_but_its_commands() -> None:
     users = {name for name, tree in TOOL.items() if "ckptool.reference" in ast.unparse(tree)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import pickle
 from functools import cache
@@ -11,8 +12,11 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from ckptool import CkptoolError, Limits, errors, open_checkpoint
+from ckptool import CkptoolError, Limits, errors, migrate, open_checkpoint
+from ckptool.cli import cli
+from ckptool.cli.text import with_options
 from tests import build, zip_bytes
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
@@ -81,6 +85,35 @@ def test_numbers_are_none_where_the_message_has_none() -> None:
 
     assert (error.kind, error.hint, error.command, error.path) == ("error", None, None, None)
     assert (error.offset, error.needed, error.actual) == (None, None, None)
+
+
+def test_options_are_keywords_in_the_library_and_flags_on_the_command_line(tmp_path: Path) -> None:
+    path, target = tmp_path / "a.pth", tmp_path / "b.pth"
+    path.write_bytes(build.one_of_each()["torch_zip"])
+    target.write_bytes(b"taken")
+
+    with pytest.raises(errors.OutputExists) as caught:
+        migrate(path, target)
+    assert caught.value.hint == "Choose another name, or overwrite it with `force=True`."
+    assert caught.value.option == "force"
+    result = CliRunner().invoke(cli, ["migrate", str(path), str(target)])
+    assert result.stderr.splitlines()[1] == "Hint: Choose another name, or overwrite it with --force."
+    found = json.loads(CliRunner().invoke(cli, ["migrate", str(path), str(target), "--json"]).stdout)
+    assert found["error"]["hint"] == "Choose another name, or overwrite it with --force."
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        ("Take `form='state_dict'` or `form='same'`.", "Take --form state_dict or --form same."),
+        ("Pick one with `key_a=`: 'a', 'b'", "Pick one with --key-a: 'a', 'b'"),
+        ("Pass other `model_arguments=`.", "Pass other --model-arg."),
+        ("Run `git lfs pull` and load with strict=False.", "Run `git lfs pull` and load with strict=False."),
+    ],
+)
+def test_each_option_of_a_hint_is_spelled_for_a_shell(hint: str, shown: str) -> None:
+    assert with_options(hint) == shown
+    assert CkptoolError("x").option is None
 
 
 def test_errors_cross_process_and_thread_pools() -> None:
@@ -172,6 +205,15 @@ def test_the_operating_systems_reason_is_in_the_message(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "none.pth")
 
     assert str(caught.value) == f"{os.fspath(tmp_path / 'none.pth')}: no such file"
+
+
+def test_an_error_is_about_the_file_that_is_known_first() -> None:
+    def path_of(known: str | None) -> str | None:
+        with pytest.raises(CkptoolError) as caught, errors.about("outer.pth"), errors.about(known):
+            raise CkptoolError("it is not as it should be")
+        return caught.value.path
+
+    assert (path_of("inner.pth"), path_of(None)) == ("inner.pth", "outer.pth")
 
 
 def test_a_path_that_is_no_text_leaves_a_message_that_is() -> None:

@@ -17,7 +17,7 @@ from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_
 from ckptool.checking.torch_load import Asked, StockLoad, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
@@ -100,7 +100,7 @@ class CheckReport(NamedTuple):
 
     def _looked_at(self) -> str:
         if self.depth == "structure":
-            return "looked at the structure alone, --deep reads every byte"
+            return "looked at the structure alone, `deep=True` reads every byte"
         values = ", and every value looked at" if self.depth == "values" else ""
         if values and self.members:
             values += f" but those of {counted(self.members, 'member')}"
@@ -147,15 +147,15 @@ def check(
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
-        with open_checkpoint(origin, limits=limits) as checkpoint:
+        with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             return _examine(checkpoint, depth, devices, expected, key, limits, strict=strict)
-    except Cancelled as error:
-        error.path = error.path or shown
+    except Cancelled:
         raise
     except MissingPackage:
         raise  # nothing is wrong with the file
     except CkptoolError as error:
-        return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
+        with about(shown):
+            return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
 
 
 def _expected(
@@ -281,13 +281,9 @@ def _nested(stock: StockLoad) -> list[Finding]:
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
 
 
-def _what_is_left(origin: Origin, shown: str, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
+def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
     if not isinstance(error, TruncatedFile):
         return ()
     from ckptool.checking import salvage
 
-    try:
-        return salvage.examine(origin, limits)
-    except Cancelled as cancelled:
-        cancelled.path = shown
-        raise
+    return salvage.examine(origin, limits)

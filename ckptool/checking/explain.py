@@ -45,7 +45,7 @@ def _keys(text: str) -> Iterator[Explanation]:
         meaning = f"{counts}: a whole checkpoint was given, and the weights are deeper in it."
         yield Explanation("keys-nested", meaning, "Take them out: ckptool migrate FILE --form state_dict")
     else:
-        hint = "Hold the file against the class: ckptool check FILE --model package.module:Class"
+        hint = "Compare the file with the class: ckptool check FILE --model package.module:Class"
         yield Explanation("keys", f"{counts}.", hint)
 
 

@@ -245,7 +245,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
 
 
-_ASK_THE_CLASS = "Hold the names against the class with 'ckptool check FILE --model package.module:Class'."
+_ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 
 _FAMILIAR = (
     "torch.",

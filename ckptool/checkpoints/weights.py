@@ -85,9 +85,9 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
-            raise _listing(WeightsNotFound(f"no state dict under {key!r}"), found)
+            raise with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found)
         if named[0].role == "optimizer":
-            raise _listing(WeightsNotFound(f"{key!r} is an optimizer's state, no weights"), found)
+            raise with_candidates(WeightsNotFound(f"{key!r} is an optimizer's state, no weights"), found)
         return named[0]
     best = checkpoint.weights
     for role in _ROLES[which]:
@@ -96,8 +96,8 @@ def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
         if taken is not None:
             return taken
         if meant:
-            raise _listing(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
-    raise _listing(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
+            raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
+    raise with_candidates(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
 
 
 def by_name(checkpoint: Checkpoint) -> list[StateDict]:
@@ -105,10 +105,11 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
     return [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.class_name is None]
 
 
-def _listing(error: WeightsNotFound, found: Sequence[StateDict]) -> WeightsNotFound:
+def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: str = "key") -> WeightsNotFound:
+    """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
-    listed = ", ".join(key or "(root)" for key in error.candidates[:12])
-    error.hint = f"Pick one with --key: {listed}" if found else "Keep everything with --form same."
+    listed = ", ".join(map(repr, error.candidates[:12]))
+    error.hint = f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`."
     return error
 
 
@@ -203,5 +204,5 @@ def refuse_others(others: Sequence[str], *, drop: bool) -> None:
         raise MigrationRefused(
             f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
             kind="unsupported-entries",
-            hint="Leave them out with --drop-unsupported.",
+            hint="Leave them out with `drop_unsupported=True`.",
         )

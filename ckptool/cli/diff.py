@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.text import error_text
+from ckptool.cli.text import error_text, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
@@ -78,7 +78,7 @@ def diff(
     if as_json:
         print_json(_object(report))
     else:
-        click.echo(report.verdict if quiet else str(report))
+        click.echo(with_options(report.verdict if quiet else str(report)))
     sys.exit(0 if report.same else 1)
 
 

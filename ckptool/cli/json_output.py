@@ -12,6 +12,7 @@ from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.cli.tables import tensor_file_offset
+from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
@@ -112,7 +113,7 @@ def error_object(error: CkptoolError) -> dict[str, object]:
         "path": error.path,
         "kind": error.kind,
         "message": error.message,
-        "hint": error.hint,
+        "hint": error.hint and with_options(error.hint),
         "command": error.command,
         "offset": error.offset,
         "needed": error.needed,
@@ -122,7 +123,7 @@ def error_object(error: CkptoolError) -> dict[str, object]:
 
 def finding_object(finding: Finding) -> dict[str, object]:
     """Return a finding as every verb's JSON has it."""
-    return finding._asdict()
+    return finding._replace(hint=finding.hint and with_options(finding.hint))._asdict()
 
 
 def _tensor_json(

@@ -13,7 +13,7 @@ import click
 
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
-from ckptool.cli.text import error_text
+from ckptool.cli.text import error_text, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -131,7 +131,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
                 click.echo(error_text(outcome), err=True)
         else:
             if not as_json:
-                click.echo("\n".join(["" for _ in reports[:1]] + [str(outcome)]))
+                click.echo(with_options("\n".join(["" for _ in reports[:1]] + [str(outcome)])))
             reports.append(report_as_json(outcome))
     if as_json:
         print_json(reports[0] if len(sources) == 1 else reports)
@@ -205,7 +205,7 @@ def _run(
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
     if jobs == 1 or len(sources) == 1:
         for source in sources:
-            progress = _Progress(source) if sys.stderr.isatty() else None
+            progress = _Progress(source) if sys.stderr is not None and sys.stderr.isatty() else None
             yield source, _outcome(source, target, arguments, progress)
         return
     from concurrent.futures import ThreadPoolExecutor

@@ -18,8 +18,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.sides import Aspect, Scope, Side, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
-from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
-from ckptool.errors import MissingPackage
+from ckptool.diffing.values import ValueComparer, ValueDiff
+from ckptool.errors import MissingPackage, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
@@ -112,7 +112,7 @@ def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:
 
 def _check_unchanged(checkpoints: Sequence[Checkpoint]) -> None:
     for checkpoint in checkpoints:
-        with errors_of(checkpoint.path):
+        with about(checkpoint.path):
             checkpoint.check_unchanged()
 
 
@@ -121,7 +121,7 @@ def _sides(
 ) -> tuple[Side, Side]:
     sides = []
     for checkpoint, key, label in zip(checkpoints, keys, "ab", strict=True):
-        with errors_of(checkpoint.path):
+        with about(checkpoint.path):
             sides.append(side_of(checkpoint, scope, key, label, aligned=aligned))
     return sides[0], sides[1]
 

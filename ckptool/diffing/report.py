@@ -120,7 +120,7 @@ def _lines(report: DiffReport) -> Iterator[str]:
     yield from listed("only in A", _grouped(report.only_a))
     yield from listed("only in B", _grouped(report.only_b))
     if report.wrapped:
-        yield labelled("", "More names are the same without what wrappers added: compare with --ignore-wrappers.")
+        yield labelled("", "More names are the same without what wrappers added: compare with `ignore_wrappers=True`.")
     if report.order is not None:
         at = report.order
         yield labelled("order", f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}")

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.module_facts import ModuleFacts
-from ckptool.checkpoints.weights import NameChanges, prepare
+from ckptool.checkpoints.weights import NameChanges, prepare, with_candidates
 from ckptool.errors import AmbiguousWeights, UnsupportedFeature, WeightsNotFound
 from ckptool.names import renaming
 from ckptool.pickles import nodes
@@ -108,13 +108,10 @@ def _chosen(checkpoint: Checkpoint, key: str | None, label: str) -> StateDict:
     if chosen is None and len(found) == 1:
         chosen = found[0]
     if chosen is None:
-        listed = ", ".join(one.key or "(root)" for one in checkpoint.state_dicts[:12])
-        hint = f"Pick one with --key-{label}: {listed}" if listed else None
-        error = WeightsNotFound("no state dict" if key is None else f"no state dict under {key!r}", hint=hint)
+        error = WeightsNotFound("no state dict" if key is None else f"no state dict under {key!r}")
         if key is None and checkpoint.state_dicts:
-            error = AmbiguousWeights("several state dicts could be the weights", hint=hint)
-        error.candidates = tuple(one.key for one in checkpoint.state_dicts)
-        raise error
+            error = AmbiguousWeights("several state dicts could be the weights")
+        raise with_candidates(error, checkpoint.state_dicts, f"key_{label}") if checkpoint.state_dicts else error
     return chosen
 
 

@@ -9,10 +9,9 @@ goes through ``torch_ops.differences``; where torch is not installed, elements t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.errors import CkptoolError, LimitExceeded, MissingPackage, SourceChanged
+from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import file_under
 from ckptool.tensors.dtypes import DType
@@ -148,7 +147,7 @@ class ValueComparer:
             )
 
     def _chunks(self, name: str, info: TensorInfo, numel: int, path: str) -> Iterator[bytes]:
-        with errors_of(path):
+        with about(path):
             yield from LazyTensor(name, info).chunks(numel * info.dtype.itemsize, limits=self._limits)
 
     def _unequal(
@@ -205,13 +204,13 @@ class _Range:
 
     def __init__(self, storage: StorageRef, start: int, path: str) -> None:
         self._path = path
-        with errors_of(path):
+        with about(path):
             storage = at_hand(storage)
         self._source, self._offset = storage.source, storage.offset + start
         self._file = file_under(self._source, self._offset)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        with errors_of(self._path):
+        with about(self._path):
             return self._source.read(self._offset + offset, nbytes)
 
     def read_into(self, offset: int, buffer: bytearray) -> None:
@@ -219,18 +218,8 @@ class _Range:
             buffer[:] = self.read(offset, len(buffer))
             return
         file, position = self._file
-        with errors_of(self._path):
+        with about(self._path):
             file.read_into(position + offset, memoryview(buffer))
-
-
-@contextmanager
-def errors_of(path: str) -> Iterator[None]:
-    """Say in errors which of the two files they are about."""
-    try:
-        yield
-    except CkptoolError as error:
-        error.path = error.path or path
-        raise
 
 
 class _Tally:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import CkptoolError, LimitExceeded, UnknownFormat
+from ckptool.errors import LimitExceeded, UnknownFormat, about
 from ckptool.formats import (
     packed,
     plain_pickle,
@@ -124,11 +124,9 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
 
 @contextmanager
 def _naming(path: str | None) -> Iterator[None]:
-    """Give errors that come from inside the path that they are about."""
-    try:
-        yield
-    except CkptoolError as error:
-        error.path = error.path or path
-        raise
-    except MemoryError as error:
-        raise LimitExceeded("what it holds needs more memory than there is", path=path) from error
+    """Give errors of the block the path of the file, one that says that memory is full among them."""
+    with about(path):
+        try:
+            yield
+        except MemoryError as error:
+            raise LimitExceeded("what it holds needs more memory than there is") from error

@@ -7,11 +7,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from shlex import join
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
 from ckptool.errors import (
@@ -21,6 +21,7 @@ from ckptool.errors import (
     TruncatedFile,
     UnsupportedFeature,
     WeightsNotFound,
+    about,
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
@@ -137,8 +138,8 @@ def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, stri
     try:
         state_dict = choose(checkpoint, key, weights)
     except WeightsNotFound as error:
-        listed = ", ".join(repr(one) for one in error.candidates[:12])
-        error.hint = f"Pick one with key=: {listed}" if listed else None
+        if not error.candidates:
+            error.hint = None  # it is about migrating
         raise
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:
@@ -155,11 +156,9 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
     """Open a checkpoint for a block. Errors get its path and, where it helps, a command that tells more."""
     checkpoint: Checkpoint | None = None
     try:
-        with open_checkpoint(source, limits=limits) as checkpoint:
+        with open_checkpoint(source, limits=limits) as checkpoint, about(checkpoint.path):
             yield checkpoint
     except CkptoolError as error:
-        if checkpoint is not None:
-            error.path = error.path or checkpoint.path
         if isinstance(source, str | os.PathLike):
             _add_command(error, os.fspath(source), is_open=checkpoint is not None)
         raise
@@ -167,17 +166,16 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
 
 def _add_command(error: CkptoolError, path: str, *, is_open: bool) -> None:
     """Give an error the command line that tells more about the file, where one does, and a hint that says so."""
-    command: tuple[str, ...]
     if isinstance(error, TruncatedFile):
-        aim, command = "see what is left of it", ("check",)
+        aim, command = "see what is left of it", command_line(path, "check")
     elif isinstance(error, MalformedFile) and is_open:
-        aim, command = "see which parts are damaged", ("check", "--deep")
+        aim, command = "see which parts are damaged", command_line(path, "check", deep=True)
     elif isinstance(error, WeightsNotFound) and not error.candidates:
-        aim, command = "see what it holds", ("inspect", "--all")
+        aim, command = "see what it holds", command_line(path, "inspect", all=True)
     else:
         return
     error.hint = f"{error.hint.rstrip('.')}, or {aim}." if error.hint else f"{aim.capitalize()}."
-    error.command = join(("ckptool", *command, f"./{path}" if path.startswith("-") else path))
+    error.command = command
 
 
 def torch_state_dict(

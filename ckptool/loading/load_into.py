@@ -18,7 +18,7 @@ import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.roles import Role
-from ckptool.checkpoints.weights import NameChanges, Weights, Which, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, Which, prepare, with_candidates
 from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.custom_loading import load_through, own_loader
@@ -194,16 +194,13 @@ def _choose(
         if key is not None or weights != "auto":
             raise
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        found = ([one.key for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
+        found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
         fitting = next(filter(None, found), [])
         if len(fitting) == 1:
-            return chosen_weights(checkpoint, fitting[0], weights, None)
+            return chosen_weights(checkpoint, fitting[0].key, weights, None)
         if not fitting:
             raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
-        several = AmbiguousWeights(f"{len(fitting)} state dicts fit the model")
-        several.candidates = tuple(fitting)
-        several.hint = f"Pick one with key=: {', '.join(map(repr, several.candidates[:12]))}"
-        raise several from error
+        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
 
 
 def _fill(targets: list[Target], progress: Progress | None) -> None:

@@ -83,7 +83,7 @@ class CastSource:
                 f"tensor {self._tensor.name!r} has values that are too large for {self._target.name}: "
                 f"at least {cast.overflowed:,} of {self._tensor.info.numel:,}",
                 kind="overflow",
-                hint="Keep its type with --keep-dtype, use bfloat16, or take the largest value with --saturate.",
+                hint="Keep its type with `keep_dtype=`, use bfloat16, or take the largest value with `saturate=True`.",
             )
         self.max_error = max(self.max_error, cast.max_error)
         self.overflowed += cast.overflowed
@@ -158,7 +158,7 @@ class Casting:
             raise MigrationRefused(
                 f"{missed[0]!r} cannot be cast in place",
                 kind="unsupported-cast",
-                hint="Keep its type with --keep-dtype, or take the weights alone: --form state_dict.",
+                hint="Keep its type with `keep_dtype=`, or take the weights alone: `form='state_dict'`.",
             )
 
     @property

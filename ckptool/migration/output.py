@@ -324,7 +324,9 @@ class Output:
         return os.path.join(self._folder, f"{head}{os.getpid()}-{os.urandom(4).hex()}{_END}")
 
     def _exists(self) -> OutputExists:
-        return OutputExists("exists already", path=self.path, hint="Choose another name, or overwrite it with --force.")
+        return OutputExists(
+            "exists already", path=self.path, hint="Choose another name, or overwrite it with `force=True`."
+        )
 
     def _failed(self, error: OSError) -> OutputFailed:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)

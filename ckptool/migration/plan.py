@@ -174,7 +174,7 @@ def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
         raise MigrationRefused(
             f"{checkpoint.format} holds weights and no model",
             kind="no-model",
-            hint="Name the class to build with --model package.module:Class.",
+            hint="Name the class to build with `model='package.module:Class'`.",
         )
     return chosen
 
@@ -182,15 +182,15 @@ def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
 def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:
     """Raise MigrationRefused where one change would make another have no effect."""
     if changes.model is not None and form != "model":
-        _refuse(f"form {form!r} builds no model", "Leave --form out, or --model.")
+        _refuse(f"form {form!r} builds no model", "Leave out `form=`, or `model=`.")
     if changes.model is not None and changes.to not in (None, "cpu"):
-        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with --to.")
+        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with `to=`.")
     if form == "same" and picks:
-        _refuse("form 'same' takes everything", "Leave --form out to take those weights alone.")
+        _refuse("form 'same' takes everything", "Leave out `form=` to take those weights alone.")
     if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
-        _refuse("nothing is cast", "Say to which type with --dtype.")
+        _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:
-        _refuse("no model is built", "Name its class with --model package.module:Class.")
+        _refuse("no model is built", "Name its class with `model='package.module:Class'`.")
 
 
 def _refuse(fact: str, hint: str) -> NoReturn:

@@ -157,7 +157,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield "the other files of the archive are left out"
     if checkpoint.class_sources:
         classes = len(checkpoint.class_sources)
-        yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: inspect --source prints it"
+        yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     if plan.form == "safetensors" and changes.to is not None:
         yield "safetensors keeps no device tags: there is none to set"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:

@@ -117,7 +117,7 @@ def plan(
         raise MigrationRefused(
             "safetensors keeps the name '__metadata__' for itself",
             kind="reserved-name",
-            hint="Rename it with --rename.",
+            hint="Rename it with `rename=`.",
         )
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
     tied = {} if expand_tied else _tied(each(tensors.items(), cancellation))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from heapq import nlargest
 from itertools import takewhile
-from shlex import join
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
@@ -55,14 +54,14 @@ def refuse_nothing(
     names = _names(checkpoint, weights) if changes.include else []
     unmatched = _unmatched(changes.include, names)
     if unmatched and names:
-        listed = f"{_words('--include', unmatched)} match{'es' if len(unmatched) == 1 else ''} none"
+        listed = f"{_words('include', unmatched)} match{'es' if len(unmatched) == 1 else ''} none"
         raise MigrationRefused(
             f"{gone}: {listed}" if gone else f"{listed} of the {len(names):,} names",
             kind="no-tensor-left" if gone else "no-such-name",
             hint=f"The nearest names are {', '.join(_nearest(unmatched[0], names))}.",
         )
     if gone:
-        hint = "Leave out less, or say with --allow-empty that this is meant."
+        hint = "Leave out less, or say with `allow_empty=True` that this is meant."
         raise MigrationRefused(f"{gone}{_by(changes)}", kind="no-tensor-left", hint=hint)
     for before, left in _sides(checkpoint, weights, plan, changes):
         if left and not any(info.numel for info in left) and (weights or any(info.numel for info in before)):
@@ -70,7 +69,7 @@ def refuse_nothing(
                 _none_has_elements(len(left)),
                 kind="no-elements",
                 hint="Where training was partitioned, the values are in other files: put them together first. "
-                "If this is meant, say so with --allow-empty.",
+                "If this is meant, say so with `allow_empty=True`.",
             )
 
 
@@ -80,11 +79,11 @@ def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges)
     if taken and not any(tensor.info.numel for tensor in taken.values()):
         yield f"{_none_has_elements(len(taken))}: their values may be in other files"
     names = [] if changes.filter.takes_all else _names(checkpoint, weights)
-    for option, globs in (("--include", changes.filter.include), ("--exclude", changes.filter.exclude)):
+    for option, globs in (("include", changes.filter.include), ("exclude", changes.filter.exclude)):
         yield from (f"{_words(option, [glob])} matches no name" for glob in _unmatched(globs, names))
     for rule in changes.rules:
         if isinstance(rule, _Noted) and not rule.has_changed:
-            yield f"{_words('--rename', [str(rule.rule)])} changes no name"
+            yield f"{_words('rename', [str(rule.rule)])} changes no name"
 
 
 def _none_has_elements(count: int) -> str:
@@ -135,12 +134,12 @@ def _nearest(glob: str, names: Sequence[str]) -> list[str]:
 
 
 def _by(changes: Changes) -> str:
-    """Return the options that leave something out, as they are written on a command line."""
-    given = (("--include", changes.include), ("--exclude", changes.exclude), ("--drop", changes.drop))
+    """Return the options that leave something out."""
+    given = (("include", changes.include), ("exclude", changes.exclude), ("drop", changes.drop))
     words = [_words(option, values) for option, values in given if values]
-    words += ["--drop-unsupported"] if changes.drop_unsupported else []
-    return f": {' '.join(words)}" if words else ""
+    words += ["drop_unsupported"] if changes.drop_unsupported else []
+    return f": {', '.join(words)}" if words else ""
 
 
 def _words(option: str, values: Sequence[str]) -> str:
-    return join([word for value in values for word in (option, value)])
+    return ", ".join(f"{option} {value!r}" for value in values)

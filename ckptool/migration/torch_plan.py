@@ -156,7 +156,7 @@ def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
         raise MigrationRefused(
             f"{program} cannot be written by anything but torch" if program else f"{checkpoint.format} has no objects",
             kind="no-tree",
-            hint="Take its weights: --form state_dict or --form safetensors.",
+            hint="Take its weights: `form='state_dict'` or `form='safetensors'`.",
         )
 
 
@@ -166,7 +166,7 @@ def _refuse_names_of_a_model(checkpoint: Checkpoint, changes: NameChanges, model
         raise MigrationRefused(
             "the names inside a whole model are its class's",
             kind="names-of-a-model",
-            hint="Take its weights: --form state_dict or --form safetensors.",
+            hint="Take its weights: `form='state_dict'` or `form='safetensors'`.",
         )
 
 

@@ -227,7 +227,7 @@ class TreeRewriter:
                 raise MigrationRefused(
                     "a tensor that is built on its device cannot be cast in place",
                     kind="unsupported-cast",
-                    hint="Take the weights alone: --form state_dict or --form safetensors.",
+                    hint="Take the weights alone: `form='state_dict'` or `form='safetensors'`.",
                 )
             return node
         if func.name in _PARAMETER or (func.name in _FROM_TYPE and info.kind == "parameter"):

@@ -186,7 +186,7 @@ def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = 
             raise MigrationRefused(
                 f"{headed!r} has the prefix and {bare!r} has not",
                 kind="mixed-prefix",
-                hint="Name the prefix with --strip-prefix to remove it from those that have it.",
+                hint="Remove it from those that have it: `rename=`.",
             )
         stripped = [None if name is None or name in COMPANIONS else name[len(head) + 1 :] for name in stripped]
         wrapped = True

@@ -266,7 +266,7 @@ class _Writer:
             raise MigrationRefused(
                 "a list or dict of a class of its own leads back to itself, in a way that only protocol 0 or 1 writes",
                 kind="unsupported-cycle",
-                hint="Take the weights alone: --form state_dict or --form safetensors.",
+                hint="Take the weights alone: `form='state_dict'` or `form='safetensors'`.",
             )
         if known is not None:  # one of its arguments led back to it, and wrote it whole
             self._out += b"0"

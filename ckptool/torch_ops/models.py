@@ -36,7 +36,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
         raise MigrationRefused(
             f"{spec} does not take these weights; {'; '.join(parts)}",
             kind="key-mismatch",
-            hint="Change names with --strip-module, --strip-prefix or --rename, or pass other --model-arg values.",
+            hint="Change names with `strip_module=True` or `rename=`, or pass other `model_arguments=`.",
         )
     for name, place in model.state_dict(keep_vars=True).items():
         if name in state and place.dtype != state[name].dtype:
@@ -61,7 +61,7 @@ def _build(spec: str, arguments: Mapping[str, object]) -> Any:
         raise MigrationRefused(
             f"{spec!r} cannot be built: {type(error).__name__}: {error}",
             kind="model-not-built",
-            hint="Name it as package.module:Class, importable from here, with its --model-arg values.",
+            hint="Name it as package.module:Class, importable from here, with its `model_arguments=`.",
         ) from error
 
 

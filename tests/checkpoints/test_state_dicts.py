@@ -205,7 +205,7 @@ def test_of_two_models_that_were_trained_together_none_is_guessed(sizes: tuple[i
         assert "generator" in str(caught.value.hint), name
         assert "discriminator" in str(caught.value.hint), name
     (finding,) = [one for one in ckptool.check(path, like=like).findings if one.code == "CK600"]
-    assert "generator, discriminator" in str(finding.hint)
+    assert "'generator', 'discriminator'" in str(finding.hint)
     assert any(
         one.code == "CK302" and "generator, discriminator" in one.message for one in ckptool.check(path).findings
     )

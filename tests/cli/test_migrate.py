@@ -230,11 +230,11 @@ def test_a_result_without_tensors_can_be_meant() -> None:
     found = as_json(STATE_DICT, "out.pth", "--include", "zzz*", "--allow-empty")
 
     assert (found["before"]["tensors"], found["after"]["tensors"]) == (10, 0)
-    assert found["notes"] == ["--include 'zzz*' matches no name"]
+    assert found["notes"] == ["include 'zzz*' matches no name"]
     assert torch.load("out.pth") == {}
     error = as_json(STATE_DICT, "b.pth", "--include", "zzz*", code=1)["error"]
     assert error["kind"] == "no-tensor-left"
-    assert error["message"] == "none of the 10 tensors is left: --include 'zzz*' matches none"
+    assert error["message"] == "none of the 10 tensors is left: include 'zzz*' matches none"
 
 
 def test_weights_that_are_picked_are_taken_alone() -> None:

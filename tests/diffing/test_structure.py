@@ -304,7 +304,7 @@ def test_what_holds_several_models_asks_for_a_key(tmp_path: Path) -> None:
     assert isinstance(caught.value, AmbiguousWeights)
     assert caught.value.candidates == ("first", "second")
     assert (caught.value.kind, caught.value.path) == ("which-weights", str(tmp_path / "a.pth"))
-    assert caught.value.hint == "Pick one with --key-a: first, second"
+    assert caught.value.hint == "Pick one with `key_a=`: 'first', 'second'"
     assert diff(tmp_path / "a.pth", tmp_path / "b.pth", key_a="second").same
     assert diff(tmp_path / "a.pth", tmp_path / "a.pth").same
     assert not diff(tmp_path / "a.pth", tmp_path / "a.pth", key_a="first", key_b="second").same

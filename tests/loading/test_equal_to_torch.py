@@ -316,7 +316,7 @@ def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path)
         load(several)
     assert not isinstance(caught.value, ckptool.MigrationRefused)
     assert caught.value.candidates == ("a", "b")
-    assert caught.value.hint == "Pick one with key=: 'a', 'b'"
+    assert caught.value.hint == "Pick one with `key=`: 'a', 'b'"
     with pytest.raises(ckptool.WeightsNotFound, match="there are no averaged weights") as missing:
         load(several, weights="ema")
     assert missing.value.candidates == ("a", "b")
@@ -364,9 +364,9 @@ def test_hints_name_the_command_that_tells_more(tmp_path: Path) -> None:
         load(bytes(data[:5000]))
     assert nameless.value.hint == "Download the file again."
     data[data.index(torch.arange(1000.0).numpy().tobytes()) + 8] ^= 1
-    deep = "Download the file again, or see which parts are damaged.", f"ckptool check --deep {quoted}"
+    deep = "Download the file again, or see which parts are damaged.", f"ckptool check {quoted} --deep"
     assert told(bytes(data), verify=True) == deep
-    assert told(saved({"epoch": 3})) == ("See what it holds.", f"ckptool inspect --all {quoted}")
+    assert told(saved({"epoch": 3})) == ("See what it holds.", f"ckptool inspect {quoted} --all")
     assert told(b"<html></html>") == ("Download the file itself: the address gave a page about it.", None)
 
 

@@ -436,7 +436,7 @@ def test_two_that_fit_are_ambiguous(tmp_path: Path) -> None:
     with pytest.raises(ckptool.AmbiguousWeights) as caught:
         ckptool.load_into(LeNet(), tmp_path / "x.pth")
     assert caught.value.candidates == ("a", "b")
-    assert caught.value.hint == "Pick one with key=: 'a', 'b'"
+    assert caught.value.hint == "Pick one with `key=`: 'a', 'b'"
 
 
 def test_one_that_fits_is_taken_and_without_one_the_candidates_are_told(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_one_that_fits_is_taken_and_without_one_the_candidates_are_told(tmp_path
     assert ckptool.load_into(torch.nn.Linear(2, 3), path).key == "c"
     with pytest.raises(ckptool.KeyMismatch, match="no state dict fits the model: several") as caught:
         ckptool.load_into(torch.nn.Linear(3, 3), path)
-    assert caught.value.hint == "Pick one with key=: 'a', 'b', 'c'"
+    assert caught.value.hint == "Pick one with `key=`: 'a', 'b', 'c'"
 
 
 def test_inference_tensors_are_filled_too(tmp_path: Path) -> None:

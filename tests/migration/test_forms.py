@@ -195,7 +195,8 @@ def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) 
         migrate(source, tmp_path / "b.pth", form="state_dict")
 
     assert caught.value.kind == "which-weights"
-    assert caught.value.hint == "Pick one with --key: left, right"
+    assert caught.value.hint == "Pick one with `key=`: 'left', 'right'"
+    assert caught.value.option == "key"
     assert caught.value.candidates == ("left", "right")
     assert pickle.loads(pickle.dumps(caught.value)).candidates == ("left", "right")
     assert caught.value.path == str(source)

@@ -169,11 +169,11 @@ def refused(folder: Path, tree: Any, **options: Any) -> MigrationRefused:
 
 
 EMPTYING: dict[str, tuple[dict[str, Any], str]] = {
-    "include": ({"include": ["zzz*"]}, "--include 'zzz*' matches none"),
-    "includes": ({"include": ["zzz*", "conv"]}, "--include 'zzz*' --include conv match none"),
-    "exclude": ({"exclude": ["module.*"]}, "--exclude 'module.*'"),
-    "both": ({"include": ["*.bias"], "exclude": ["*conv*"]}, "--include '*.bias' --exclude '*conv*'"),
-    "renamed": ({"exclude": ["*"], "rename": [substitute("conv", "x")]}, "--exclude '*'"),
+    "include": ({"include": ["zzz*"]}, "include 'zzz*' matches none"),
+    "includes": ({"include": ["zzz*", "conv"]}, "include 'zzz*', include 'conv' match none"),
+    "exclude": ({"exclude": ["module.*"]}, "exclude 'module.*'"),
+    "both": ({"include": ["*.bias"], "exclude": ["*conv*"]}, "include '*.bias', exclude '*conv*'"),
+    "renamed": ({"exclude": ["*"], "rename": [substitute("conv", "x")]}, "exclude '*'"),
 }
 
 
@@ -192,12 +192,12 @@ def test_a_migration_that_leaves_no_weights_is_refused(case: str, tree: Any, for
 def test_weights_that_are_dropped_by_their_paths_are_counted(form: str, folder: Path) -> None:
     error = refused(folder, {"w": PLAIN, "v": PLAIN, "n": 3}, form=form, drop=["w", "v"], drop_unsupported=True)
 
-    assert error.message == "none of the 2 tensors is left: --drop w --drop v --drop-unsupported"
+    assert error.message == "none of the 2 tensors is left: drop 'w', drop 'v', drop_unsupported"
 
 
 def test_everything_can_be_dropped_but_the_last_tensor(folder: Path) -> None:
     error = refused(folder, ALONE | {"epoch": 3}, form="same", drop=["state_dict"])
-    assert error.message == "none of the 3 tensors is left: --drop state_dict"
+    assert error.message == "none of the 3 tensors is left: drop 'state_dict'"
 
     assert migrated(folder, TRAINING, form="same", drop=["state_dict"])
 
@@ -207,13 +207,13 @@ def test_a_format_that_can_hold_no_tensor_of_them_is_refused(folder: Path) -> No
     tree = {"w": made.replace(b"N", build.named("torch", "float32"), 1), "v": ON_A_DEVICE}
     error = refused(folder, tree, form="safetensors", drop_unsupported=True, include=["w"])
 
-    assert error.message == "none of the 2 tensors is left: --include w --drop-unsupported"
+    assert error.message == "none of the 2 tensors is left: include 'w', drop_unsupported"
 
 
 def test_the_nearest_names_of_a_glob_that_matches_none_are_named(folder: Path) -> None:
     error = refused(folder, WEIGHTS, include=["norm.*", "*.bias"])
 
-    assert (error.kind, error.message) == ("no-such-name", "--include 'norm.*' matches none of the 3 names")
+    assert (error.kind, error.message) == ("no-such-name", "include 'norm.*' matches none of the 3 names")
     assert error.hint == "The nearest names are module.norm.weight, module.conv.weight, module.conv.bias."
 
 
@@ -226,7 +226,7 @@ def test_globs_and_rules_that_change_nothing_are_noted(form: Any, folder: Path) 
     )
 
     effects = [note for note in report.notes if "matches" in note or "changes" in note]
-    assert effects == ["--exclude 'zzz*' matches no name", "--rename nothing=x changes no name"]
+    assert effects == ["exclude 'zzz*' matches no name", "rename 'nothing=x' changes no name"]
     with open_checkpoint(folder / "b") as found:
         assert found.weights is not None
         assert list(found.weights) == ["module.c.weight"]
