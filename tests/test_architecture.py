@@ -246,6 +246,11 @@ def test_no_function_is_longer_than_80_lines(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
+def test_no_tuple_is_made_without_a_count_of_its_fields(name: str) -> None:
+    assert "tuple.__new__" not in mentioned(MODULES[name])  # ``_make`` is nearly as fast
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_every_module_says_what_it_is(name: str) -> None:
     tree = MODULES[name]
 

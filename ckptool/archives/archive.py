@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import Limits
@@ -28,6 +28,10 @@ class Record(NamedTuple):
     compression: Compression = "stored"
     crc32: int | None = None
     """None where the format has no checksum; 0 is also what writers put who were told not to compute it."""
+
+
+make_record: Final = Record._make
+"""Makes a Record of a tuple of its fields: twice as fast as its constructor, which counts for thousands of members."""
 
 
 class Archive(Mapping[str, Record]):

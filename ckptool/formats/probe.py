@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
+from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.sources.source import Source
@@ -44,7 +45,7 @@ class Probe:
     @cached_property
     def zip(self) -> Archive | None:
         """The members of a zip; None if this is none. Raises what ``read_zip`` raises."""
-        return zips.read_zip(self.source, self.limits) if self.head.startswith(zips.MAGIC) else None
+        return zips.read_zip(self.source, self.limits) if self.head.startswith(LOCAL_MAGIC) else None
 
     @cached_property
     def tar(self) -> Archive | None:

@@ -30,7 +30,7 @@ from ckptool.tensors.rebuild_arguments import (
     malformed_tensor,
 )
 from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
+from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent, make_tensor_info
 
 Args: TypeAlias = tuple[Inert, ...]
 Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
@@ -182,8 +182,7 @@ class Rebuilder:
         steps = stride if type(stride) is tuple else as_sequence(stride)
         flag = requires_grad if type(requires_grad) is bool else None
         fields = (dtype or of_storage, shape, steps, offset, ref, ref.location, flag, None, "strided", (), None, ())
-        # Once for each tensor: a NamedTuple's own constructor is Python code, and takes more than twice as long.
-        info = tuple.__new__(TensorInfo, (*fields, False, False))
+        info = make_tensor_info((*fields, False, False))
         if isinstance(metadata, Dict):
             flags = metadata.pairs[:_MOST_ARGS]
             conj, neg = (nodes.lookup(flags, name) is True for name in ("conj", "neg"))

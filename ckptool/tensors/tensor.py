@@ -17,7 +17,8 @@ from ckptool.tensors.dtypes import DType
 Kind: TypeAlias = Literal["parameter", "buffer"]
 
 MAX_RANK: Final = 64  # torch's own limit
-_MAX_SIZE: Final = 1 << 63
+MAX_SIZE: Final = 1 << 63
+"""Sizes, strides and offsets are below this: torch has them as signed integers of 64 bits."""
 
 
 class StorageRef(NamedTuple):
@@ -43,6 +44,10 @@ class StorageRef(NamedTuple):
     def file_offset(self) -> int | None:
         """Where the first byte stands in the file; None where the bytes stand there compressed or encoded."""
         return self.source.file_offset(self.offset)
+
+
+make_storage_ref: Final = StorageRef._make
+"""Makes one of a tuple of all its fields: twice as fast as its constructor, which counts for thousands of tensors."""
 
 
 class TensorInfo(NamedTuple):
@@ -100,6 +105,14 @@ class TensorInfo(NamedTuple):
         return True
 
 
+make_tensor_info: Final = TensorInfo._make
+
+
+def is_size(value: object) -> bool:
+    """Say whether a value from a file can be a size, a stride or an offset of torch's."""
+    return type(value) is int and 0 <= value < MAX_SIZE
+
+
 def check_extent(info: TensorInfo) -> None:
     """
     Raise MalformedFile unless every element lies inside the storage.
@@ -109,7 +122,7 @@ def check_extent(info: TensorInfo) -> None:
     dtype, shape, stride, last, storage = info[:5]
     if len(shape) != len(stride) or len(shape) > MAX_RANK:
         raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
-    if type(last) is not int or not 0 <= last < _MAX_SIZE:
+    if type(last) is not int or not 0 <= last < MAX_SIZE:
         raise _malformed("a tensor whose offset is no size")
     bits = 0  # of all sizes and steps: negative if one of them is, and too large if one of them is
     for size, step in zip(shape, stride):  # noqa: B905 - as many, as was seen
@@ -118,7 +131,7 @@ def check_extent(info: TensorInfo) -> None:
             break
         bits |= size | step
         last += (size - 1) * step
-    if not 0 <= bits < _MAX_SIZE:
+    if not 0 <= bits < MAX_SIZE:
         raise _malformed("a tensor whose shape or strides are no sizes")
     if storage is None or 0 in shape:
         return

@@ -127,8 +127,8 @@ def test_the_end_record_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> Non
     nbytes = frame.nbytes - 98 - directory
     assert end_record(frame) == (7, 7, nbytes, directory)
 
-    monkeypatch.setattr(zip_writer, "_FULL16", 6)
-    monkeypatch.setattr(zip_writer, "_FULL32", nbytes - 1)
+    monkeypatch.setattr(zip_writer, "FULL16", 6)
+    monkeypatch.setattr(zip_writer, "FULL32", nbytes - 1)
     frame, _ = written("x", 5, 6)
     assert end_record(frame)[:2] == (6, 6)
     assert end_record(frame)[2:] == (nbytes - 1, nbytes - 1)
