@@ -110,6 +110,8 @@ class Archive(Mapping[str, Record]):
 class InflatedSource:
     """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
 
+    is_compressed = True
+
     def __init__(self, source: Source, record: Record, limits: Limits) -> None:
         self.cancellation = source.cancellation
         self._source = source

@@ -28,6 +28,7 @@ Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Bi
 class FileSource:
     """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
+    is_compressed = False
     _fd = -1  # closed: another file may have its number by now, so whatever uses the number looks here once more after
 
     def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ckptool.errors import DamagedFile
 from ckptool.sources.files import FileSource, file_under
-from ckptool.tensors.reading import SWAP_CODES, LazyTensor, at_hand
+from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef
 
 
@@ -124,7 +124,7 @@ class StoragePayload:
         Raises:
             DamagedFile: After the last chunk, if they had to be swapped and are not those that were saved.
         """
-        storage = at_hand(self.storage)
+        storage = in_memory(self.storage)
         checksum = 0
         for start in range(0, storage.nbytes, CHUNK_NBYTES):
             data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))

@@ -30,8 +30,10 @@ from tests.bounds.sources import Asked
 class Frame:
     """An output, a transfer and a source: payloads are holes of zeros in it."""
 
+    cancellation = None
+    is_compressed = False
+
     def __init__(self) -> None:
-        self.cancellation = None
         self.position = 0
         self.parts: list[tuple[int, bytes]] = []
 
