@@ -94,7 +94,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len(key) + len(location) > _SHORT",
         "len(key) + len(location) >= _SHORT",
     ): ONLY_FASTER,
-    ("tensors/rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
+    ("tensors/rebuild_composites", "sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
     ("archives/tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
     ),
