@@ -29,7 +29,7 @@ from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.targets import TargetForm, archive_root, check_device, form_of, place_of
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
-from ckptool.pickles.nodes import collector_paused
+from ckptool.pickles.nodes import gc_paused
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 
@@ -142,7 +142,7 @@ def _carry_out(
 ) -> MigrationReport:
     try:
         checkpoint.check_index()
-        with collector_paused():
+        with gc_paused():
             job = _plan(checkpoint, dst, changes)
             selection.refuse_nothing(checkpoint, job.weights, job.plan, changes)
         refuse_repeated(job.plan.nbytes, checkpoint.file_nbytes, limits)

@@ -18,7 +18,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
 from ckptool.migration.zip_writer import WrittenZip
-from ckptool.pickles.nodes import Inert, collector_paused
+from ckptool.pickles.nodes import Inert, gc_paused
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
@@ -44,7 +44,7 @@ def verify(
         OutputFailed: What stands in the file is not what was to be written.
     """
     source, _ = open_source(path, limits.cancellation)
-    with closing(source), collector_paused():
+    with closing(source), gc_paused():
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]
         checksums, frame = checksums_of_file(source, ranges)

@@ -33,7 +33,7 @@ class FileSource:
 
     def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
         self.cancellation = cancellation
-        self._beside: list[FileSource] = []
+        self._siblings: list[FileSource] = []
         self._fd = _open_regular(path) if fd is None else fd
         self.path = path
         status = _status(self._fd)
@@ -102,19 +102,19 @@ class FileSource:
     def file_offset(self, offset: int) -> int | None:
         return offset
 
-    def beside(self, name: str) -> FileSource:
+    def open_sibling(self, name: str) -> FileSource:
         """
-        Return a file that this one names: see ``open_beside``. It is part of this one, and ends with it.
+        Return a file that this one names: see ``siblings.open_sibling``. It is part of this one, and ends with it.
 
         Raises:
             CkptoolError: It is missing, or not to be opened by what a file says.
         """
-        from ckptool.sources.siblings import open_beside
+        from ckptool.sources.siblings import open_sibling
 
-        fd = open_beside(self.path, self.place, name)
+        fd = open_sibling(self.path, self.place, name)
         path = os.path.join(os.path.dirname(self.path), name)  # noqa: PTH118, PTH120 - a name
         found = FileSource(path, self.cancellation, fd=fd)
-        self._beside.append(found)
+        self._siblings.append(found)
         if self._fd < 0:
             found.close()
             raise ValueError(CLOSED)
@@ -136,7 +136,7 @@ class FileSource:
         if identity_of(self._status()) != self._identity:
             hint = "Read it again once it is complete."
             raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
-        for one in self._beside:
+        for one in self._siblings:
             one.check_unchanged()
 
     def close(self) -> None:
@@ -144,12 +144,12 @@ class FileSource:
         with suppress(AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
             del self._fd
             os.close(fd)
-        for one in self._beside:
+        for one in self._siblings:
             one.close()
 
     def __del__(self) -> None:
         if self._fd >= 0:
-            self._beside.clear()  # tensors may still read from them
+            self._siblings.clear()  # tensors may still read from them
             self.close()
 
 

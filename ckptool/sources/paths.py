@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".safetensors", ".t7", ".tar")
+
+_MOUNTS: Final = "/proc/self/mountinfo"
+
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3",
+    "smbfs", "vboxsf", "virtiofs", "wekafs",
+))
+# fmt: on
 
 
 def is_likely(name: str) -> bool:
@@ -45,3 +55,25 @@ def exists(path: str) -> bool:
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def is_network(fd: int) -> bool:
+    """
+    Say whether an open file answers over a network, or through a process (FUSE), one small page fault at a time.
+
+    Goes by the type of the mount, on Linux; False wherever that is not known.
+    """
+    device = os.fstat(fd).st_dev
+    kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
+    return kind in _NETWORK or kind.startswith("fuse.")
+
+
+def _mount_types() -> dict[str, str]:
+    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
+    found = {}
+    for line in system_text(_MOUNTS).splitlines():
+        mount, _, rest = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) > 2 and rest:
+            found[fields[2]] = rest.split()[0]
+    return found

@@ -53,7 +53,7 @@ def components(name: str) -> list[str]:
     )
 
 
-def open_beside(path: str, identity: tuple[int, int], name: str) -> int:
+def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
     """
     Return the descriptor of a regular file under ``name`` in the folder of ``path``. A pipe never blocks.
 
