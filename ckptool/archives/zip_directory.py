@@ -44,17 +44,17 @@ METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
 class Directory(NamedTuple):
-    """Where the central directory stands, in bytes, and how many members it lists."""
+    """Offset and size of the central directory, in bytes, and how many members it lists."""
 
     offset: int
     nbytes: int
     members: int
     end: int
-    """Where what follows the central directory begins."""
+    """Offset of what follows the central directory: the zip64 end record, or the end record."""
 
 
 class Entry(NamedTuple):
-    """What the central directory says of one member. Sizes and offsets are in bytes."""
+    """One entry of the central directory. Sizes and offsets are in bytes."""
 
     name: bytes
     flags: int
@@ -73,10 +73,13 @@ _make_entry: Final = Entry._make  # as make_record
 
 def find_directory(source: Source) -> tuple[Directory, list[str]]:
     """
-    Return where the one directory stands that every reader finds, and what is odd about the end of the file.
+    Return the one directory that every reader finds, and what is odd about the end of the file.
 
     Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
     """
+    # The end record is found by its magic from the end of the file, because a comment of any length up to 65,535 bytes
+    # may follow it. Readers search differently where there are several: the last one is taken, and an earlier one that
+    # could have a directory of its own is refused below.
     tail_start = max(0, source.nbytes - END_SEARCH)
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(END_MAGIC)
@@ -92,18 +95,20 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
     if disk not in (0, FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
     directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
+    # Some readers find the directory by its offset, others by its size counted back from the end record: where the two
+    # differ, they would read different directories.
     gap = directory.end - directory.offset - directory.nbytes
     if gap:
         raise ambiguous(
-            f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'behind'} its end record",
+            f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'after'} its end record",
             end,
         )
     notes = []
-    behind = source.nbytes - end - END.size - comment
-    if behind < 0:
+    after = source.nbytes - end - END.size - comment
+    if after < 0:
         raise ambiguous(f"the archive's comment of {comment:,} bytes is cut short", end)
-    if behind:
-        notes.append(f"{behind:,} bytes behind the end of the archive")
+    if after:
+        notes.append(f"{after:,} bytes after the end of the archive")
     previous = tail.rfind(END_MAGIC, 0, at)
     if previous >= 0 and tail_start + previous >= directory.offset:
         raise ambiguous("a second end of archive", tail_start + previous)
@@ -124,6 +129,7 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
     magic, size, _, _, _, _, disk_count64, count64, nbytes64, offset64 = fields
     if magic != END64_MAGIC or record_at + 12 + size != at or disk_count64 != count64:
         raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
+    # A field that is full says "see zip64"; any other must be the same in both records, else it depends on the reader.
     pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):
         raise ambiguous("the zip and zip64 end records disagree", end)
@@ -132,10 +138,10 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
 
 def read_entries(source: Source, directory: Directory) -> list[Entry]:
     """
-    Return what the central directory says of each member, in its order.
+    Return the entries of the central directory, in its order.
 
     Raises:
-        AmbiguousFile: It does not stand, or end, where the end record says.
+        AmbiguousFile: It does not begin, or end, where the end record says.
         MalformedFile: It contradicts the format.
         UnsupportedFeature: A member is encrypted, or packed with something else than deflate.
     """
@@ -151,7 +157,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
     for _ in each(range(directory.members), source.cancellation):
         at = directory.offset + position
         if position + ENTRY.size > len(data) or not data.startswith(ENTRY_MAGIC, position):
-            raise ambiguous("the central directory does not stand where the end record says", at)
+            raise ambiguous("the central directory is not where the end record says", at)
         fields = ENTRY.unpack_from(data, position)
         (
             _,
@@ -181,6 +187,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         if extra_n or FULL32 in (nbytes, stored, header):
             extra = data[extra_at : extra_at + extra_n]
             nbytes, stored, header = widen(extra, name, (nbytes, stored, header), at)
+        # From the version needed to the length of the name: a usual local header has the same bytes.
         repeated = data[name_at - 40 : name_at - 16]
         entry = _make_entry((name, flags, method, crc, stored, nbytes, header, repeated))
         if method or disk or attributes or stored != nbytes or flags & (FLAGS_ENCRYPTED | FLAG_PATCHED):
@@ -223,7 +230,7 @@ def zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
             if found is not None:
                 raise ambiguous("two zip64 fields in one member", at)
             found = extra[begin:position]
-        elif tag == UNICODE_PATH_TAG and extra[begin + 5 : position] != name:  # behind a version and a checksum
+        elif tag == UNICODE_PATH_TAG and extra[begin + 5 : position] != name:  # after a version and a checksum
             raise ambiguous(f"member {show_member(name)} has another name among its extra fields", at)
     if extra[position:].strip(b"\0"):  # aligners pad with zeros
         raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)

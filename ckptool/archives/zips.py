@@ -6,10 +6,14 @@ The member table of a zip, accepted only where it has one reading.
     [zip64 end record, locator]
     end record                            22 bytes and a comment
 
-Strategy: find the one end record, believe the central directory, then hold every local header and descriptor against
-it. Readers of zips differ in which of these they trust; a file in which they disagree is refused, and so is one with
-a second directory, overlapping members, or two names for one file. A gap or bytes behind the end mislead nobody:
-they are noted.
+Strategy: find the one end record, take the central directory from there, then compare every local header and descriptor
+with it.
+
+Rules, because readers of zips differ in which of these records they trust:
+1. Directory, local headers and descriptors agree, or the file is refused: each reader would see other members.
+2. Members do not overlap, and there is one directory: readers from the start and from the end see the same.
+3. No two members have one name, with upper and lower case taken for the same: readers would keep one or the other.
+4. Bytes that belong to no member, or follow the end, are noted; they are refused only if they look like members.
 
 Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
 """
@@ -105,7 +109,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
 
 
 def _note_gap(source: Source, start: int, stop: int) -> str:
-    """Return a note on bytes that belong to no member, unless they could be members to somebody."""
+    """Return a note on bytes that belong to no member; refuse those that some reader could take for members."""
     nbytes = stop - start
     head = source.read(start, min(len(LOCAL_MAGIC), nbytes))
     tail = source.read(max(start, stop - END_SEARCH), min(END_SEARCH, nbytes))
@@ -132,7 +136,7 @@ def _read_usual(
     Return what ``_read_member`` would of a member as most are, in fewer steps, or None if it is not like that.
 
     Its local header repeats the fields of its entry byte for byte, or has zeros for what the writer did not know yet;
-    its extra fields are ``paddings`` known to say nothing; its descriptor is the short one, and at hand.
+    its extra fields are ``paddings`` seen before, without meaning; its descriptor is the short one, in the same block.
     """
     name, flags, method, crc32, stored_nbytes, nbytes, header, fields = entry
     block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
@@ -163,7 +167,7 @@ def _read_usual(
 
 
 def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tuple[Record, int]:
-    """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
+    """Return the record of a member whose local header agrees with its entry, and the offset of the next header."""
     name, flags, method, crc32, stored_nbytes, nbytes, header, _ = entry
     block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
     if header + LOCAL.size > limit or not block.startswith(LOCAL_MAGIC, at):
@@ -198,7 +202,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
     found = (local_crc, local_stored, local_nbytes)
     next_header = end
     if flags & FLAG_DESCRIPTOR:
-        # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.
+        # The writer did not know them yet: zeros here, the values in a descriptor after the payload.
         agree = found == (0, 0, 0) or all(one in (0, value) for one, value in zip(found, sizes, strict=True))
         next_header += _descriptor_nbytes(*ahead.window(end, min(24, limit - end)), limit - end, sizes)
         agree = agree and next_header > end

@@ -78,7 +78,7 @@ class Call:
 
 
 class PersistentId:
-    """A reference to something outside the pickle; what ``pid`` means is the container's affair."""
+    """A reference to something outside the pickle; what ``pid`` means is for the container to say."""
 
     __slots__ = ("pid",)
 

@@ -1,10 +1,10 @@
 """
-Positioned reads from one source of bytes; the module that opens files, but for those that files name.
+Open files, and read them at a position. Files that another file names are opened in ``siblings``.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
 nothing: a truncated mapping kills the process, a short read is an error that can be caught. ``FileSource.map`` is for
-those who hand memory out.
+callers that hand memory out.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 
-    A file object is read from its beginning, wherever it stands; one that cannot seek, into memory.
+    A file object is read from its beginning, whatever its position; one that cannot seek is read into memory.
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
-        TypeError: It is none of the three.
+        TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
     check_cancelled(cancellation)

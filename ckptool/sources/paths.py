@@ -18,7 +18,7 @@ _NETWORK: Final = frozenset((
 
 
 def is_likely(name: str) -> bool:
-    """Say whether files of this name mostly are checkpoints."""
+    """Say whether a file of this name is probably a checkpoint."""
     return name.lower().endswith(_SUFFIXES)
 
 
@@ -32,7 +32,7 @@ def directory_entries(path: str) -> list[str]:
 
 
 def system_text(path: str) -> str:
-    """Return what the system says in a file of its own, under ``/proc`` say; nothing where it has no such file."""
+    """Return the text of one of the system's own files, as in ``/proc``; an empty string where there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 - no path of a user's
             return stream.read()
@@ -41,7 +41,7 @@ def system_text(path: str) -> str:
 
 
 def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what tells one state of a file under a path from another, or None if there is none."""
+    """Return a key that changes when the file under a path is replaced or written to; None if there is no file."""
     try:
         return identity_of(os.stat(path))  # noqa: PTH116 - a system call, like the others here
     except (OSError, ValueError):

@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
     def file_offset(self, offset: int) -> int | None:
-        """Return where ``offset`` lies in the file itself, or None where the bytes stand in no file as they are."""
+        """Return the offset in the file itself; None where the file does not hold these bytes as they are."""
         ...
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class BytesSource:
         return offset if self._is_file else None
 
     def close(self) -> None:
-        """Let go of the bytes: a bytearray can be resized again."""
+        """Release the bytes: a bytearray can be resized again."""
         self._closed = True
         self._data.release()
 

@@ -1,5 +1,5 @@
 """
-Bytes on their way from a source to an output: how many, and the chunks that they come in.
+A storage or a tensor as a number of bytes in chunks, with its checksum.
 
 A payload is read in bounded pieces and never as a whole, so that memory does not grow with what is copied.
 """
@@ -19,7 +19,7 @@ from ckptool.tensors.tensor import StorageRef
 
 def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
     """
-    Hold against the file's checksums the storages that were read in part or rearranged, each once.
+    Compare storages that were read in part or rearranged with the file's checksums, each once.
 
     Raises:
         DamagedFile: One of them is not what was saved.
@@ -70,7 +70,7 @@ class Payload(Protocol):
         ...
 
     def extent(self) -> tuple[FileSource, int] | None:
-        """Return the file in which the bytes stand as they are, and where; None where they have to be made."""
+        """Return the file that holds these bytes as they are, and their offset; None where they have to be made."""
         ...
 
     def check(self, crc32: int) -> None:
@@ -101,7 +101,7 @@ class BytesPayload:
 
 class StoragePayload:
     """
-    A whole storage, in little-endian order, its checksum held against the file's where that has one.
+    A whole storage, in little-endian order, its checksum compared with the file's where that has one.
 
     ``unit`` is the size in bytes of what swaps if the source is big-endian.
     """

@@ -105,7 +105,7 @@ def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
     if info.is_contiguous:
         start = info.storage_offset * itemsize
         if info.dtype.packed > 1 and start:
-            # How rows were packed is not known any more.
+            # The file does not say how rows were packed.
             raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
         return storage.source.read(storage.offset + start, info.nbytes)
     if info.dtype.packed > 1:
@@ -195,7 +195,7 @@ def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:
 
 
 def _resolve(info: TensorInfo, data: bytes) -> bytes:
-    """Return the stored bytes as the values they stand for: byte order, conjugate and negative bits applied."""
+    """Return the values of stored bytes: byte order, conjugate and negative bits applied."""
     unit = info.dtype.swap_nbytes
     if info.storage is not None and info.storage.big_endian and unit > 1:
         swapped = array(SWAP_CODES[unit], data)

@@ -2,8 +2,8 @@
 Inert tree → ``TensorInfo``: what each call that torch pickles for a tensor means.
 
 Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle asks for to a method that reads the arguments
-as data. Names that are not in the table are no tensors; nobody looks them up. What a persistent id refers to is the
-container's knowledge, given as ``Storages``.
+as data. Calls of any other name are not tensors; no name is looked up. What a persistent id refers to, the container
+knows: ``Storages``.
 
 Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the old ones, Tensor.__setstate__.
 """
@@ -37,7 +37,7 @@ _MAX_PARTS: Final = 1_000_000
 
 
 class Storages(Protocol):
-    """What a container knows of the things that its pickle refers to."""
+    """What the persistent ids of a pickle refer to, in its container."""
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
@@ -68,7 +68,7 @@ class Rebuilder:
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """
-        Return what the file says of the tensor that ``node`` stands for, or None if it is no tensor.
+        Return the tensor that ``node`` would have become, or None if it is not a tensor.
 
         Raises:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
@@ -86,7 +86,7 @@ class Rebuilder:
             storage, offset, size, stride, requires_grad, _ = node.args
             known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
             return plain
-        known[key] = None  # a tensor inside itself is none
+        known[key] = None  # a tensor inside itself is not a tensor
         self._unfinished.add(key)
         known[key] = info = self._recognise(node)
         self._unfinished.remove(key)

@@ -1,4 +1,4 @@
-"""What the arguments of a tensor's call say: sizes, element types, layouts, devices."""
+"""Read the arguments of a tensor's call: sizes, element types, layouts, devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_LAYOUT: Final = 64
 
 
 def as_sequence(node: Inert) -> tuple[Inert, ...]:
-    """Return a shape or strides as a tuple; ``check_extent`` looks at what is in it."""
+    """Return a shape or strides as a tuple; ``check_extent`` checks the numbers."""
     if type(node) is tuple:
         return node
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
@@ -55,7 +55,7 @@ def as_layout(node: Inert) -> str:
 
 
 def as_device(node: Inert) -> str:
-    """Return the tag of a ``torch.device``, or of the text that stands for one."""
+    """Return the tag of a ``torch.device``, or of a text in its place."""
     args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
     texts = [str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)]
     refuse_long("a device tag", "", *texts)

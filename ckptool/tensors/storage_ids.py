@@ -1,5 +1,5 @@
 """
-What a persistent id says of a storage: ``("storage", class, key, location, numel[, view])``.
+The persistent ids of storages: ``("storage", class, key, location, numel[, view])``.
 
 ``numel`` counts elements of the class's type, or bytes for UntypedStorage. The view, in legacy streams only, is
 ``(key, offset, numel)`` in elements of the same type. See persistent_id in torch/serialization.py.
@@ -55,7 +55,7 @@ make_typed_storage: Final = TypedStorage._make
 
 def storage_id(pid: Inert) -> StorageId | None:
     """
-    Return what a persistent id says of a storage, or None if it is about something else.
+    Return the parts of a storage's persistent id, or None if it is about something else.
 
     Raises:
         MalformedFile: It is about a storage, and its parts are of the wrong kind.
@@ -86,7 +86,7 @@ def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
     An empty storage has no type of its own: torch, too, gives each reference the type that it asks for.
 
     Raises:
-        AmbiguousFile: The two do not say the same of it.
+        AmbiguousFile: The two differ in type, size or device.
     """
     same_place = (seen.ref.location, seen.ref.nbytes) == (again.ref.location, again.ref.nbytes)
     if not same_place or (seen.dtype != again.dtype and seen.ref.nbytes):

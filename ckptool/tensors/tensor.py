@@ -1,5 +1,5 @@
 """
-What a file says of a tensor, and reading its bytes: ``StorageRef``, ``TensorInfo``, ``LazyTensor``.
+The facts about a tensor and its storage, without bytes: ``TensorInfo``, ``StorageRef``.
 
 Strides and offsets count elements, as torch counts them; sizes in bytes are called ``nbytes``.
 """
@@ -42,7 +42,7 @@ class StorageRef(NamedTuple):
 
     @property
     def file_offset(self) -> int | None:
-        """Where the first byte stands in the file; None where the bytes stand there compressed or encoded."""
+        """Offset of the first byte in the file; None where the file holds the bytes compressed or encoded."""
         return self.source.file_offset(self.offset)
 
 
@@ -52,7 +52,7 @@ make_storage_ref: Final = StorageRef._make
 
 class TensorInfo(NamedTuple):
     """
-    What the file says about one tensor, without its bytes.
+    The facts about one tensor, without its bytes.
 
     A tensor that is not plain strided memory has a ``layout`` that names it and ``parts`` that are (sparse: indices
     and values; quantised per channel: scales and zero points; a wrapper subclass: what it wraps).
@@ -146,12 +146,12 @@ def check_extent(info: TensorInfo) -> None:
 
 
 def identity(info: TensorInfo) -> tuple[object, ...]:
-    """Return what two names of one tensor have in common: the same elements of the same memory, seen the same way."""
+    """Return a key that is equal for two names of one tensor: the same elements of the same memory, in one order."""
     storage = info.storage
     if storage is None or not info.numel:
         return (id(info),)
     place = (id(storage.source), storage.offset, info.storage_offset)
-    # As text, whose hash nobody can foresee: numbers chosen to have one hash would take a dict hours.
+    # As text, because its hash is random: numbers chosen to have one hash would take a dict hours.
     return *place, info.dtype.name, str((info.shape, info.stride)), info.conj, info.neg
 
 
