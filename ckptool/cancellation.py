@@ -19,7 +19,7 @@ T = TypeVar("T")
 STEP_NBYTES: Final = 4 << 20
 """What is read or computed at most between two checks."""
 LOOK_SECONDS: Final = 0.02
-"""How long one waits for others before checking again."""
+"""How long to wait for a lock before checking again."""
 _ITEMS: Final = 64
 
 
@@ -33,7 +33,7 @@ class Cancellation:
     code, one large cast) is waited for.
 
     Raises:
-        ValueError: ``seconds`` is negative, or no number.
+        ValueError: ``seconds`` is negative, or not a number.
     """
 
     __slots__ = ("_is_cancelled", "_seconds", "_started", "_until")

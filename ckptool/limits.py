@@ -63,7 +63,7 @@ DEFAULT_LIMITS = Limits()
 
 def refuse_long(what: str, *texts: str) -> None:
     """
-    Hold texts that stand for something against what anybody ever wrote: they are shown beside every tensor.
+    Refuse identifiers longer than 4,096 characters: they are shown with every tensor.
 
     Raises:
         LimitExceeded: One is longer.
@@ -80,7 +80,7 @@ def refuse_long(what: str, *texts: str) -> None:
 
 def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
     """
-    Hold what is to be written against what it is made of: views may repeat the same bytes any number of times.
+    Refuse to write far more bytes than were read: views may repeat the same bytes any number of times.
 
     Raises:
         LimitExceeded: It is larger than ``limits`` allow.
@@ -96,6 +96,6 @@ def refuse_repeated(nbytes: int, source_nbytes: int, limits: Limits) -> None:
 
 
 def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
-    """Raise ValueError if an option is given what it does not take: a misspelling must not pass for another choice."""
+    """Raise ValueError for a value that an option does not take: a misspelling must not pass for another choice."""
     if given not in choices:
         raise ValueError(f"{option}={given!r} is none of {', '.join(map(repr, choices))}")

@@ -1,9 +1,9 @@
-"""Members of an archive as byte ranges, whatever the archive; decompresses nothing unasked."""
+"""Members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import Limits
@@ -27,7 +27,11 @@ class Record(NamedTuple):
     stored_nbytes: int
     compression: Compression = "stored"
     crc32: int | None = None
-    """None where the format has no checksum; 0 is also what writers put who were told not to compute it."""
+    """None where the format has no checksum; 0 also where the writer was configured not to compute it."""
+
+
+make_record: Final = Record._make
+"""Makes a Record of a tuple of its fields: twice as fast as its constructor, which counts for thousands of members."""
 
 
 class Archive(Mapping[str, Record]):
@@ -55,8 +59,8 @@ class Archive(Mapping[str, Record]):
         """Return the names of the members whose path ends in this part."""
         found = self._called.get(last)
         if found is None:  # each format asks, of thousands of members
-            behind = f"/{last}"
-            found = self._called[last] = [name for name in self.records if name.endswith(behind) or name == last]
+            ending = f"/{last}"
+            found = self._called[last] = [name for name in self.records if name.endswith(ending) or name == last]
         return found
 
     def content(self, name: str) -> Source:
@@ -96,7 +100,7 @@ class Archive(Mapping[str, Record]):
         return None
 
     def text(self, name: str, most: int = 64) -> str:
-        """Return a small member as text, without white space round it; an empty string if there is none."""
+        """Return a small member as text, stripped of white space; an empty string if there is no such member."""
         record = self.records.get(name)
         if record is None or record.nbytes > most:
             return ""
@@ -105,6 +109,8 @@ class Archive(Mapping[str, Record]):
 
 class InflatedSource:
     """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
+
+    is_compressed = True
 
     def __init__(self, source: Source, record: Record, limits: Limits) -> None:
         self.cancellation = source.cancellation
@@ -116,7 +122,7 @@ class InflatedSource:
     def read(self, offset: int, nbytes: int) -> bytes:
         return inflate(self._source, self._record, self.limits)[offset : offset + nbytes]
 
-    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - compressed bytes stand nowhere as they are
+    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - the file holds them compressed
         return None
 
     def close(self) -> None:
@@ -210,7 +216,7 @@ def gunzip(source: Source, limits: Limits) -> bytes:
                 position += len(pending)
             if unpacker.eof:
                 if not pending.startswith(b"\x1f"):
-                    break  # padding behind the last member, as tar on tape leaves it
+                    break  # padding after the last member, as tar on tape leaves it
                 unpacker = zlib.decompressobj(31)
             output += unpacker.decompress(pending, allowed + 1 - len(output))
             if len(output) > allowed:

@@ -13,48 +13,48 @@ Layout: PKWARE APPNOTE 6.3.10.
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Compression
+from ckptool.archives.zip_layout import (
+    END,
+    END64,
+    END64_MAGIC,
+    END_MAGIC,
+    ENTRY,
+    ENTRY_MAGIC,
+    FIELD,
+    FLAG_PATCHED,
+    FLAGS_ENCRYPTED,
+    FULL16,
+    FULL32,
+    LOCATOR,
+    LOCATOR_MAGIC,
+    UNICODE_PATH_TAG,
+    ZIP64_TAG,
+)
 from ckptool.cancellation import each
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.sources.source import Source
 
-FULL32 = 0xFFFFFFFF
-"""What stands where a size or an offset stands in a zip64 field instead."""
-
-_FULL16 = 0xFFFF
-_END = Struct("<4s4H2LH")
-END_MAGIC = b"PK\x05\x06"
-END_SEARCH = 22 + 0xFFFF
+END_SEARCH = END.size + 0xFFFF
 """Bytes at the end of a file in which the end record has to be."""
-_LOCATOR = Struct("<4sLQL")
-_LOCATOR_MAGIC = b"PK\x06\x07"
-_END64 = Struct("<4sQ2H2L4Q")
-_END64_MAGIC = b"PK\x06\x06"
-_ENTRY = Struct("<4s6H3L5H2L")
-_ENTRY_MAGIC = b"PK\x01\x02"
-_FIELD = Struct("<HH")
-_ENCRYPTED = 0x0001 | 0x0040 | 0x2000
-_PATCHED = 0x0020
-_ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 
 METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
 class Directory(NamedTuple):
-    """Where the central directory stands, in bytes, and how many members it lists."""
+    """Offset and size of the central directory, in bytes, and how many members it lists."""
 
     offset: int
     nbytes: int
     members: int
     end: int
-    """Where what follows the central directory begins."""
+    """Offset of what follows the central directory: the zip64 end record, or the end record."""
 
 
 class Entry(NamedTuple):
-    """What the central directory says of one member. Sizes and offsets are in bytes."""
+    """One entry of the central directory. Sizes and offsets are in bytes."""
 
     name: bytes
     flags: int
@@ -68,16 +68,22 @@ class Entry(NamedTuple):
     """The fields that its local header repeats in the same order, from the version needed to the length of the name."""
 
 
+_make_entry: Final = Entry._make  # as make_record
+
+
 def find_directory(source: Source) -> tuple[Directory, list[str]]:
     """
-    Return where the one directory stands that every reader finds, and what is odd about the end of the file.
+    Return the one directory that every reader finds, and what is odd about the end of the file.
 
     Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
     """
+    # The end record is found by its magic from the end of the file, because a comment of any length up to 65,535 bytes
+    # may follow it. Readers search differently where there are several: the last one is taken, and an earlier one that
+    # could have a directory of its own is refused below.
     tail_start = max(0, source.nbytes - END_SEARCH)
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(END_MAGIC)
-    if at < 0 or len(tail) - at < _END.size:
+    if at < 0 or len(tail) - at < END.size:
         raise TruncatedFile(
             f"truncated: no zip central directory in the last {len(tail):,} bytes",
             kind="truncated-zip",
@@ -85,22 +91,24 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
             actual=source.nbytes,
         )
     end = tail_start + at
-    _, disk, start_disk, disk_count, count, nbytes, offset, comment = _END.unpack_from(tail, at)
-    if disk not in (0, _FULL16) or disk != start_disk or disk_count != count:
+    _, disk, start_disk, disk_count, count, nbytes, offset, comment = END.unpack_from(tail, at)
+    if disk not in (0, FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
     directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
+    # Some readers find the directory by its offset, others by its size counted back from the end record: where the two
+    # differ, they would read different directories.
     gap = directory.end - directory.offset - directory.nbytes
     if gap:
         raise ambiguous(
-            f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'behind'} its end record",
+            f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'after'} its end record",
             end,
         )
     notes = []
-    behind = source.nbytes - end - _END.size - comment
-    if behind < 0:
+    after = source.nbytes - end - END.size - comment
+    if after < 0:
         raise ambiguous(f"the archive's comment of {comment:,} bytes is cut short", end)
-    if behind:
-        notes.append(f"{behind:,} bytes behind the end of the archive")
+    if after:
+        notes.append(f"{after:,} bytes after the end of the archive")
     previous = tail.rfind(END_MAGIC, 0, at)
     if previous >= 0 and tail_start + previous >= directory.offset:
         raise ambiguous("a second end of archive", tail_start + previous)
@@ -108,20 +116,21 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
 
 
 def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> Directory | None:
-    at = end - _LOCATOR.size
-    locator = source.read(at, _LOCATOR.size) if at >= 0 else b""
-    if not locator.startswith(_LOCATOR_MAGIC):
+    at = end - LOCATOR.size
+    locator = source.read(at, LOCATOR.size) if at >= 0 else b""
+    if not locator.startswith(LOCATOR_MAGIC):
         if FULL32 in (nbytes, offset):
             raise MalformedFile("the zip announces a zip64 directory and has none", kind="malformed-zip", offset=end)
         return None
-    _, _, record_at, _ = _LOCATOR.unpack(locator)
-    if record_at + _END64.size > at:
+    _, _, record_at, _ = LOCATOR.unpack(locator)
+    if record_at + END64.size > at:
         raise MalformedFile("the zip64 end record lies outside the file", kind="malformed-zip", offset=at)
-    fields = _END64.unpack(source.read(record_at, _END64.size))
+    fields = END64.unpack(source.read(record_at, END64.size))
     magic, size, _, _, _, _, disk_count64, count64, nbytes64, offset64 = fields
-    if magic != _END64_MAGIC or record_at + 12 + size != at or disk_count64 != count64:
+    if magic != END64_MAGIC or record_at + 12 + size != at or disk_count64 != count64:
         raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
-    pairs = ((count, _FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
+    # A field that is full says "see zip64"; any other must be the same in both records, else it depends on the reader.
+    pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):
         raise ambiguous("the zip and zip64 end records disagree", end)
     return Directory(offset64, nbytes64, count64, record_at)
@@ -129,14 +138,14 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
 
 def read_entries(source: Source, directory: Directory) -> list[Entry]:
     """
-    Return what the central directory says of each member, in its order.
+    Return the entries of the central directory, in its order.
 
     Raises:
-        AmbiguousFile: It does not stand, or end, where the end record says.
+        AmbiguousFile: It does not begin, or end, where the end record says.
         MalformedFile: It contradicts the format.
         UnsupportedFeature: A member is encrypted, or packed with something else than deflate.
     """
-    if directory.nbytes < _ENTRY.size * directory.members:
+    if directory.nbytes < ENTRY.size * directory.members:
         raise MalformedFile(
             f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members",
             kind="malformed-zip",
@@ -147,9 +156,9 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
     position = 0
     for _ in each(range(directory.members), source.cancellation):
         at = directory.offset + position
-        if position + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, position):
-            raise ambiguous("the central directory does not stand where the end record says", at)
-        fields = _ENTRY.unpack_from(data, position)
+        if position + ENTRY.size > len(data) or not data.startswith(ENTRY_MAGIC, position):
+            raise ambiguous("the central directory is not where the end record says", at)
+        fields = ENTRY.unpack_from(data, position)
         (
             _,
             made_by,
@@ -169,7 +178,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
             attributes,
             header,
         ) = fields
-        name_at = position + _ENTRY.size
+        name_at = position + ENTRY.size
         extra_at = name_at + name_n
         position = extra_at + extra_n + comment_n
         if position > len(data):
@@ -178,10 +187,10 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
         if extra_n or FULL32 in (nbytes, stored, header):
             extra = data[extra_at : extra_at + extra_n]
             nbytes, stored, header = widen(extra, name, (nbytes, stored, header), at)
+        # From the version needed to the length of the name: a usual local header has the same bytes.
         repeated = data[name_at - 40 : name_at - 16]
-        # Once for each member: a NamedTuple's own constructor is Python code, and takes more than twice as long.
-        entry = tuple.__new__(Entry, (name, flags, method, crc, stored, nbytes, header, repeated))
-        if method or disk or attributes or stored != nbytes or flags & (_ENCRYPTED | _PATCHED):
+        entry = _make_entry((name, flags, method, crc, stored, nbytes, header, repeated))
+        if method or disk or attributes or stored != nbytes or flags & (FLAGS_ENCRYPTED | FLAG_PATCHED):
             _check_entry(entry, made_by, attributes, disk, at)
         entries.append(entry)
     if position != len(data):
@@ -212,16 +221,16 @@ def zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
     found: bytes | None = None
     position = 0
     while position + 4 <= len(extra):
-        tag, nbytes = _FIELD.unpack_from(extra, position)
+        tag, nbytes = FIELD.unpack_from(extra, position)
         begin = position + 4
         position = begin + nbytes
         if position > len(extra):
             raise MalformedFile("an extra field reaches over its end", kind="malformed-zip", offset=at)
-        if tag == _ZIP64:
+        if tag == ZIP64_TAG:
             if found is not None:
                 raise ambiguous("two zip64 fields in one member", at)
             found = extra[begin:position]
-        elif tag == _UNICODE_PATH and extra[begin + 5 : position] != name:  # behind a version and a checksum
+        elif tag == UNICODE_PATH_TAG and extra[begin + 5 : position] != name:  # after a version and a checksum
             raise ambiguous(f"member {show_member(name)} has another name among its extra fields", at)
     if extra[position:].strip(b"\0"):  # aligners pad with zeros
         raise MalformedFile("an extra field that is cut short", kind="malformed-zip", offset=at)
@@ -229,7 +238,7 @@ def zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
 
 
 def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int) -> None:
-    if entry.flags & (_ENCRYPTED | _PATCHED):
+    if entry.flags & (FLAGS_ENCRYPTED | FLAG_PATCHED):
         raise UnsupportedFeature(f"member {show_member(entry.name)} is encrypted", kind="encrypted-zip", offset=at)
     if entry.method not in METHODS:
         raise UnsupportedFeature(
@@ -237,7 +246,7 @@ def _check_entry(entry: Entry, made_by: int, attributes: int, disk: int, at: int
             kind="zip-method",
             offset=at,
         )
-    if disk not in (0, _FULL16):
+    if disk not in (0, FULL16):
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=at)
     if entry.method == 0 and entry.stored_nbytes != entry.nbytes:
         raise ambiguous(f"member {show_member(entry.name)} is stored, but with two sizes", at)

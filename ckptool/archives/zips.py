@@ -6,10 +6,14 @@ The member table of a zip, accepted only where it has one reading.
     [zip64 end record, locator]
     end record                            22 bytes and a comment
 
-Strategy: find the one end record, believe the central directory, then hold every local header and descriptor against
-it. Readers of zips differ in which of these they trust; a file in which they disagree is refused, and so is one with
-a second directory, overlapping members, or two names for one file. A gap or bytes behind the end mislead nobody:
-they are noted.
+Strategy: find the one end record, take the central directory from there, then compare every local header and descriptor
+with it.
+
+Rules, because readers of zips differ in which of these records they trust:
+1. Directory, local headers and descriptors agree, or the file is refused: each reader would see other members.
+2. Members do not overlap, and there is one directory: readers from the start and from the end see the same.
+3. No two members have one name, with upper and lower case taken for the same: readers would keep one or the other.
+4. Bytes that belong to no member, or follow the end, are noted; they are refused only if they look like members.
 
 Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
 """
@@ -18,13 +22,10 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
-from struct import Struct
 
-from ckptool.archives.archive import Archive, Record
+from ckptool.archives.archive import Archive, Record, make_record
 from ckptool.archives.zip_directory import (
-    END_MAGIC,
     END_SEARCH,
-    FULL32,
     METHODS,
     Entry,
     ambiguous,
@@ -34,22 +35,28 @@ from ckptool.archives.zip_directory import (
     widen,
     zip64_field,
 )
+from ckptool.archives.zip_layout import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_MAGIC,
+    END_MAGIC,
+    FLAG_DESCRIPTOR,
+    FLAG_UTF8,
+    FULL32,
+    LOCAL,
+    LOCAL_MAGIC,
+    UNICODE_PATH_TAG,
+)
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import Source
 
-MAGIC = b"PK\x03\x04"
-
-_LOCAL = Struct("<4s5H3L2H")
-_NARROW, _WIDE = Struct("<3L"), Struct("<LQQ")
-_DESCRIPTOR_MAGIC = b"PK\x07\x08"
-_DESCRIPTORS = ((_DESCRIPTOR_MAGIC, _NARROW), (_DESCRIPTOR_MAGIC, _WIDE), (b"", _NARROW), (b"", _WIDE))
+_DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68
 """Bytes of extra fields that writers use to align payloads, at most."""
-_DESCRIPTOR = 0x0008
 _UNKNOWN = bytes(12)
-_UNICODE_PATH_TAG = b"\x75\x70"
+_UNICODE_PATH = UNICODE_PATH_TAG.to_bytes(2, "little")
 _NAME = re.compile(r"[^\x00-\x1f\\/][^\x00-\x1f\\]*")
 """No control characters or backslashes, not absolute."""
 _USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
@@ -102,11 +109,11 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
 
 
 def _note_gap(source: Source, start: int, stop: int) -> str:
-    """Return a note on bytes that belong to no member, unless they could be members to somebody."""
+    """Return a note on bytes that belong to no member; refuse those that some reader could take for members."""
     nbytes = stop - start
-    head = source.read(start, min(len(MAGIC), nbytes))
+    head = source.read(start, min(len(LOCAL_MAGIC), nbytes))
     tail = source.read(max(start, stop - END_SEARCH), min(END_SEARCH, nbytes))
-    if head == MAGIC or END_MAGIC in tail:
+    if head == LOCAL_MAGIC or END_MAGIC in tail:
         raise ambiguous(f"{nbytes:,} bytes that belong to no member look like members", start)
     return f"{nbytes:,} bytes at {start:,} belong to no member"
 
@@ -129,47 +136,47 @@ def _read_usual(
     Return what ``_read_member`` would of a member as most are, in fewer steps, or None if it is not like that.
 
     Its local header repeats the fields of its entry byte for byte, or has zeros for what the writer did not know yet;
-    its extra fields are ``paddings`` known to say nothing; its descriptor is the short one, and at hand.
+    its extra fields are ``paddings`` seen before, without meaning; its descriptor is the short one, in the same block.
     """
     name, flags, method, crc32, stored_nbytes, nbytes, header, fields = entry
-    block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
-    begin = at + _LOCAL.size + len(name)
-    repeats = flags & _DESCRIPTOR and block.startswith(MAGIC + fields[:10] + _UNKNOWN + fields[22:], at)
-    if not (repeats or block.startswith(MAGIC + fields, at)) or not block.startswith(name, begin - len(name)):
+    block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
+    begin = at + LOCAL.size + len(name)
+    repeats = flags & FLAG_DESCRIPTOR and block.startswith(LOCAL_MAGIC + fields[:10] + _UNKNOWN + fields[22:], at)
+    if not (repeats or block.startswith(LOCAL_MAGIC + fields, at)) or not block.startswith(name, begin - len(name)):
         return None
     extra_n = block[at + 28] | block[at + 29] << 8
     extra = block[begin : begin + extra_n]
     if len(extra) != extra_n or not stored_nbytes or stored_nbytes >= FULL32 or nbytes >= FULL32:
         return None
     if extra not in paddings:
-        if _UNICODE_PATH_TAG in extra or zip64_field(extra, name, header) is not None:
+        if _UNICODE_PATH in extra or zip64_field(extra, name, header) is not None:
             return None
         paddings.add(extra)
-    offset = header + _LOCAL.size + len(name) + extra_n
+    offset = header + LOCAL.size + len(name) + extra_n
     end = offset + stored_nbytes
-    if flags & _DESCRIPTOR:
+    if flags & FLAG_DESCRIPTOR:
         at = begin + extra_n + stored_nbytes
         if at + 16 > len(block):
             block, at = ahead.window(end, 16)
-        if not block.startswith(_DESCRIPTOR_MAGIC + fields[10:22], at):
+        if not block.startswith(DESCRIPTOR_MAGIC + fields[10:22], at):
             return None
         end += 16
     if end > limit:
         return None
-    return tuple.__new__(Record, (decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32)), end
+    return make_record((decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32)), end
 
 
 def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tuple[Record, int]:
-    """Return the record behind a local header that agrees with its entry, and the offset of the next header."""
+    """Return the record of a member whose local header agrees with its entry, and the offset of the next header."""
     name, flags, method, crc32, stored_nbytes, nbytes, header, _ = entry
-    block, at = ahead.window(header, _LOCAL.size + len(name) + _USUAL_EXTRA)
-    if header + _LOCAL.size > limit or not block.startswith(MAGIC, at):
+    block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
+    if header + LOCAL.size > limit or not block.startswith(LOCAL_MAGIC, at):
         raise ambiguous(f"member {show_member(name)} has no local header where the directory says", header)
-    local = _LOCAL.unpack_from(block, at)
+    local = LOCAL.unpack_from(block, at)
     _, _, local_flags, local_method, _, _, local_crc, local_stored, local_nbytes, name_n, extra_n = local
-    block, at = ahead.window(header, _LOCAL.size + name_n + extra_n)
-    at += _LOCAL.size
-    offset = header + _LOCAL.size + name_n + extra_n
+    block, at = ahead.window(header, LOCAL.size + name_n + extra_n)
+    at += LOCAL.size
+    offset = header + LOCAL.size + name_n + extra_n
     end = offset + stored_nbytes
     if end > limit:
         raise TruncatedFile(
@@ -185,7 +192,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
         raise ambiguous(f"member {show_member(name)}: its local header and the directory disagree", header)
     extra = block[at + name_n : at + name_n + extra_n]
     if FULL32 in (local_stored, local_nbytes):
-        if flags & _DESCRIPTOR and zip64_field(extra, name, header) is None:
+        if flags & FLAG_DESCRIPTOR and zip64_field(extra, name, header) is None:
             local_nbytes, local_stored = nbytes, stored_nbytes
         else:
             local_nbytes, local_stored, _ = widen(extra, name, (local_nbytes, local_stored, 0), header)
@@ -194,8 +201,8 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
     sizes = (crc32, stored_nbytes, nbytes)
     found = (local_crc, local_stored, local_nbytes)
     next_header = end
-    if flags & _DESCRIPTOR:
-        # The writer did not know them yet: zeros here, the values in a descriptor behind the payload.
+    if flags & FLAG_DESCRIPTOR:
+        # The writer did not know them yet: zeros here, the values in a descriptor after the payload.
         agree = found == (0, 0, 0) or all(one in (0, value) for one, value in zip(found, sizes, strict=True))
         next_header += _descriptor_nbytes(*ahead.window(end, min(24, limit - end)), limit - end, sizes)
         agree = agree and next_header > end
@@ -209,7 +216,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
 def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, int]) -> int:
     """Return the length of the descriptor that repeats ``sizes``, or 0: its signature and its width are optional."""
     for magic, layout in _DESCRIPTORS:
-        if layout is _NARROW and max(sizes) > FULL32:
+        if layout is DESCRIPTOR and max(sizes) > FULL32:
             continue
         whole = magic + layout.pack(*sizes)
         if block.startswith(whole, at) and len(whole) <= room:
@@ -227,7 +234,7 @@ def _names(entries: list[Entry]) -> list[str]:
 
 def _name(entry: Entry) -> str:
     try:
-        name = str(entry.name, "utf-8" if entry.flags & 0x800 or entry.name.isascii() else "cp437")
+        name = str(entry.name, "utf-8" if entry.flags & FLAG_UTF8 or entry.name.isascii() else "cp437")
     except UnicodeDecodeError as error:
         raise MalformedFile(
             f"member {show_member(entry.name)} has a name that is not UTF-8", kind="malformed-zip"

@@ -9,10 +9,9 @@ end. Nothing is repaired, and what is whole is only said to be there, not to be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from struct import Struct
 from typing import Final, NamedTuple
 
-from ckptool.archives.zips import MAGIC
+from ckptool.archives.zip_layout import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Cancelled, CkptoolError
@@ -28,8 +27,6 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
-_LOCAL: Final = Struct("<4s5H3L2H")
-_DESCRIPTOR_MAGIC: Final = b"PK\x07\x08"
 _SEARCHED: Final = 1 << 16
 _MOST_SEARCHES: Final = 1000
 
@@ -66,7 +63,7 @@ def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
 
 def _salvage(source: Source, limits: Limits) -> Salvage | None:
     head = source.read(0, min(64, source.nbytes))
-    if head.startswith(MAGIC):
+    if head.startswith(LOCAL_MAGIC):
         return _zip(source, limits)
     if torch_legacy.is_legacy(head):
         return _legacy(source, limits)
@@ -129,16 +126,16 @@ class _LocalHeaders:
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         position = 0
-        while position + _LOCAL.size <= self._source.nbytes:
-            header = self._ahead.read(position, _LOCAL.size)
-            if not header.startswith(MAGIC):
+        while position + LOCAL.size <= self._source.nbytes:
+            header = self._ahead.read(position, LOCAL.size)
+            if not header.startswith(LOCAL_MAGIC):
                 return
-            _, _, _, _, _, _, _, stored, _, name_n, extra_n = _LOCAL.unpack(header)
-            payload = position + _LOCAL.size + name_n + extra_n
+            _, _, _, _, _, _, _, stored, _, name_n, extra_n = LOCAL.unpack(header)
+            payload = position + LOCAL.size + name_n + extra_n
             if payload > self._source.nbytes:
                 return
             self._next = payload + stored
-            yield str(self._ahead.read(position + _LOCAL.size, name_n), "utf-8", "replace"), payload
+            yield str(self._ahead.read(position + LOCAL.size, name_n), "utf-8", "replace"), payload
             found = self._find(self._next)
             if found is None:
                 return
@@ -150,13 +147,13 @@ class _LocalHeaders:
             return None
         near = self._source.read(start, min(4 + 24, self._source.nbytes - start))
         for behind in (0, 16, 24):
-            if near.startswith(MAGIC, behind) and (not behind or near.startswith(_DESCRIPTOR_MAGIC)):
+            if near.startswith(LOCAL_MAGIC, behind) and (not behind or near.startswith(DESCRIPTOR_MAGIC)):
                 return start + behind
         self._searches += 1
         if self._searches > _MOST_SEARCHES:  # a file of ours has five records whose size nothing tells
             return None
         window = self._source.read(start, min(_SEARCHED, self._source.nbytes - start))
-        at = window.find(MAGIC)
+        at = window.find(LOCAL_MAGIC)
         return None if at < 0 else start + at
 
 

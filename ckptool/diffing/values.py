@@ -15,7 +15,7 @@ from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import file_under
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.reading import LazyTensor, at_hand
+from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
 from ckptool.torch_ops.differences import BlockDiff, Number, Tolerance
@@ -205,7 +205,7 @@ class _Range:
     def __init__(self, storage: StorageRef, start: int, path: str) -> None:
         self._path = path
         with about(path):
-            storage = at_hand(storage)
+            storage = in_memory(storage)
         self._source, self._offset = storage.source, storage.offset + start
         self._file = file_under(self._source, self._offset)
 

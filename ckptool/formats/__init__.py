@@ -27,7 +27,7 @@ from ckptool.formats import (
 )
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles.nodes import collector_paused
+from ckptool.pickles.nodes import gc_paused
 from ckptool.sources import files, paths
 from ckptool.sources.files import Origin, open_source
 
@@ -80,7 +80,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         CkptoolError: The format does, and then cannot read the rest.
     """
     path, member = _split_member(origin)
-    with collector_paused(), _naming(path if isinstance(path, str) else None):
+    with gc_paused(), _naming(path if isinstance(path, str) else None):
         source, shown = open_source(path, limits.cancellation)
         try:
             with _naming(shown):

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
+from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
@@ -40,7 +41,7 @@ class Probe:
     @cached_property
     def zip(self) -> Archive | None:
         """The members of a zip; None if it is not one. Raises what ``read_zip`` raises."""
-        return zips.read_zip(self.source, self.limits) if self.head.startswith(zips.MAGIC) else None
+        return zips.read_zip(self.source, self.limits) if self.head.startswith(LOCAL_MAGIC) else None
 
     @cached_property
     def tar(self) -> Archive | None:

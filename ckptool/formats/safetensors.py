@@ -29,7 +29,7 @@ from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
-from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, StorageRef, TensorInfo, is_size, row_major
 
 NAME = "safetensors"
 TRAITS = Traits(
@@ -43,7 +43,6 @@ MODULES_KEY = "ckptool.modules"
 RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 """Keys of ``__metadata__`` that are never names of tensors."""
 
-_MAX_SIZE = 1 << 63
 _MAX_DEPTH = 64
 
 
@@ -198,7 +197,7 @@ def _metadata(found: object) -> dict[str, str]:
 
 def _begin(name: str, entry: object) -> tuple[int, int]:
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not (isinstance(offsets, list) and len(offsets) == 2 and all(map(_is_size, offsets))):
+    if not (isinstance(offsets, list) and len(offsets) == 2 and all(map(is_size, offsets))):
         raise MalformedFile(f"tensor {name!r} has no valid data_offsets", kind="malformed-safetensors")
     return offsets[0], offsets[1]
 
@@ -207,9 +206,9 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
     begin, end = _begin(name, entry)
     assert isinstance(entry, dict)  # noqa: S101 - _begin saw it
     code, sizes = entry.get("dtype"), entry.get("shape")
-    if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= 64 and all(map(_is_size, sizes))):
+    if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
         raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")
-    if max(_partial_products(sizes), default=0) >= _MAX_SIZE or _is_deep(entry):
+    if max(_partial_products(sizes), default=0) >= MAX_SIZE or _is_deep(entry):
         raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     dtype = dtypes.BY_SAFETENSORS.get(code)
     if dtype is None:
@@ -248,10 +247,6 @@ def _is_deep(entry: dict[str, object]) -> bool:
             return False
         level = below
     return True
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MAX_SIZE
 
 
 def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:

@@ -166,7 +166,7 @@ def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSourc
     places = {index.place: os.path.basename(index.path)}  # noqa: PTH119 - a name
     for name in names:
         try:
-            source = index.beside(name)
+            source = index.open_sibling(name)
         except FileUnavailable as error:
             if error.kind != "missing":
                 error.message = f"shard {name!r}: {error.message}"

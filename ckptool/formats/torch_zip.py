@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zips import MAGIC
+from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.contents import ModelGraph, collect
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
@@ -25,14 +25,12 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.storage_ids import TypedStorage, storage_id, unify
-from ckptool.tensors.tensor import StorageRef
+from ckptool.tensors.storage_ids import TypedStorage, make_typed_storage, storage_id, unify
+from ckptool.tensors.tensor import StorageRef, make_storage_ref
 
 NAME = "torch_zip"
 TRAITS = Traits(has_tree=True)
 
-# For each of many storages: half the time of the constructors, and the number of fields is checked.
-_typed_storage, _storage_ref = TypedStorage._make, StorageRef._make
 
 NEWEST_VERSION = 10
 """kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
@@ -133,7 +131,7 @@ class ZipStorages:
         dtype, key, location, nbytes, _ = named
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _typed_storage((self._ref(key, location, nbytes), dtype))
+            known = self._known[key] = make_typed_storage((self._ref(key, location, nbytes), dtype))
         elif (dtype, location, nbytes) != (known.dtype, known.ref.location, known.ref.nbytes):
             return unify(known, TypedStorage(self._ref(key, location, nbytes), dtype))
         return known
@@ -158,7 +156,7 @@ class ZipStorages:
             )
         if compression == "stored":
             fields = (key, location, nbytes, self._archive.source, offset, self._big_endian, crc32 or 0, None)
-            return _storage_ref(fields)
+            return make_storage_ref(fields)
         return StorageRef(key, location, nbytes, self._archive.content(name), 0, self._big_endian, crc32 or 0)
 
 
@@ -179,7 +177,7 @@ def truncated(source: Source, error: TruncatedFile) -> TruncatedFile:
 
 def _announced_nbytes(source: Source) -> int | None:
     header = source.read(0, min(30, source.nbytes))
-    if not header.startswith(MAGIC) or len(header) < 30:
+    if not header.startswith(LOCAL_MAGIC) or len(header) < 30:
         return None
     payload = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     try:

@@ -32,7 +32,7 @@ from ckptool.loading.memory.threads import check_cast
 from ckptool.loading.plain_values import values_with_tensors
 from ckptool.messages import show
 from ckptool.names import renaming
-from ckptool.pickles.nodes import collector_paused
+from ckptool.pickles.nodes import gc_paused
 from ckptool.sources.files import Origin
 from ckptool.tensors.payloads import check_storages
 
@@ -98,7 +98,7 @@ def load(
             checkpoint.check_unchanged()
             return state
 
-    with collector_paused():  # until the tree is gone
+    with gc_paused():  # until the tree is gone
         return state_dict()
 
 

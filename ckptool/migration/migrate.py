@@ -25,7 +25,7 @@ from ckptool.migration.plan import Plan, check_device, make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.migration.verify import verify_model
-from ckptool.pickles.nodes import collector_paused
+from ckptool.pickles.nodes import gc_paused
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops.needed import check_installed
@@ -84,7 +84,7 @@ def migrate(
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         try:
             checkpoint.check_index()
-            with collector_paused():
+            with gc_paused():
                 plan = make_plan(checkpoint, target, asked)
                 selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
             refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)

@@ -20,7 +20,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
 from ckptool.migration.zip_writer import WrittenZip
-from ckptool.pickles.nodes import Inert, collector_paused
+from ckptool.pickles.nodes import Inert, gc_paused
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
@@ -46,7 +46,7 @@ def verify(
         OutputFailed: The file does not hold what was to be written.
     """
     source, _ = open_source(path, limits.cancellation)
-    with closing(source), collector_paused():
+    with closing(source), gc_paused():
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]
         checksums, frame = checksums_of_file(source, ranges)

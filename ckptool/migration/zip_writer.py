@@ -11,19 +11,34 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct, pack
+from struct import pack
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from ckptool.archives.zip_layout import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_MAGIC,
+    END,
+    END64,
+    END64_MAGIC,
+    END_MAGIC,
+    ENTRY,
+    ENTRY_MAGIC,
+    FLAG_DESCRIPTOR,
+    FLAG_UTF8,
+    FULL16,
+    FULL32,
+    LOCAL,
+    LOCAL_MAGIC,
+    LOCATOR,
+    LOCATOR_MAGIC,
+)
 from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
 from ckptool.tensors.payloads import BytesPayload, Payload
 
 _ALIGNMENT: Final = 64
-_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
-_UTF8, _DESCRIPTOR = 0x0800, 0x0008
-_LOCAL, _ENTRY = Struct("<4s5H3L2H"), Struct("<4s6H3L5H2L")
-_NARROW_DESCRIPTOR, _WIDE_DESCRIPTOR = Struct("<4s3L"), Struct("<4sLQQ")
 _MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
 
 
@@ -76,12 +91,12 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
     members.append(("version", 2))
     position = directory = 0
     for name, nbytes in members:
-        length, long, far = len(f"{root}/{name}".encode()), nbytes >= _FULL32, position >= _FULL32
+        length, long, far = len(f"{root}/{name}".encode()), nbytes >= FULL32, position >= FULL32
         wide = 4 + 8 * (2 * long + far) if long or far else 0
-        directory += 46 + length + wide
-        start = position + 30 + length + wide + 4
+        directory += ENTRY.size + length + wide
+        start = position + LOCAL.size + length + wide + 4
         position = start + -start % _ALIGNMENT + nbytes + (0 if not nbytes else 24 if long or far else 16)
-    return position + directory + 56 + 20 + 22
+    return position + directory + END64.size + LOCATOR.size + END.size
 
 
 class _Archive:
@@ -98,30 +113,30 @@ class _Archive:
         header = self._output.position
         encoded = name.encode()
         nbytes = payload.nbytes
-        flags = _UTF8 | (_DESCRIPTOR if nbytes else 0)
-        wide = _wide_field(nbytes, header) if nbytes >= _FULL32 or header >= _FULL32 else b""
-        start = header + _LOCAL.size + len(encoded) + len(wide) + 4
+        flags = FLAG_UTF8 | (FLAG_DESCRIPTOR if nbytes else 0)
+        wide = _wide_field(nbytes, header) if nbytes >= FULL32 or header >= FULL32 else b""
+        start = header + LOCAL.size + len(encoded) + len(wide) + 4
         padding = b"Z" * (-start % _ALIGNMENT)
         extra = wide + pack("<2sH", b"FB", len(padding)) + padding
-        local = _LOCAL.pack(b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
+        local = LOCAL.pack(LOCAL_MAGIC, 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
         self._write(local + encoded + extra)
         offset = self._output.position
         checksum = self._transfer.send(payload, checksum=True)
         if nbytes:
-            layout = _WIDE_DESCRIPTOR if wide else _NARROW_DESCRIPTOR
-            self._write(layout.pack(b"PK\x07\x08", checksum, nbytes, nbytes))
+            layout = DESCRIPTOR64 if wide else DESCRIPTOR
+            self._write(DESCRIPTOR_MAGIC + layout.pack(checksum, nbytes, nbytes))
         self._members.append(Written(name, nbytes, checksum, header, offset))
-        size = min(nbytes, _FULL32)
-        entry = (b"PK\x01\x02", 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide))
-        self._directory += _ENTRY.pack(*entry, 0, 0, 0, 0, min(header, _FULL32)) + encoded + wide
+        size = min(nbytes, FULL32)
+        entry = (ENTRY_MAGIC, 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide))
+        self._directory += ENTRY.pack(*entry, 0, 0, 0, 0, min(header, FULL32)) + encoded + wide
 
     def end(self) -> WrittenZip:
         start, nbytes, count = self._output.position, len(self._directory), len(self._members)
         self._write(self._directory)
-        self._write(pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start))
-        self._write(pack("<4sLQL", b"PK\x06\x07", 0, start + nbytes, 1))
-        short = (min(count, _FULL16), min(count, _FULL16), min(nbytes, _FULL32), min(start, _FULL32))
-        self._write(pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *short, 0))
+        self._write(END64.pack(END64_MAGIC, 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start))
+        self._write(LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1))
+        short = (min(count, FULL16), min(count, FULL16), min(nbytes, FULL32), min(start, FULL32))
+        self._write(END.pack(END_MAGIC, 0, 0, *short, 0))
         return WrittenZip(self._members, start, self._frame_crc32)
 
     def _write(self, frame: bytes | bytearray) -> None:
@@ -131,6 +146,6 @@ class _Archive:
 
 def _wide_field(nbytes: int, header: int) -> bytes:
     """Return the zip64 extra field with the values that do not fit into 32 bits."""
-    values = [nbytes, nbytes] if nbytes >= _FULL32 else []
-    values += [header] if header >= _FULL32 else []
+    values = [nbytes, nbytes] if nbytes >= FULL32 else []
+    values += [header] if header >= FULL32 else []
     return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values)

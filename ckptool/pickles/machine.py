@@ -1,8 +1,8 @@
 """
 The registers of the machine that interprets a pickle, and its window onto the source.
 
-The window covers the bytes round the opcode that is being read. An opcode that needs more raises ``NeedMore`` before it
-has changed anything; the window is moved and the opcode begun again.
+The window covers the bytes around the opcode that is being read. An opcode that needs more raises ``NeedMore`` before
+it has changed anything; then the window is moved and the opcode started again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Machine:
         self.base = start  # source offset of data[0]
         self.data = b""
         self.pos = 0
-        self.opcode = 0  # where the opcode stands that errors are about
+        self.opcode = 0  # position of the opcode that errors are about
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
         self.memo: list[Inert] | dict[int, Inert] = []
@@ -63,7 +63,7 @@ class Machine:
         self._widest = _WIDEST if self.left == inf and source.cancellation is None else _WINDOW
 
     def take(self, begin: int, nbytes: int) -> bytes:
-        """Return ``nbytes`` bytes of argument from window position ``begin`` and move behind them."""
+        """Return ``nbytes`` bytes of argument from window position ``begin`` and move past them."""
         end = begin + nbytes
         if end > len(self.data):
             raise NeedMore(end)
@@ -71,7 +71,7 @@ class Machine:
         return self.data[begin:end]
 
     def lines(self, count: int) -> list[bytes]:
-        """Return the ``count`` lines that follow the opcode, without their ends, and move behind them."""
+        """Return the ``count`` lines that follow the opcode, without their ends, and move past them."""
         begin, lines = self.pos + 1, []
         for _ in range(count):
             end = self.data.find(b"\n", begin)
@@ -116,7 +116,7 @@ class Machine:
         return found
 
     def is_at_window_end(self) -> bool:
-        """Say whether the opcode at ``pos`` may reach over the end of the window, and there is more behind that."""
+        """Say whether the opcode at ``pos`` may reach over the end of the window, and the source goes on."""
         window = len(self.data)
         return self.pos + _LONGEST_FIXED > window and self.base + window < self.source.nbytes
 

@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Let the collector rest: it would walk a growing tree again and again, a third of the time at 20,000 tensors."""
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection: it would walk a growing tree again and again, a third of the time at 20,000 tensors."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -34,7 +34,7 @@ def collector_paused() -> Iterator[None]:
 # mypy cannot see through a recursive alias of this size in reasonable time; Any is what each consumer narrows.
 Inert: TypeAlias = Any
 Pairs: TypeAlias = list[tuple[Inert, Inert]]
-How: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
+CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 
 
 class Global:
@@ -64,7 +64,7 @@ class Call:
 
     __slots__ = ("args", "func", "how", "items", "kwargs", "pairs", "state")
 
-    def __init__(self, func: Inert, args: Inert, how: How = "reduce", kwargs: Inert = None) -> None:
+    def __init__(self, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
         self.func = func
         self.args = args
         self.how = how
@@ -78,7 +78,7 @@ class Call:
 
 
 class PersistentId:
-    """A reference to something outside the pickle; what ``pid`` means is the container's affair."""
+    """A reference to something outside the pickle; what ``pid`` means is for the container to say."""
 
     __slots__ = ("pid",)
 

@@ -1,5 +1,5 @@
 """
-What a pickle says of a numpy array, scalar or dtype, without numpy.
+Read numpy arrays, scalars and dtypes from the nodes of a pickle, without numpy.
 
 numpy pickles an array as ``_reconstruct(ndarray, (0,), b"b")`` with the state
 ``(version, shape, dtype, column-major, bytes or list)``, a scalar as ``scalar(dtype, bytes)``, and a dtype as
@@ -48,7 +48,7 @@ class NumpyArray(NamedTuple):
 
 
 def numpy_array(node: Inert, decode: Callable[[Inert], bytes | None] | None = None) -> NumpyArray | None:
-    """Return what the file says of an array, or None if ``node`` is none. ``decode`` stands in for ``raw_bytes``."""
+    """Return an array's dtype, shape and data, or None if ``node`` is not one. ``decode`` replaces ``raw_bytes``."""
     if not (_is_numpy(node, "_reconstruct") and isinstance(node.state, tuple) and len(node.state) == 5):
         return None
     _, shape, dtype, column_major, data = node.state
@@ -60,7 +60,7 @@ def numpy_array(node: Inert, decode: Callable[[Inert], bytes | None] | None = No
 
 
 def numpy_scalar(node: Inert) -> tuple[str, object] | None:
-    """Return the type's name and the value of a numpy scalar, or None if ``node`` is none; a value may be None."""
+    """Return the type's name and the value of a numpy scalar, or None if ``node`` is not one; a value may be None."""
     if not (_is_numpy(node, "scalar") and isinstance(node.args, tuple) and node.args):
         return None
     code, order = _dtype(node.args[0])

@@ -71,7 +71,7 @@ def _memo_index(machine: Machine) -> int:
     index = _decimal(machine, machine.line())
     # Larger ones, which nobody writes, could be chosen to have one hash.
     if not (isinstance(index, int) and 0 <= index < 1 << 32):
-        raise machine.malformed("a memo index that is none")
+        raise machine.malformed("a memo index that is not a number from 0 to 4,294,967,295")
     return index
 
 
@@ -323,7 +323,7 @@ def op_readonly_buffer(machine: Machine) -> None:
 
 
 def op_unknown(machine: Machine) -> None:
-    raise machine.malformed(f"0x{machine.data[machine.pos]:02x} is no pickle opcode")
+    raise machine.malformed(f"0x{machine.data[machine.pos]:02x} is not a pickle opcode")
 
 
 def _python2_text(data: bytes) -> str | bytes:
@@ -336,7 +336,7 @@ def _python2_text(data: bytes) -> str | bytes:
 
 @cache  # of the thousand or so that there are
 def _meaning(escape: bytes) -> bytes:
-    """Return what an escape stands for in a string of Python 2."""
+    """Return the byte that an escape means in a string of Python 2."""
     kind = escape[1]
     if kind == ord("\n"):  # a line that goes on
         return b""

@@ -49,11 +49,11 @@ def read_pickle(source: Source, start: int = 0) -> Pickle:
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
-    Nothing in it runs, whatever it asks for. Bytes behind its end are not looked at.
+    Nothing in it runs, whatever it asks for. Bytes after its end are not read.
 
     Raises:
         TruncatedFile: The source ends inside the pickle.
-        MalformedFile: The bytes are no pickle; ``offset`` is that of the opcode.
+        MalformedFile: The bytes are not a pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
     machine = Machine(source, start)
@@ -76,7 +76,7 @@ def read_pickle(source: Source, start: int = 0) -> Pickle:
     except (IndexError, KeyError, ValueError) as error:
         if machine.pos + 1 >= len(machine.data):  # the last byte of the source, and no STOP
             raise machine.truncated(len(machine.data) + 1) from error
-        # Stack underflow, a memo entry that was never put, a number that is none.
+        # Stack underflow, a memo entry that was never put, text that is not a number.
         machine.opcode = machine.pos
         raise machine.malformed(f"opcode 0x{machine.data[machine.pos]:02x} has no valid operand") from error
     return Pickle(

@@ -1,8 +1,8 @@
 """
-A second look at pickles for what interpreting them does not keep: which opcodes they use, and pickles inside them.
+List which opcodes a pickle uses, and the pickles in its strings: what interpreting it does not keep.
 
 The walk goes from opcode to opcode by their lengths; it builds nothing. It is for streams that were interpreted
-before, so every length has been held against the source.
+before, so every length has been compared with the source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROTO: Final = 0x80
 _MAX_PROTOCOL: Final = 5
 _MOST_NESTED: Final = 1000
 _MOST_BEHIND: Final = 5
-"""Pickles that stand one behind the other in a legacy stream."""
+"""Pickles that follow one another in a legacy stream."""
 _DEEPEST: Final = 4
 
 _FIXED: Final = {
@@ -51,7 +51,7 @@ _COUNTED: Final = {
     ord("C"): 1,
     0x96: 8,
 }
-"""Bytes of the count that stands in front of as many bytes of argument."""
+"""Size in bytes of the count before as many bytes of argument."""
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
@@ -80,7 +80,7 @@ class Scan(NamedTuple):
 
 def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
     """
-    Walk the pickles that fill ``source[start:end]``, one behind the other.
+    Walk the pickles that fill ``source[start:end]``, one after the other.
 
     Strings that are pickles of protocol 2 to 5 are looked into, to a depth of four, a thousand of them.
     """
@@ -162,7 +162,7 @@ def _nested(source: Source, offset: int, nbytes: int, op: int, depth: int) -> li
     except Cancelled:
         raise
     except CkptoolError:
-        pass  # bytes that only begin like one, or what stands behind it
+        pass  # bytes that only begin like one, or what follows it
     if found and depth < _DEEPEST:
         found += (Nested(offset, one.pickle) for one in scan(inner, 0, end, depth=depth + 1).nested)
     return found

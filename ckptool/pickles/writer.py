@@ -1,8 +1,8 @@
 """
 Inert nodes → pickle bytes: the way back from ``pickles``, for trees in which something was changed.
 
-``substitute`` is asked about every call, dict and persistent id before it is written, and answers with the node to
-write in its place: so a change needs no copy of the tree, and what is shared or recursive stays so. A plain tensor,
+``substitute`` is called with every call, dict and persistent id before it is written, and returns the node to write
+in its place: so a change needs no copy of the tree, and what is shared or recursive stays so. A plain tensor,
 which makes up most of a checkpoint, is best answered as a ``PlainTensor``. Nothing recurses on what a file nests.
 
 Protocol 2 is written, as ``torch.save`` does and every torch can read, unless the tree needs what only protocol 4 can
@@ -32,7 +32,7 @@ class PlainTensor(NamedTuple):
     """
     A node for the call that torch writes for a tensor of plain strided memory: ``_rebuild_tensor_v2``, without hooks.
 
-    Says in one node what takes twenty otherwise, and is written without what nobody refers to.
+    One node in place of twenty; what nothing refers to is not put into the memo.
     """
 
     cls: Global
@@ -50,7 +50,7 @@ class PlainTensor(NamedTuple):
 def write_pickle(
     root: Inert, substitute: Substitute = lambda node: node, cancellation: Cancellation | None = None
 ) -> bytes:
-    """Return a pickle that unpickles to what ``root`` stands for, with ``substitute`` applied."""
+    """Return a pickle of the tree under ``root``, with ``substitute`` applied."""
     try:
         return _Writer(substitute, 2, cancellation).write(root)
     except _NeedsProtocol4:
@@ -282,7 +282,7 @@ class _Writer:
 
     def _plain_tensor(self, value: PlainTensor, key: int) -> None:
         cls, name, location, numel, offset, shape, stride, requires_grad = value
-        # Each piece in its turn: a word that stands here for the first time is put into the memo.
+        # Each piece in its turn: a word that is written for the first time is put into the memo.
         kind = (cls.module, cls.name, location)
         words = self._words.get(kind) or self._written(kind, _REBUILD_TENSOR, "storage", cls, location)
         sizes = self._sizes(shape) + self._sizes(stride)
@@ -298,7 +298,7 @@ class _Writer:
         """Return what words are written as, for being written next; keep it once it stays the same."""
         known = len(self._memo)
         encoded = [self._encoded(word) for word in words]
-        if len(self._memo) == known:  # all of them stand further up, and are only referred to
+        if len(self._memo) == known:  # all of them were written before, and are only referred to
             self._words[kind] = encoded
         return encoded
 
@@ -338,11 +338,11 @@ def _encode_int(value: int) -> bytes:
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
 _BOOLS: Final = (b"\x89", b"\x88")
 _TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
-"""What makes a tuple of so many things that stand on the stack."""
+"""The opcode that makes a tuple of so many items on the stack."""
 
 
 def _copies_its_items(value: Call) -> bool:
-    """Say whether an object is made of the items that a list or dict has when it is made, not of those it gets."""
+    """Say whether an object copies the items of a list or dict when it is made, and so misses those added later."""
     rebuilt = isinstance(value.func, Global) and value.func.name == "_reconstructor"
     return rebuilt and isinstance(value.args, tuple) and any(isinstance(arg, list | Dict) for arg in value.args)
 

@@ -1,10 +1,10 @@
 """
-Positioned reads from one source of bytes; the module that opens files, but for those that files name.
+Open files, and read them at a position. Files that another file names are opened in ``siblings``.
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
 nothing: a truncated mapping kills the process, a short read is an error that can be caught. ``FileSource.map`` is for
-those who hand memory out.
+callers that hand memory out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Bi
 class FileSource:
     """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
+    is_compressed = False
     _fd = -1  # closed: another file may have its number by now, so whatever uses the number looks here once more after
 
     def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
         self.cancellation = cancellation
-        self._beside: list[FileSource] = []
+        self._siblings: list[FileSource] = []
         self._fd = _open_regular(path) if fd is None else fd
         self.path = path
         status = _status(self._fd)
@@ -101,19 +102,19 @@ class FileSource:
     def file_offset(self, offset: int) -> int | None:
         return offset
 
-    def beside(self, name: str) -> FileSource:
+    def open_sibling(self, name: str) -> FileSource:
         """
-        Return a file that this one names: see ``open_beside``. It is part of this one, and ends with it.
+        Return a file that this one names: see ``siblings.open_sibling``. It is part of this one, and ends with it.
 
         Raises:
             CkptoolError: It is missing, or not to be opened by what a file says.
         """
-        from ckptool.sources.siblings import open_beside
+        from ckptool.sources.siblings import open_sibling
 
-        fd = open_beside(self.path, self.place, name)
+        fd = open_sibling(self.path, self.place, name)
         path = os.path.join(os.path.dirname(self.path), name)  # noqa: PTH118, PTH120 - a name
         found = FileSource(path, self.cancellation, fd=fd)
-        self._beside.append(found)
+        self._siblings.append(found)
         if self._fd < 0:
             found.close()
             raise ValueError(CLOSED)
@@ -135,7 +136,7 @@ class FileSource:
         if identity_of(self._status()) != self._identity:
             hint = "Read it again once it is complete."
             raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
-        for one in self._beside:
+        for one in self._siblings:
             one.check_unchanged()
 
     def close(self) -> None:
@@ -143,12 +144,12 @@ class FileSource:
         with suppress(AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
             del self._fd
             os.close(fd)
-        for one in self._beside:
+        for one in self._siblings:
             one.close()
 
     def __del__(self) -> None:
         if self._fd >= 0:
-            self._beside.clear()  # tensors may still read from them
+            self._siblings.clear()  # tensors may still read from them
             self.close()
 
 
@@ -164,11 +165,11 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 
-    A file object is read from its beginning, wherever it stands; one that cannot seek, into memory.
+    A file object is read from its beginning, whatever its position; one that cannot seek is read into memory.
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
-        TypeError: It is none of the three.
+        TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
     check_cancelled(cancellation)

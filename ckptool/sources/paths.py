@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 """File suffixes of torch checkpoints."""
 
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 
+_MOUNTS: Final = "/proc/self/mountinfo"
+
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3",
+    "smbfs", "vboxsf", "virtiofs", "wekafs",
+))
+# fmt: on
+
 
 def is_likely(name: str) -> bool:
-    """Say whether files of this name mostly are checkpoints."""
+    """Say whether a file of this name is probably a checkpoint."""
     return name.lower().endswith(_SUFFIXES)
 
 
@@ -25,7 +35,7 @@ def directory_entries(path: str) -> list[str]:
 
 
 def system_text(path: str) -> str:
-    """Return what the system says in a file of its own, under ``/proc`` say; nothing where it has no such file."""
+    """Return the text of one of the system's own files, as in ``/proc``; an empty string where there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 - no path of a user's
             return stream.read()
@@ -34,7 +44,7 @@ def system_text(path: str) -> str:
 
 
 def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what tells one state of a file under a path from another, or None if there is none."""
+    """Return a key that changes when the file under a path is replaced or written to; None if there is no file."""
     try:
         return identity_of(os.stat(path))  # noqa: PTH116 - a system call, like the others here
     except (OSError, ValueError):
@@ -48,3 +58,25 @@ def exists(path: str) -> bool:
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def is_network(fd: int) -> bool:
+    """
+    Say whether an open file answers over a network, or through a process (FUSE), one small page fault at a time.
+
+    Goes by the type of the mount, on Linux; False wherever that is not known.
+    """
+    device = os.fstat(fd).st_dev
+    kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
+    return kind in _NETWORK or kind.startswith("fuse.")
+
+
+def _mount_types() -> dict[str, str]:
+    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
+    found = {}
+    for line in system_text(_MOUNTS).splitlines():
+        mount, _, rest = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) > 2 and rest:
+            found[fields[2]] = rest.split()[0]
+    return found

@@ -1,5 +1,5 @@
 """
-Opening files that another file names: beside it or below its folder, and by no link that leads out of there.
+Open files that another file names: in its folder or below, and through no link that leads out of there.
 
 Each component of a name is opened in the folder that was opened before it, and no link is followed, so nothing that
 changes meanwhile leads elsewhere. One shape of link is, step by step: what the cache of Hugging Face's hub makes of
@@ -25,7 +25,7 @@ _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
 _LINKS = (errno.ELOOP, errno.EMLINK)
-"""What systems say of a link that is not to be followed."""
+"""The error codes for a link that must not be followed."""
 
 
 def components(name: str) -> list[str]:
@@ -33,13 +33,13 @@ def components(name: str) -> list[str]:
     Return the folders of a name, and the file at its end.
 
     Raises:
-        MalformedFile: The name leads, or could lead, out of the folder that it is about.
+        MalformedFile: The name leads, or could lead, out of the folder.
     """
     parts = name.split("/")
     if not name:
         why = "it is empty"
     elif name.startswith("/"):
-        why = "it is no relative path"
+        why = "it is not a relative path"
     elif "\\" in name or "\0" in name:
         why = "it has a backslash or a NUL in it"
     elif not {"", ".", ".."}.isdisjoint(parts):
@@ -47,22 +47,22 @@ def components(name: str) -> list[str]:
     else:
         return parts
     raise MalformedFile(
-        f"{name!r} names no file beside the index: {why}",
+        f"{name!r} cannot be the name of a file in the folder of the index: {why}",
         kind="shard-name",
         hint="Get the index again, from where it was published.",
     )
 
 
-def open_beside(path: str, identity: tuple[int, int], name: str) -> int:
+def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
     """
     Return the descriptor of a regular file under ``name`` in the folder of ``path``. A pipe never blocks.
 
     ``identity`` is the device and the inode of the file that was opened under ``path``.
 
     Raises:
-        MalformedFile: The name is none for a file beside it.
-        FileUnavailable: It is missing (``missing``), a link (``shard-link``), not permitted, or no regular file.
-        SourceChanged: Another file stands under ``path`` by now.
+        MalformedFile: The name could lead out of the folder.
+        FileUnavailable: It is missing (``missing``), a link (``shard-link``), not permitted, or not a regular file.
+        SourceChanged: ``path`` is another file by now.
     """
     *folders, file = components(name)
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def _place(status: os.stat_result) -> tuple[int, int]:
 
 
 def _link(name: str, folder: int) -> str | None:
-    """Return where a link leads; None if it is none, or not there."""
+    """Return the target of a link; None if there is no link of that name."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError:
@@ -112,7 +112,7 @@ def _link(name: str, folder: int) -> str | None:
 
 
 def _place_under(name: str, folder: int, *, follow: bool) -> tuple[int, int] | None:
-    """Return which file has a name in a folder; None if there is none."""
+    """Return device and inode of a file in a folder; None if there is no such file."""
     try:
         return _place(os.stat(name, dir_fd=folder, follow_symlinks=follow))
     except OSError:
@@ -131,7 +131,7 @@ def _unavailable(error: OSError) -> FileUnavailable:
 
 def _refused_link() -> FileUnavailable:
     return FileUnavailable(
-        "a link, or behind one, which may lead anywhere",
+        "a link, or reached through one, which may lead anywhere",
         kind="shard-link",
         hint="Copy the folder with what its links lead to, if you trust them: cp -rL FOLDER COPY",
     )

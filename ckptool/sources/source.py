@@ -33,12 +33,17 @@ class Source(Protocol):
         """What stops reads, and what they are made for; None if nothing does."""
         ...
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether each read inflates the whole content anew: who reads it more than once keeps it in memory."""
+        ...
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly ``nbytes`` bytes from ``offset``. Both must lie inside the source."""
         ...
 
     def file_offset(self, offset: int) -> int | None:
-        """Return where ``offset`` lies in the file itself, or None where the bytes stand in no file as they are."""
+        """Return the offset in the file itself; None where the file does not hold these bytes as they are."""
         ...
 
     def close(self) -> None:
@@ -48,6 +53,8 @@ class Source(Protocol):
 
 class StreamSource:
     """A file object that can seek. Reads take turns, and leave its position where they ended."""
+
+    is_compressed = False
 
     def __init__(self, stream: BinaryIO, cancellation: Cancellation | None = None, *, owned: bool = False) -> None:
         self.cancellation = cancellation
@@ -88,6 +95,8 @@ class StreamSource:
 class BytesSource:
     """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
 
+    is_compressed = False
+
     def __init__(
         self,
         data: bytes | bytearray | memoryview,
@@ -117,7 +126,7 @@ class BytesSource:
         return offset if self._is_file else None
 
     def close(self) -> None:
-        """Let go of the bytes: a bytearray can be resized again."""
+        """Release the bytes: a bytearray can be resized again."""
         self._closed = True
         self._data.release()
 
@@ -128,6 +137,7 @@ class SliceSource:
     def __init__(self, whole: Source, start: int, nbytes: int) -> None:
         self.whole = whole
         self.cancellation = whole.cancellation
+        self.is_compressed = whole.is_compressed
         self._start = start
         self.nbytes = nbytes
 

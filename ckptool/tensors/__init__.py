@@ -1,1 +1,1 @@
-"""Nodes to tensors: what the file says of each, and how its bytes are read."""
+"""Nodes to tensors: the facts about each, and how its bytes are read."""

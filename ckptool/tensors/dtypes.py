@@ -2,7 +2,7 @@
 One row per element type: torch's name, its size, and what each file format calls it.
 
 Sources: torch/storage.py (storage classes), torch/_export/serde/schema.py (pt2 numbers), the safetensors
-specification (codes). A test walks torch's own lists and holds this table against them.
+specification (codes). A test compares this table with torch's own lists.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Bytes on their way from a source to an output: how many, and the chunks that they come in.
+A storage or a tensor as a number of bytes in chunks, with its checksum.
 
 A payload is read in bounded pieces and never as a whole, so that memory does not grow with what is copied.
 """
@@ -13,13 +13,13 @@ from zlib import crc32
 
 from ckptool.errors import DamagedFile
 from ckptool.sources.files import FileSource, file_under
-from ckptool.tensors.reading import SWAP_CODES, LazyTensor, at_hand
+from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef
 
 
 def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
     """
-    Hold against the file's checksums the storages that were read in part or rearranged, each once.
+    Compare storages that were read in part or rearranged with the file's checksums, each once.
 
     Raises:
         DamagedFile: One of them is not what was saved.
@@ -70,7 +70,7 @@ class Payload(Protocol):
         ...
 
     def extent(self) -> tuple[FileSource, int] | None:
-        """Return the file in which the bytes stand as they are, and where; None where they have to be made."""
+        """Return the file that holds these bytes as they are, and their offset; None where they have to be made."""
         ...
 
     def check(self, crc32: int) -> None:
@@ -101,7 +101,7 @@ class BytesPayload:
 
 class StoragePayload:
     """
-    A whole storage, in little-endian order, its checksum held against the file's where that has one.
+    A whole storage, in little-endian order, its checksum compared with the file's where that has one.
 
     ``unit`` is the size in bytes of what swaps if the source is big-endian.
     """
@@ -124,7 +124,7 @@ class StoragePayload:
         Raises:
             DamagedFile: After the last chunk, if they had to be swapped and are not those that were saved.
         """
-        storage = at_hand(self.storage)
+        storage = in_memory(self.storage)
         checksum = 0
         for start in range(0, storage.nbytes, CHUNK_NBYTES):
             data = storage.source.read(storage.offset + start, min(CHUNK_NBYTES, storage.nbytes - start))

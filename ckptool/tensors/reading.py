@@ -8,7 +8,6 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from ckptool.archives.archive import InflatedSource
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import BytesSource, Source
@@ -104,7 +103,7 @@ class LazyTensor:
         """Yield what ``read`` returns in pieces of at most ``nbytes``, or of one element where that is more."""
         self._check_readable(limits)
         info = self.info
-        return _read_in_pieces(info._replace(storage=at_hand(info.storage)) if info.storage else info, nbytes)
+        return _read_in_pieces(info._replace(storage=in_memory(info.storage)) if info.storage else info, nbytes)
 
     def _check_readable(self, limits: Limits) -> None:
         info = self.info
@@ -127,9 +126,9 @@ class LazyTensor:
         return f"<LazyTensor {self.name!r} {info.dtype} {list(info.shape)} {info.location}>"
 
 
-def at_hand(storage: StorageRef) -> StorageRef:
-    """Return a storage for being read more than once: in memory, if each read would inflate it anew."""
-    if not isinstance(storage.source, InflatedSource):
+def in_memory(storage: StorageRef) -> StorageRef:
+    """Inflate a compressed storage into memory, to read it more than once; return others as they are."""
+    if not storage.source.is_compressed:
         return storage
     content = storage.source.read(storage.offset, storage.nbytes)
     return storage._replace(source=BytesSource(content, storage.source.cancellation), offset=0)
@@ -160,7 +159,7 @@ def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
     if info.is_contiguous:
         start = info.storage_offset * itemsize
         if info.dtype.packed > 1 and start:
-            # How rows were packed is not known any more.
+            # The file does not say how rows were packed.
             raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
         return storage.source.read(storage.offset + start, info.nbytes)
     if info.dtype.packed > 1:
@@ -171,7 +170,7 @@ def _read_elements(info: TensorInfo, storage: StorageRef) -> bytes:
     dims = [(size, step * scale) for size, step in zip(info.shape, info.stride, strict=True)]
     if scale > 1:
         dims.append((scale, 1))
-    storage = at_hand(storage)
+    storage = in_memory(storage)
     return gather(storage.source, storage.offset + info.storage_offset * itemsize, unit, _merge(dims))
 
 
@@ -250,7 +249,7 @@ def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:
 
 
 def _resolve(info: TensorInfo, data: bytes) -> bytes:
-    """Return the stored bytes as the values they stand for: byte order, conjugate and negative bits applied."""
+    """Return the values of stored bytes: byte order, conjugate and negative bits applied."""
     unit = info.dtype.swap_nbytes
     if info.storage is not None and info.storage.big_endian and unit > 1:
         swapped = array(SWAP_CODES[unit], data)

@@ -2,8 +2,8 @@
 Inert tree → ``TensorInfo``: what each call that torch pickles for a tensor means.
 
 Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle asks for to a method that reads the arguments
-as data. Names that are not in the table are no tensors; nobody looks them up. What a persistent id refers to is the
-container's knowledge, given as two functions.
+as data. Calls of any other name are not tensors; no name is looked up. What a persistent id refers to, the container
+knows: it gives two functions.
 
 Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the old ones, Tensor.__setstate__.
 """
@@ -19,21 +19,18 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import dtypes
+from ckptool.tensors import rebuild_composites as composites
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.rebuild_arguments import (
     as_device,
     as_dtype,
     as_flag,
-    as_layout,
     as_sequence,
-    as_sizes,
     malformed_tensor,
 )
+from ckptool.tensors.rebuild_composites import Args, Parts
 from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
-
-Args: TypeAlias = tuple[Inert, ...]
-Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
+from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent, make_tensor_info
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
 _MAX_PARTS: Final = 1_000_000
@@ -71,7 +68,7 @@ class Rebuilder:
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """
-        Return what the file says of the tensor that ``node`` stands for, or None if it is no tensor.
+        Return the tensor that ``node`` would have become, or None if it is not a tensor.
 
         Raises:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
@@ -89,7 +86,7 @@ class Rebuilder:
             storage, offset, size, stride, requires_grad, _ = node.args
             known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
             return plain
-        known[key] = None  # a tensor inside itself is none
+        known[key] = None  # a tensor inside itself is not a tensor
         self._unfinished.add(key)
         known[key] = info = self._recognise(node)
         self._unfinished.remove(key)
@@ -182,8 +179,7 @@ class Rebuilder:
         steps = stride if type(stride) is tuple else as_sequence(stride)
         flag = requires_grad if type(requires_grad) is bool else None
         fields = (dtype or of_storage, shape, steps, offset, ref, ref.location, flag, None, "strided", (), None, ())
-        # Once for each tensor: a NamedTuple's own constructor is Python code, and takes more than twice as long.
-        info = tuple.__new__(TensorInfo, (*fields, False, False))
+        info = make_tensor_info((*fields, False, False))
         if isinstance(metadata, Dict):
             flags = metadata.pairs[:_MOST_ARGS]
             conj, neg = (nodes.lookup(flags, name) is True for name in ("conj", "neg"))
@@ -221,74 +217,21 @@ class Rebuilder:
             return self._strided(*node.state, None)
         return None
 
-    def _uninitialized(self, _: Call, args: Args) -> TensorInfo:
-        float32 = dtypes.BY_NAME["float32"]
-        return TensorInfo(float32, (), (), 0, None, "cpu", args[0] is True, "parameter", "uninitialized")
-
     def _quantized(self, _: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, quantizer, requires_grad, *_rest = args
         info = self._strided(storage, offset, size, stride, requires_grad)
-        if not (isinstance(quantizer, tuple) and quantizer and isinstance(quantizer[0], Global)):
-            raise malformed_tensor("a quantised tensor without a quantiser")
-        scheme = quantizer[0].name
-        names = ("scale", "zero_point") if scheme == "per_tensor_affine" else ("scales", "zero_points", "axis")
-        values = list(zip(names, quantizer[1:], strict=False))
-        details = tuple((name, value) for name, value in values if isinstance(value, int | float))
-        return info._replace(layout=scheme, parts=self._tensors(values), details=details)
+        return composites.quantized(info, quantizer, self._tensors)
 
     def _sparse(self, _: Call, args: Args) -> TensorInfo:
-        layout, data = as_layout(args[0]), args[1]
-        fields = _SPARSE_PARTS.get(layout)
-        if fields is None or not isinstance(data, tuple) or len(data) <= len(fields):
-            raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
-        parts = self._tensors(zip(fields, data, strict=False))
-        if len(parts) != len(fields):
-            raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
-        info = self._composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
-        coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
-        return info._replace(details=(("is_coalesced", True),)) if coalesced else info
+        return composites.sparse(args, self._tensors)
 
     def _nested(self, _: Call, args: Args) -> TensorInfo:
-        parts = self._tensors(zip(("buffer", "sizes", "strides", "offsets"), args, strict=False))
-        if not parts or parts[0][0] != "buffer":
-            raise malformed_tensor("a nested tensor without a buffer")
-        return self._composite("nested", parts, parts[0][1], parts[0][1].shape)
+        return composites.nested(args, self._tensors)
 
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
         pairs = nodes.state_pairs(args[0])
         self._spend(len(pairs))
-        parts = self._tensors((field, nodes.lookup(pairs, field)) for field in ("values", "offsets", "lengths"))
-        if not parts or parts[0][0] != "values":
-            raise malformed_tensor("a jagged tensor without values")
-        return self._composite("jagged", parts, parts[0][1], parts[0][1].shape)
-
-    def _composite(self, layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
-        """Return a tensor that has no bytes but its parts'; ``main`` holds its values."""
-        return TensorInfo(main.dtype, shape, (), 0, None, main.location, main.requires_grad, layout=layout, parts=parts)
-
-    def _meta(self, _: Call, args: Args) -> TensorInfo:
-        dtype, size, stride, requires_grad, *_rest = args
-        info = TensorInfo(
-            as_dtype(dtype), as_sequence(size), as_sequence(stride), 0, None, "meta", requires_grad is True
-        )
-        check_extent(info)
-        return info
-
-    def _wrapper(self, _: Call, args: Args) -> TensorInfo:
-        cls, dtype, size, stride, offset, layout, device, requires_grad = args
-        info = TensorInfo(
-            as_dtype(dtype),
-            as_sequence(size),
-            as_sequence(stride),
-            offset,
-            None,
-            as_device(device),
-            requires_grad is True,
-            layout=as_layout(layout),
-            subclass=nodes.class_name(cls),
-        )
-        check_extent(info)
-        return info
+        return composites.jagged(pairs, self._tensors)
 
     def _from_type(self, _: Call, args: Args) -> TensorInfo | None:
         func, cls, arguments, state, *_rest = args
@@ -364,14 +307,6 @@ class Rebuilder:
 _MOST_ARGS = 8
 _NO_ARGS = (None,) * _MOST_ARGS
 
-_SPARSE_PARTS = {
-    "sparse_coo": ("indices", "values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
-
 _PLAIN_CLASSES = {
     ("torch", "Tensor"),
     ("torch._tensor", "Tensor"),
@@ -392,8 +327,8 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._utils", "_rebuild_sparse_tensor"): Rebuilder._sparse,
     ("torch._utils", "_rebuild_sparse_csr_tensor"): Rebuilder._sparse,
     ("torch._utils", "_rebuild_nested_tensor"): Rebuilder._nested,
-    ("torch._utils", "_rebuild_meta_tensor_no_storage"): Rebuilder._meta,
-    ("torch._utils", "_rebuild_wrapper_subclass"): Rebuilder._wrapper,
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): lambda _, _call, args: composites.meta(args),
+    ("torch._utils", "_rebuild_wrapper_subclass"): lambda _, _call, args: composites.wrapper(args),
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): Rebuilder._from_cpu,
     ("torch._utils", "_rebuild_device_tensor_from_numpy"): Rebuilder._from_cpu,
     ("torch._utils", "_rebuild_xla_tensor"): Rebuilder._from_cpu,
@@ -402,8 +337,8 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
-    ("torch.nn.parameter", "UninitializedParameter"): Rebuilder._uninitialized,
-    ("torch.nn.parameter", "UninitializedBuffer"): Rebuilder._uninitialized,
+    ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),
+    ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: composites.uninitialized(args),
     ("torch.autograd", "Variable"): Rebuilder._variable,
     ("torch.autograd.variable", "Variable"): Rebuilder._variable,
 }

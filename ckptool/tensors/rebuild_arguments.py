@@ -1,4 +1,4 @@
-"""What the arguments of a tensor's call say: sizes, element types, layouts, devices."""
+"""Read the arguments of a tensor's call: sizes, element types, layouts, devices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
+from ckptool.tensors.tensor import MAX_RANK
 
-_MAX_RANK: Final = 64
 _LONGEST_LAYOUT: Final = 64
 
 
 def as_sequence(node: Inert) -> tuple[Inert, ...]:
-    """Return a shape or strides as a tuple; ``check_extent`` looks at what is in it."""
+    """Return a shape or strides as a tuple; ``check_extent`` checks the numbers."""
     if type(node) is tuple:
         return node
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
@@ -29,7 +29,7 @@ def as_sequence(node: Inert) -> tuple[Inert, ...]:
 def as_sizes(node: Inert) -> tuple[int, ...]:
     """Return a shape that nothing else bounds: no strides, no storage."""
     sizes = as_sequence(node)
-    if len(sizes) > _MAX_RANK or not all(type(size) is int and size >= 0 for size in sizes):
+    if len(sizes) > MAX_RANK or not all(type(size) is int and size >= 0 for size in sizes):
         raise malformed_tensor("a tensor whose shape is no sequence of sizes")
     return sizes
 
@@ -55,7 +55,7 @@ def as_layout(node: Inert) -> str:
 
 
 def as_device(node: Inert) -> str:
-    """Return the tag of a ``torch.device``, or of the text that stands for one."""
+    """Return the tag of a ``torch.device``, or of a text in its place."""
     args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
     texts = [str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)]
     refuse_long("a device tag", "", *texts)

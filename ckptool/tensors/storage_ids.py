@@ -1,5 +1,5 @@
 """
-What a persistent id says of a storage: ``("storage", class, key, location, numel[, view])``.
+The persistent ids of storages: ``("storage", class, key, location, numel[, view])``.
 
 ``numel`` counts elements of the class's type, or bytes for UntypedStorage. The view, in legacy streams only, is
 ``(key, offset, numel)`` in elements of the same type. See persistent_id in torch/serialization.py.
@@ -15,9 +15,8 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.tensor import StorageRef
+from ckptool.tensors.tensor import MAX_SIZE, StorageRef, is_size
 
-_MAX_SIZE: Final = 1 << 63
 _SHORT: Final = 256
 
 
@@ -41,6 +40,9 @@ class StorageId(NamedTuple):
     view: View | None
 
 
+_make_storage_id: Final = StorageId._make
+
+
 class TypedStorage(NamedTuple):
     """A storage, and the element type that the file gives it."""
 
@@ -48,9 +50,12 @@ class TypedStorage(NamedTuple):
     dtype: DType
 
 
+make_typed_storage: Final = TypedStorage._make
+
+
 def storage_id(pid: Inert) -> StorageId | None:
     """
-    Return what a persistent id says of a storage, or None if it is about something else.
+    Return the parts of a storage's persistent id, or None if it is about something else.
 
     Raises:
         MalformedFile: It is about a storage, and its parts are of the wrong kind.
@@ -62,7 +67,7 @@ def storage_id(pid: Inert) -> StorageId | None:
     _, cls, key, location, numel = pid if len(pid) == 5 else pid[:5]
     if type(key) is int:
         key = str(key)  # litgpt writes numbers
-    if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < _MAX_SIZE:
+    if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < MAX_SIZE:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     if len(key) + len(location) > _SHORT:
         refuse_long("a storage's key or device tag", key, location)
@@ -71,7 +76,7 @@ def storage_id(pid: Inert) -> StorageId | None:
         dtype = _dtype(cls)
     itemsize = dtype.itemsize
     view = None if len(pid) == 5 else _view(pid[5], itemsize)
-    return tuple.__new__(StorageId, (dtype, key, location, numel * itemsize, view))
+    return _make_storage_id((dtype, key, location, numel * itemsize, view))
 
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
@@ -81,7 +86,7 @@ def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
     An empty storage has no type of its own: torch, too, gives each reference the type that it asks for.
 
     Raises:
-        AmbiguousFile: The two do not say the same of it.
+        AmbiguousFile: The two differ in type, size or device.
     """
     same_place = (seen.ref.location, seen.ref.nbytes) == (again.ref.location, again.ref.nbytes)
     if not same_place or (seen.dtype != again.dtype and seen.ref.nbytes):
@@ -109,10 +114,6 @@ def _dtype(cls: Inert) -> DType:
 def _view(view: Inert, itemsize: int) -> View | None:
     if view is None:
         return None
-    if not (isinstance(view, tuple) and len(view) == 3 and isinstance(view[0], str) and all(map(_is_size, view[1:]))):
+    if not (isinstance(view, tuple) and len(view) == 3 and isinstance(view[0], str) and all(map(is_size, view[1:]))):
         raise MalformedFile("a storage view of the wrong kind", kind="malformed-storage")
     return View(view[0], view[1] * itemsize, view[2] * itemsize)
-
-
-def _is_size(value: Inert) -> bool:
-    return type(value) is int and 0 <= value < _MAX_SIZE

@@ -21,8 +21,10 @@ class Asked(BytesSource):
 class Holed:
     """Some bytes, a hole of zeros, and some bytes more."""
 
+    cancellation = None
+    is_compressed = False
+
     def __init__(self, head: bytes, hole: int, tail: bytes) -> None:
-        self.cancellation = None
         self._head, self._tail = head, tail
         self.nbytes = len(head) + hole + len(tail)
 

@@ -30,8 +30,10 @@ from tests.bounds.sources import Asked
 class Frame:
     """An output, a transfer and a source: payloads are holes of zeros in it."""
 
+    cancellation = None
+    is_compressed = False
+
     def __init__(self) -> None:
-        self.cancellation = None
         self.position = 0
         self.parts: list[tuple[int, bytes]] = []
 
@@ -127,8 +129,8 @@ def test_the_end_record_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> Non
     nbytes = frame.nbytes - 98 - directory
     assert end_record(frame) == (7, 7, nbytes, directory)
 
-    monkeypatch.setattr(zip_writer, "_FULL16", 6)
-    monkeypatch.setattr(zip_writer, "_FULL32", nbytes - 1)
+    monkeypatch.setattr(zip_writer, "FULL16", 6)
+    monkeypatch.setattr(zip_writer, "FULL32", nbytes - 1)
     frame, _ = written("x", 5, 6)
     assert end_record(frame)[:2] == (6, 6)
     assert end_record(frame)[2:] == (nbytes - 1, nbytes - 1)

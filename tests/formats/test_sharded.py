@@ -664,13 +664,13 @@ def test_an_error_while_reading_names_the_shard(tmp_path: Path) -> None:
 
 def test_an_index_that_is_gone_in_time_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small(tmp_path)
-    real = FileSource.beside
+    real = FileSource.open_sibling
 
     def removed(source: FileSource, name: str) -> FileSource:
         path.unlink(missing_ok=True)
         return real(source, name)
 
-    monkeypatch.setattr(FileSource, "beside", removed)
+    monkeypatch.setattr(FileSource, "open_sibling", removed)
     with pytest.raises(SourceChanged):
         open_checkpoint(path)
 
@@ -928,7 +928,7 @@ def test_shards_are_those_of_the_index_that_was_opened(tmp_path: Path, monkeypat
     (tmp_path / "two").mkdir()
     small(tmp_path / "two")
     path = small(tmp_path / "one")
-    real = FileSource.beside
+    real = FileSource.open_sibling
 
     def swapped(source: FileSource, name: str) -> FileSource:
         if name == "a":
@@ -936,6 +936,6 @@ def test_shards_are_those_of_the_index_that_was_opened(tmp_path: Path, monkeypat
             (tmp_path / "two").rename(tmp_path / "one")
         return real(source, name)
 
-    monkeypatch.setattr(FileSource, "beside", swapped)
+    monkeypatch.setattr(FileSource, "open_sibling", swapped)
     with pytest.raises(SourceChanged):
         open_checkpoint(path)

@@ -10,8 +10,9 @@ import torch
 
 import ckptool
 from ckptool.loading.memory import host
-from ckptool.loading.memory.available import free_memory, is_network
+from ckptool.loading.memory.available import free_memory
 from ckptool.sources import paths
+from ckptool.sources.paths import is_network
 from tests.loading.same import saved
 
 KIB, GIB = 1 << 10, 1 << 30

@@ -61,6 +61,7 @@ MODULES = (
     "sources/read_ahead",
     "sources/siblings",
     "tensors/rebuild",
+    "tensors/rebuild_composites",
     "tensors/rebuild_arguments",
     "tensors/storage_ids",
     "tensors/tensor",

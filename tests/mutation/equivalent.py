@@ -94,7 +94,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len(key) + len(location) > _SHORT",
         "len(key) + len(location) >= _SHORT",
     ): ONLY_FASTER,
-    ("tensors/rebuild", "_sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
+    ("tensors/rebuild_composites", "sparse", "len(parts) != len(fields)", "len(parts) < len(fields)"): NEVER_BEYOND,
     ("archives/tars", "_pax", "stop <= position + len(length)", "stop < position + len(length)"): (
         "a length that ends with itself ends with a digit, and not with a line"
     ),
@@ -127,7 +127,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len({entry.name.lower() for entry in entries}) == len(entries)",
         "len({entry.name.lower() for entry in entries}) >= len(entries)",
     ): NEVER_BEYOND,
-    ("archives/zips", "_note_gap", "min(len(MAGIC), nbytes)", "min(len(MAGIC), len(MAGIC))"): (
+    ("archives/zips", "_note_gap", "min(len(LOCAL_MAGIC), nbytes)", "min(len(LOCAL_MAGIC), len(LOCAL_MAGIC))"): (
         "what follows a gap begins with P and cannot complete a mark that began in it"
     ),
     ("archives/zips", "_read_usual", "len(extra) != extra_n", "len(extra) < extra_n"): NEVER_LONGER,
