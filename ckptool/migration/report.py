@@ -54,7 +54,7 @@ class MigrationReport(NamedTuple):
     """Where in the source the weights stand that were taken; None if everything was."""
     verified: bool
     read_back_by: tuple[str, ...]
-    """What read the result back: ``ckptool`` and, if it is safetensors and numpy or torch is here, ``safetensors …``."""
+    """What read the result back: ``ckptool`` and, for safetensors with numpy or torch here, ``safetensors …``."""
     written: bool
     """False for a dry run."""
     before: Side
