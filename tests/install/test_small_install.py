@@ -46,8 +46,6 @@ NEED_NO_TORCH = [
     "formats/test_torch_zip.py",
     "formats/test_torchscript.py",
     "migrate/test_checksums.py",
-    "migrate/test_refusals.py",
-    "property/test_pickle_values.py",
     "test_contents.py",
     "test_errors.py",
     "test_files.py",
