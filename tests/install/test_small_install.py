@@ -1,0 +1,268 @@
+"""The wheel in new environments, one for each Python that is here: small, and it does all that needs no torch."""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from email.message import Message
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tests import build
+from tests.install.test_without_torch import MISSING, REFUSED
+
+pytestmark = pytest.mark.install
+
+ROOT = Path(__file__).parents[2]
+FIXTURE = ROOT / "fixtures" / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
+
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+"""The releases that the package says it runs on, and the next one."""
+
+SMALL_NBYTES = 8 << 20
+
+# Tests of readers and writers that make their files themselves, byte by byte.
+NEED_NO_TORCH = [
+    "bounds/test_arguments.py",
+    "bounds/test_more_formats.py",
+    "bounds/test_pickle_limits.py",
+    "bounds/test_pickles.py",
+    "bounds/test_sources.py",
+    "bounds/test_tars.py",
+    "bounds/test_writers.py",
+    "bounds/test_zips.py",
+    "cli/test_inspect.py",
+    "formats/test_every_format.py",
+    "formats/test_packed.py",
+    "formats/test_plain_pickle.py",
+    "formats/test_pt2.py",
+    "formats/test_torch_zip.py",
+    "formats/test_torchscript.py",
+    "migrate/test_checksums.py",
+    "test_contents.py",
+    "test_errors.py",
+    "test_files.py",
+    "test_inert.py",
+    "test_match_keys.py",
+    "test_pickles.py",
+    "test_state_dicts.py",
+    "test_tars.py",
+]
+
+
+def run(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that sees nothing of this checkout, nor of this environment's packages."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=folder, env=kept | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Return a function that runs one pip for all environments, so none needs one; what it downloads is kept here."""
+    folder = tmp_path_factory.mktemp("pip")
+    made = run(sys.executable, "-m", "venv", folder / "environment", folder=folder)
+    assert made.returncode == 0, made.stderr
+
+    def call(environment: Path | None, *arguments: str | Path) -> str:
+        where = ["--python", _python_in(environment)] if environment else []
+        command = [_python_in(folder / "environment"), "-m", "pip", *where, *arguments]
+        done = run(*command, folder=folder, PIP_CACHE_DIR=str(folder / "cache"))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def wheel(pip: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip(None, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def _python_in(environment: Path) -> Path:
+    return environment / "bin" / "python"
+
+
+def _pythons(version: str) -> Iterator[Path]:
+    yield from sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), reverse=True)
+    found = shutil.which(f"python{version}")
+    if found is not None:
+        yield Path(found)
+
+
+def _python(version: str) -> Path:
+    """Return an interpreter of a release that can make environments."""
+    for python in _pythons(version):
+        asked = run(python, "-c", "import venv, sys; print(*sys.version_info[:2], sep='.')", folder=Path.home())
+        if asked.stdout.strip() == version:
+            return python
+    pytest.skip(f"no Python {version} here")
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def environment(
+    request: pytest.FixtureRequest,
+    wheel: Path,
+    pip: Callable[..., str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Return a new environment with the wheel, and what pip brings with it."""
+    python = _python(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    made = run(python, "-m", "venv", "--without-pip", folder / "environment", folder=folder)
+    assert made.returncode == 0, made.stderr
+    pip(folder / "environment", "install", "--quiet", wheel)
+    return folder / "environment"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    shutil.copy(FIXTURE, tmp_path / "lenet.pth")
+    for name, kind, data in (
+        ("a.pth", "FloatStorage", build.floats()),
+        ("other.pth", "FloatStorage", bytes(16)),
+        ("wide.pth", "DoubleStorage", bytes(32)),
+    ):
+        tree = {"w": build.tensor(build.storage("0", 4, kind))}
+        (tmp_path / name).write_bytes(build.torch_zip(tree, {"0": data}))
+    return tmp_path
+
+
+def test_the_metadata_says_what_is_needed_and_what_for(wheel: Path) -> None:
+    found = _metadata(wheel)
+    required = [line.replace(" ", "") for line in found.get_all("Requires-Dist", [])]
+
+    def names(extra: str | None) -> set[str]:
+        marks = f"extra=={extra!r}".replace("'", '"') if extra else None
+        taken = [line.replace("'", '"').partition(";") for line in required]
+        return {name for name, _, mark in taken if (mark == marks if marks else not mark)}
+
+    assert names(None) == {"safetensors>=0.4", "click>=8.1", "tabulate>=0.9"}
+    assert names("torch") == {"torch>=2.1", "numpy>=1.26"}
+    assert set(found.get_all("Provides-Extra", [])) == {"torch", "train", "serve", "test"}
+    assert names("torch") <= names("train") & names("serve") & names("test")
+    releases = [line.rpartition(" ")[2] for line in found.get_all("Classifier", []) if ":: Python :: 3." in line]
+    assert releases == PYTHONS[:-1]
+    assert found["Requires-Python"] == f">={PYTHONS[0]}"
+    assert found["License-Expression"] == "Apache-2.0"
+    assert "Intended Audience :: Science/Research" in found.get_all("Classifier", [])
+    assert found.get_payload()
+
+
+def _metadata(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+
+    assert "ckptool/py.typed" in names
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ckptool"}
+
+
+def test_an_installation_is_small(environment: Path, pip: Callable[..., str]) -> None:
+    listed = json.loads(pip(environment, "list", "--format", "json"))
+    (packages,) = environment.glob("lib/python*/site-packages")
+
+    assert {entry["name"] for entry in listed} == {"ckptool", "safetensors", "click", "tabulate"}
+    assert sum(file.stat().st_size for file in packages.rglob("*") if file.is_file()) < SMALL_NBYTES
+
+
+def test_all_that_needs_no_torch_works(environment: Path, files: Path) -> None:
+    def ckptool(*arguments: str, code: int = 0) -> str:
+        done = run(environment / "bin" / "ckptool", *arguments, folder=files)
+        assert (done.returncode, done.stderr) == (code, ""), arguments
+        return done.stdout
+
+    assert ckptool("--version").startswith("ckptool, version ")
+    assert "module.conv1.weight" in ckptool("inspect", "lenet.pth")
+    assert "every byte was read; all 16 records match" in ckptool("check", "--deep", "lenet.pth")
+    for target, *options in (
+        ("same.pth", "--form", "same"),
+        ("cpu.pth", "--to", "cpu"),
+        ("weights.pth", "--form", "state_dict", "--strip-module"),
+        ("weights.safetensors", "--strip-module"),
+    ):
+        assert "written, and read back by ckptool\n" in ckptool("migrate", "lenet.pth", target, *options)
+        same = ckptool("diff", "lenet.pth", target, "--ignore-wrappers", "--ignore-device")
+        assert same.endswith("the same: 10 tensors\n")
+        assert "nothing wrong found" in ckptool("check", "--deep", target)
+    assert "values       w: 3 of 4; first at [1]" in ckptool("diff", "a.pth", "other.pth", code=1)
+    assert ckptool("check", "--explain", "No module named 'models'")
+
+
+@pytest.mark.parametrize("case", [*REFUSED, "training"])
+def test_what_needs_torch_says_so_in_one_line(case: str, environment: Path, files: Path) -> None:
+    arguments = REFUSED.get(case, ["fixtures", "out"])
+    done = run(environment / "bin" / "ckptool", *arguments, folder=files)
+
+    expected = MISSING if case in REFUSED else MISSING.replace("[torch]", "[train]")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
+def test_calls_that_need_torch_raise_a_typed_error(environment: Path, files: Path) -> None:
+    program = """
+import ckptool
+for name in ckptool.__all__:
+    try:
+        getattr(ckptool, name)
+    except ckptool.MissingPackage as error:
+        print(name, error.package)
+for call in (
+    lambda: ckptool.load("a.pth"),
+    lambda: ckptool.load_into(object(), "a.pth"),
+    lambda: ckptool.migrate("a.pth", "b.pth", dtype="float16"),
+    lambda: ckptool.check("a.pth", values=True),
+    lambda: ckptool.diff("a.pth", "other.pth", rtol=0.1),
+):
+    try:
+        call()
+    except ckptool.MissingPackage as error:
+        print(error.hint)
+"""
+    done = run(_python_in(environment), "-c", program, folder=files)
+
+    needing = ["Cost", "LiveModel", "LoadReport", "Reload", "Serving", "load", "load_into", "load_model"]
+    expected = [f"{name} torch" for name in [*needing, "predict_memory"]] + ["pip install 'ckptool[torch]'"] * 5
+    assert (done.stderr, done.stdout.splitlines()) == ("", expected)
+
+
+def test_numpy_alone_lets_the_reference_library_read_back(
+    environment: Path, pip: Callable[..., str], files: Path
+) -> None:
+    beside = files / "numpy"
+    pip(environment, "install", "--quiet", "--target", beside, "numpy")
+    done = run(
+        environment / "bin" / "ckptool", "migrate", "a.pth", "a.safetensors", folder=files, PYTHONPATH=str(beside)
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "written, and read back by ckptool and safetensors " in done.stdout
+
+
+def test_the_readers_pass_their_tests(environment: Path, pip: Callable[..., str], tmp_path: Path) -> None:
+    pip(environment, "install", "--quiet", "pytest", "hypothesis")
+    # Beside no ``ckptool`` folder, so that what is installed is what is tested.
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    tests = [f"tests/{name}" for name in NEED_NO_TORCH]
+    done = run(_python_in(environment), "-m", "pytest", "-q", "-x", *tests, folder=tmp_path)
+
+    assert done.returncode == 0, done.stdout[-4000:]
+    where = run(_python_in(environment), "-c", "import ckptool; print(ckptool.__file__)", folder=tmp_path).stdout
+    assert where.startswith(str(environment))
