@@ -1,7 +1,7 @@
 """
 Edits of a pickled tree before it is written again: names in mappings, entries that go, wrappers round whole models.
 
-Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter`` is told what to write in their place.
+Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter`` gets a node to write instead of each.
 """
 
 from __future__ import annotations

@@ -575,16 +575,15 @@ def test_a_source_that_changes_while_we_read_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path], None], target: str
 ) -> None:
     (folder / "source").write_bytes(checkpoint())
-    reading_path = Output.reading_path
     opened = files.open_source
 
-    def open_source(origin: Any) -> Any:
+    def open_source(origin: Any, cancellation: Any = None) -> Any:
         if str(origin) != str(folder / "source"):
             happen(folder / "source")
-        return opened(origin)
+        return opened(origin, cancellation)
 
-    monkeypatch.setattr(files, "open_source", open_source)
-    monkeypatch.setattr(Output, "reading_path", reading_path)
+    for reader in ("ckptool.formats", "ckptool.migration.verify"):
+        monkeypatch.setattr(f"{reader}.open_source", open_source)
 
     with pytest.raises(SourceChanged):
         migrate(folder / "source", folder / target)
