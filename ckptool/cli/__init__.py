@@ -40,6 +40,8 @@ class _Verbs(click.Group):
 
             click.echo(error_text(error), err=True)
             ctx.exit(2)
+        except KeyboardInterrupt:
+            ctx.exit(130)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
