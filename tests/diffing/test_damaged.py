@@ -18,11 +18,12 @@ import ckptool
 from ckptool import CkptoolError, FileUnavailable, LimitExceeded, SourceChanged, diff
 from ckptool.diffing import values
 from tests import build
+from tests.scale import examples
 
 FORMS = build.one_of_each()
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(form=st.sampled_from(sorted(FORMS)), data=st.data())
 def test_any_damage_gives_a_report_or_a_typed_error(form: str, data: st.DataObject, tmp_path: Path) -> None:
     whole = FORMS[form]

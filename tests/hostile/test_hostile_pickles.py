@@ -32,7 +32,7 @@ OPEN = """
 import json, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 data, nbytes = open(sys.argv[2], "rb").read(), int(sys.argv[3])
-import json, zlib, ckptool.foreign
+import json, zlib, ckptool.formats.identify
 from ckptool import CkptoolError, open_checkpoint
 open_checkpoint(b"\\x80\\x02}.").close()
 
