@@ -34,7 +34,6 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len(texts) == len(below)",
         "len(texts) >= len(below)",
     ): "the keys are some of those below",
-    ("sources/files", "close", "fd >= 0", "fd >= -1"): "closing a descriptor that is none fails, and nobody is told",
     ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
     ("formats/strict_json", "unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
     ("formats/torch_legacy", "read", "min(48, behind)", "min(49, behind)"): "no more than 48 of them are looked at",
