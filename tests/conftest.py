@@ -1,10 +1,39 @@
-"""How all tests run: Hypothesis without deadlines, and the same examples each time unless asked to explore."""
+"""
+How all tests run: each promise once, on a small scale; with ``--full``, everything.
+
+Hypothesis has no deadlines, and takes the same examples each time unless asked to explore.
+"""
 
 from __future__ import annotations
 
-from hypothesis import settings
+import pytest
+from hypothesis import is_hypothesis_test, settings
+
+from tests import scale
 
 # The clock of a busy machine is nobody's bug, and a failure that comes and goes helps nobody.
-settings.register_profile("ckptool", deadline=None, derandomize=True)
+settings.register_profile("small", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("full", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=20_000)
-settings.load_profile("ckptool")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ckptool", "how much to test")
+    group.addoption("--full", dest="scale", action="store_const", const=1, default=0, help="all tests, at full scale")
+    group.addoption("--scale", dest="scale", type=int, metavar="N", help="all tests, at N times their full scale")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    scale.scale = config.getoption("scale")
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("full" if scale.scale else "small")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("scaled")
+    if not scale.scale:
+        dear = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=dear)

@@ -25,9 +25,9 @@ from ckptool.cancellation import STEP_NBYTES
 from ckptool.sources.files import FileSource, open_source
 from tests import build
 from tests.loading.same import descriptors, saved
+from tests.scale import scaled, times
 
-LONG = os.environ.get("CKPTOOL_LONG") == "1"
-TIMES = 500 if LONG else 20
+TIMES = times(10, 50)
 SECONDS = 1.0
 """In which a call must answer. Measured on a machine that is quiet: far less than a tenth."""
 OLD = b"what stood there before"
@@ -150,6 +150,7 @@ def renewed(folder: Path) -> dict[str, bytes]:
     return kept
 
 
+@scaled
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: Path, expected: dict[str, Any]) -> None:
@@ -169,6 +170,7 @@ def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: P
             assert cancellation.count < everything.count + 16
 
 
+@scaled
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_may_be_cancelled_from_another_thread_at_any_time(

@@ -114,11 +114,11 @@ def test_children_shared_again_and_again_are_stopped_by_the_limit_on_names() -> 
     node = module(p={"w": tensor()})
     for _ in range(60):
         node = module(c={"a": node, "b": node})
-    start = time.perf_counter()
+    start = time.process_time()
 
     with pytest.raises(LimitExceeded):
         walk(node, Limits(tensors=5_000))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_deep_models_are_walked_without_recursion() -> None:

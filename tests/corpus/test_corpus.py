@@ -21,6 +21,7 @@ from ckptool import (
 )
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
+from tests.scale import some
 
 pytestmark = MARKS
 
@@ -81,7 +82,7 @@ def test_every_file_of_the_folder_is_in_the_manifest() -> None:
     assert files == {row["file"] for row in ROWS}
 
 
-@pytest.mark.parametrize("row", rows_of(readable=False), ids=name_of)
+@pytest.mark.parametrize("row", some(rows_of(readable=False), 10), ids=name_of)
 def test_what_is_no_checkpoint_is_named_for_what_it_is(row: dict[str, Any]) -> None:
     cls, kind = NO_CHECKPOINTS[row["container"]]
 
@@ -91,14 +92,14 @@ def test_what_is_no_checkpoint_is_named_for_what_it_is(row: dict[str, Any]) -> N
     assert caught.value.path == str(FOLDER / row["file"])
 
 
-@pytest.mark.parametrize("row", rows_of(readable=True), ids=name_of)
+@pytest.mark.parametrize("row", some(rows_of(readable=True), 10), ids=name_of)
 def test_every_checkpoint_opens_as_the_format_that_it_is_in(row: dict[str, Any]) -> None:
     with checkpoint_of(row) as checkpoint:
         assert checkpoint.format == FORMATS[row["container"]]
         assert bool(checkpoint.tensors or checkpoint.attributes) == (row["num_tensors"] != 0)
 
 
-@pytest.mark.parametrize("row", [row for row in rows_of(readable=True) if row["num_tensors"]], ids=name_of)
+@pytest.mark.parametrize("row", some([row for row in rows_of(readable=True) if row["num_tensors"]], 10), ids=name_of)
 def test_tensors_and_devices_agree_with_the_manifest(row: dict[str, Any]) -> None:
     tensors, storages, devices = MANIFEST_IS_WRONG.get(
         row["file"], (row["num_tensors"], row["num_storages"], row["devices"])
@@ -116,7 +117,7 @@ def test_tensors_and_devices_agree_with_the_manifest(row: dict[str, Any]) -> Non
         assert Counter(storage.location for storage in held) == devices
 
 
-@pytest.mark.parametrize("row", [row for row in rows_of(readable=True) if row["num_tensors"]], ids=name_of)
+@pytest.mark.parametrize("row", some([row for row in rows_of(readable=True) if row["num_tensors"]], 10), ids=name_of)
 def test_every_tensor_can_be_read(row: dict[str, Any]) -> None:
     with checkpoint_of(row) as checkpoint:
         for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
@@ -126,7 +127,7 @@ def test_every_tensor_can_be_read(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in ROWS if row["torch_weights_only"] == "ok" and row["container"] != "safetensors"],
+    some([row for row in ROWS if row["torch_weights_only"] == "ok" and row["container"] != "safetensors"], 10),
     ids=name_of,
 )
 def test_what_torch_opens_reads_as_torch_reads_it(row: dict[str, Any]) -> None:
@@ -138,7 +139,7 @@ def test_what_torch_opens_reads_as_torch_reads_it(row: dict[str, Any]) -> None:
         oracle.assert_same(checkpoint, dict(oracle.named_tensors(loaded)))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row["container"] == "safetensors"], ids=name_of)
+@pytest.mark.parametrize("row", some([row for row in ROWS if row["container"] == "safetensors"], 10), ids=name_of)
 def test_safetensors_files_read_as_the_reference_reads_them(row: dict[str, Any]) -> None:
     from safetensors import safe_open
 
@@ -149,7 +150,7 @@ def test_safetensors_files_read_as_the_reference_reads_them(row: dict[str, Any])
             oracle.assert_same_tensor(checkpoint.tensors[name], reference.get_tensor(name))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row["container"] == "torchscript zip"], ids=name_of)
+@pytest.mark.parametrize("row", some([row for row in ROWS if row["container"] == "torchscript zip"], 10), ids=name_of)
 def test_torchscript_files_read_as_their_own_code_says(row: dict[str, Any]) -> None:
     with checkpoint_of(row) as checkpoint:
         weights = checkpoint.weights

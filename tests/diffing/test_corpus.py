@@ -13,6 +13,7 @@ from ckptool import CkptoolError, diff, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration.migrate import migrate
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
+from tests.scale import some
 
 pytestmark = MARKS
 
@@ -31,7 +32,7 @@ def source(row: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", some(ROWS, 10), ids=name_of)
 def test_a_file_is_equal_to_itself(source: Path) -> None:
     report = diff(source, source)
 
@@ -42,7 +43,7 @@ def test_a_file_is_equal_to_itself(source: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", some(ROWS, 10), ids=name_of)
 def test_a_file_is_equal_to_what_it_is_migrated_to(source: Path, form: Any, tmp_path: Path) -> None:
     target = tmp_path / ("x.safetensors" if form == "safetensors" else "x.pth")
     try:

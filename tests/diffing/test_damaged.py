@@ -18,11 +18,12 @@ import ckptool
 from ckptool import CkptoolError, FileUnavailable, LimitExceeded, SourceChanged, diff
 from ckptool.diffing import values
 from tests import build
+from tests.scale import examples, scaled, times
 
 FORMS = build.one_of_each()
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(form=st.sampled_from(sorted(FORMS)), data=st.data())
 def test_any_damage_gives_a_report_or_a_typed_error(form: str, data: st.DataObject, tmp_path: Path) -> None:
     whole = FORMS[form]
@@ -135,12 +136,14 @@ def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
     assert peak_kib(tmp_path / "large-a", tmp_path / "large-b") < few + 8 * 1024
 
 
+@scaled
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts KiB on Linux")
 def test_nor_does_it_where_everything_differs(tmp_path: Path) -> None:
-    for name, numel in (("small", 1 << 10), ("large", 1 << 25)):
+    large = times(1 << 23, 1 << 25)
+    for name, numel in (("small", 1 << 10), ("large", large)):
         torch.save({"w": torch.zeros(numel)}, tmp_path / f"{name}-a")
         torch.save({"w": torch.ones(numel)}, tmp_path / f"{name}-b")
     few = peak_kib(tmp_path / "small-a", tmp_path / "small-b")  # with torch
 
     assert peak_kib(tmp_path / "large-a", tmp_path / "large-b") < few + 48 * 1024
-    assert ckptool.diff(tmp_path / "large-a", tmp_path / "large-b").values[0].differing == 1 << 25
+    assert ckptool.diff(tmp_path / "large-a", tmp_path / "large-b").values[0].differing == large

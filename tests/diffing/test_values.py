@@ -24,6 +24,7 @@ from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops.differences import Tolerance, compare, compare_bits
 from tests.against_torch import oracle
 from tests.property.test_strides import ITEMSIZES, View, lazy, views
+from tests.scale import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
@@ -346,7 +347,7 @@ def bytes_of(view: View, data: bytes) -> tuple[TensorInfo, torch.Tensor]:
     return lazy(view, storage).info, storage.as_strided(view.shape, view.stride, view.offset)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(views(), st.integers(0, 1 << 30), st.sampled_from([(16, 1), (32, 3), (1 << 20, 1 << 16)]), st.booleans())
 def test_any_flipped_bit_of_any_view_is_found_and_located(
     view: View, bit: int, pieces: tuple[int, int], gathered: bool
@@ -367,7 +368,7 @@ def test_any_flipped_bit_of_any_view_is_found_and_located(
     assert_is_the_difference(found, left, right)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40), st.data())
 def test_any_floats_within_any_tolerance(numbers: list[float], data: st.DataObject) -> None:
     others = [data.draw(st.just(number) | st.floats(width=32)) for number in numbers]

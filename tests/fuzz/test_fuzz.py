@@ -14,14 +14,16 @@ from tests.fuzz.__main__ import run
 from tests.fuzz.mutants import FAMILIES, OPCODES, mutant, program
 from tests.fuzz.oracle import judge
 from tests.fuzz.targets import TARGETS, one
+from tests.scale import scaled, times
 
 SEED = 20_260_214
-FILES = 12_000
+FILES = times(1_200, 12_000)
 
 
+@scaled
 @pytest.mark.filterwarnings("ignore")  # torch's own, about what it refuses
 def test_no_file_has_another_error_or_another_reading() -> None:
-    seen, bugs = run(SEED, 120, FILES)
+    seen, bugs = run(SEED, max(60, FILES / 100), FILES)
 
     assert [(one.family, one.number, what) for one, what in bugs] == []
     assert sum(seen.values()) >= FILES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ import ckptool
 from ckptool import LimitExceeded, Limits
 from ckptool.limits import DEFAULT_LIMITS
 from tests.hostile.cases.pickles import NESTS, zipped
+from tests.scale import scaled, times
 
-LEVELS = 1_000_000 if os.environ.get("CKPTOOL_LONG") else 12_000
+LEVELS = times(3_000, 12_000)
 ANY_DEPTH = Limits(depth=10_000_000)
 
 
@@ -29,6 +29,7 @@ def test_what_is_deeper_than_the_limit_is_refused(name: str) -> None:
     assert caught.value.actual == allowed - 3
 
 
+@scaled
 @pytest.mark.parametrize("name", NESTS)
 def test_however_deep_it_is_read_compared_and_written(name: str, tmp_path: Path) -> None:
     make, _ = NESTS[name]

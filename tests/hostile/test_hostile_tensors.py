@@ -37,6 +37,7 @@ from tests.hostile.cases.tensors import (
     zipped,
 )
 from tests.hostile.test_hostile_pickles import MIB, opened
+from tests.scale import examples
 
 
 def refused(data: bytes) -> str:
@@ -132,7 +133,7 @@ def fits(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int
     )
 
 
-@settings(max_examples=2000)
+@settings(max_examples=examples(2000))
 @given(
     st.integers(0, 12),
     st.integers(0, 3).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, high)] * n) for high in (4, 6)])),

@@ -33,6 +33,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zips import read_zip
 from ckptool.sources.source import BytesSource
 from tests import build
+from tests.scale import scaled, times
 from tests.zip_bytes import (
     FULL16,
     FULL32,
@@ -541,10 +542,11 @@ def test_a_compressed_member_is_held_against_its_checksum() -> None:
     assert caught.value.kind == "damaged-record"
 
 
+@scaled
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak of memory")
 def test_many_bombs_in_one_archive_cost_no_more_than_one(tmp_path: Path) -> None:
     inner = build.pickled({"x": build.raw(bytes(60 << 20)), "weight": build.inline_tensor()})
-    (tmp_path / "bombs.zip").write_bytes(whole([deflated(f"{number}.pkl", inner) for number in range(12)]))
+    (tmp_path / "bombs.zip").write_bytes(whole([deflated(f"{number}.pkl", inner) for number in range(times(5, 12))]))
     script = f"""
 import ckptool
 print(ckptool.open_checkpoint({str(tmp_path / "bombs.zip")!r}).member)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import build
+from tests import build, scale
 from tests.hostile.cases import Case
 from tests.hostile.cases.every import CASES
 from tests.hostile.child import Watch
@@ -26,10 +26,9 @@ def child() -> Iterator[Child]:
     started.close()
 
 
-LONG = bool(os.environ.get("CKPTOOL_LONG"))
 FIGURES = os.environ.get("CKPTOOL_FIGURES")
 """A file that gets what each verb took of time, and by how much its process has grown at most, up to its end."""
-# Of rows with very many cases alike, and of those that cost seconds each, an ordinary run takes some.
+# Of rows with very many cases alike, and of those that cost seconds each, a full run takes some; --scale 11, all.
 EVERY = {
     "P1": 11,
     "P7": 3,
@@ -54,15 +53,20 @@ EVERY = {
     "I1": 6,
     "I4": 4,
 }
+SMALL = 6
+"""Of those a small run takes every so manyth, and one of each row."""
 
 
-def chosen() -> Iterator[Case]:
-    """Yield the cases of this run: all of them with ``CKPTOOL_LONG=1``."""
+def chosen() -> Iterator[Any]:
+    """Yield the cases of this run."""
     seen: Counter[str] = Counter()
     for case in CASES:
         seen[case.row] += 1
-        if LONG or seen[case.row] % EVERY.get(case.row, 1) == 0:
+        rank, rest = divmod(seen[case.row], max(1, EVERY.get(case.row, 1) // max(1, scale.scale)))
+        if rest == 0 and rank % SMALL == 1:
             yield case
+        elif rest == 0 and scale.scale:
+            yield pytest.param(case, marks=scale.exhaustive)
 
 
 @pytest.mark.parametrize("case", list(chosen()), ids=lambda case: case.label)

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.loading.same import saved
-
-LONG = os.environ.get("CKPTOOL_LONG") == "1"
+from tests.scale import scaled, times
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 
@@ -119,9 +118,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@scaled
 @pytest.mark.filterwarnings("ignore:Sparse ")
 def test_children_of_a_process_that_has_loaded_can_compute(checkpoint: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(checkpoint), "20" if LONG else "2"]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(checkpoint), str(times(1, 2))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1_000)
 
     assert (done.returncode, done.stderr) == (0, "")

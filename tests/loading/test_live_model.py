@@ -26,10 +26,10 @@ from ckptool.loading.serving import live_model as live_module
 from ckptool.loading.serving.digest import digest_of
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
+from tests.scale import scaled, times
 
 Commit = Literal["in_place", "swap"]
 COMMITS: list[Commit] = ["in_place", "swap"]
-LONG = os.environ.get("CKPTOOL_LONG") == "1"
 IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 every_commit = pytest.mark.parametrize("commit", COMMITS)
 
@@ -114,6 +114,7 @@ def test_tied_weights_stay_tied_and_unsaved_buffers_stay(commit: Commit, tmp_pat
     assert torch.equal(live(IMAGES), source(IMAGES))
 
 
+@scaled
 @every_commit
 def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) -> None:
     nets = []
@@ -150,7 +151,7 @@ def test_answers_are_always_those_of_one_file(commit: Commit, tmp_path: Path) ->
         thread.start()
     try:
         measured = []
-        for number in range(200 if LONG else 10):
+        for number in range(times(10, 40)):
             done = live.reload(tmp_path / f"{number % 2 + 1}.pth")
             assert done.digest == live.digest
             if number in (3, 9) or number % 50 == 49:
@@ -952,12 +953,12 @@ def test_a_file_that_came_between_loading_and_watching_is_not_missed(files: tupl
 
 
 def test_what_lies_there_is_loaded_unless_it_is_what_was_loaded(files: tuple[Path, Path]) -> None:
-    for source, times in ((None, 1), (files[1], 1), (files[0], 0)):
+    for source, count in ((None, 1), (files[1], 1), (files[0], 0)):
         told: list[Any] = []
         with LiveModel(lenet(5), source) as live:
             live.watch(files[0], every=0.02, on_reload=told.append)
-            within(20 if times else 0.2, lambda told=told: bool(told))  # type: ignore[misc]
-        assert len(told) == times
+            within(20 if count else 0.2, lambda told=told: bool(told))  # type: ignore[misc]
+        assert len(told) == count
         assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
 
 

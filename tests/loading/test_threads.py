@@ -21,10 +21,10 @@ from ckptool.loading.serving.live_model import digest_of
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
 from ckptool.sources.files import FileSource
 from tests.loading.same import descriptors, resident_nbytes, saved
+from tests.scale import scaled, times
 
-LONG = os.environ.get("CKPTOOL_LONG") == "1"
 THREADS = 32
-TIMES = 1_000 if LONG else 6
+TIMES = times(2, 6)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse ")
 
@@ -66,6 +66,7 @@ def outcome(way: str, path: Path) -> tuple[str, Any]:
         return type(error).__name__, str(error)
 
 
+@scaled
 def test_many_threads_find_what_one_finds(files: list[Path]) -> None:
     calls = [(way, path) for way in WAYS for path in files]
     expected = {call: outcome(*call) for call in calls}
@@ -101,11 +102,12 @@ def test_many_threads_find_what_one_finds(files: list[Path]) -> None:
     assert resident_nbytes() - resident < 48 << 20
 
 
+@scaled
 def test_loading_again_and_again_takes_no_more_memory(files: list[Path]) -> None:
     path = next(path for path in files if path.name == "nested.pth")
     sizes = []
     for _ in range(4):
-        for _ in range(1_000 if LONG else 10):
+        for _ in range(times(5, 10)):
             for mmap in (True, False):
                 ckptool.load(path, mmap=mmap)["fc1.weight"].add_(1)
         sizes.append((descriptors(), resident_nbytes()))
@@ -128,6 +130,7 @@ def test_tensors_outlive_the_file_that_was_replaced(tmp_path: Path) -> None:
     assert found["a"][-1] == (1 << 20) - 1
 
 
+@scaled
 def test_files_that_are_replaced_meanwhile_are_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     versions = [saved({"a": torch.full((3000,), float(n)), "b": torch.full((7,), float(n))}) for n in range(2)]
@@ -143,7 +146,7 @@ def test_files_that_are_replaced_meanwhile_are_read_whole(tmp_path: Path) -> Non
             os.replace(tmp_path / "new", path)  # noqa: PTH105
 
     def read() -> None:
-        for number in range(2_000 if LONG else 60):
+        for number in range(times(30, 60)):
             try:
                 loaded = ckptool.load(path, mmap=bool(number % 2))
             except ckptool.CkptoolError as error:

@@ -20,6 +20,7 @@ from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration.migrate import MigrationReport, migrate
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
+from tests.scale import some
 
 pytestmark = MARKS
 
@@ -57,7 +58,7 @@ def not_plain(weights: Mapping[str, LazyTensor]) -> list[str]:
     return [name for name, info in infos.items() if info.layout != "strided" or info.storage is None or info.parts]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", some(ROWS, 10), ids=name_of)
 def test_a_state_dict_opens_plainly_and_is_equal_to_the_source(row: dict[str, Any], tmp_path: Path) -> None:
     with opened(row) as source:
         target = tmp_path / "x.pth"
@@ -82,7 +83,7 @@ def test_a_state_dict_opens_plainly_and_is_equal_to_the_source(row: dict[str, An
                 assert tensor.read() == oracle.tensor_bytes(found[name]), name
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", some(ROWS, 10), ids=name_of)
 def test_a_safetensors_file_opens_in_the_reference_reader_and_is_equal_to_the_source(
     row: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_safetensors_file_opens_in_the_reference_reader_and_is_equal_to_the_so
         assert set(found) <= set(source.weights)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", some(ROWS, 10), ids=name_of)
 def test_the_same_form_keeps_everything(row: dict[str, Any], tmp_path: Path) -> None:
     with opened(row) as source:
         target = tmp_path / "x"
@@ -135,7 +136,9 @@ def test_the_same_form_keeps_everything(row: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ROWS if row["torch_weights_only"] == "ok" and row["container"] != "safetensors"], ids=name_of
+    "row",
+    some([row for row in ROWS if row["torch_weights_only"] == "ok" and row["container"] != "safetensors"], 10),
+    ids=name_of,
 )
 def test_what_torch_opened_with_a_map_location_it_opens_without(row: dict[str, Any], tmp_path: Path) -> None:
     before = loaded(FOLDER / row["file"], map_location="cpu", weights_only=True)

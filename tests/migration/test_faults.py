@@ -3,7 +3,7 @@ Faults: whatever happens, and whenever, there is the old file or the whole new o
 
 A migration is killed, interrupted, starved of space, fed a source that changes under it or is damaged, given a disk
 that keeps something else, and refused one system call after the other. A default run takes a part of it in some
-seconds; ``CKPTOOL_LONG=1`` takes all of it, 200 kills for 20, in some minutes.
+seconds; ``--scale 10`` takes 200 kills for 20, in some minutes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
+from tests.scale import scaled, step, times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
 
-LONG = bool(os.environ.get("CKPTOOL_LONG"))
 BIG = 1 << 20  # from this size on, the system copies
 
 
@@ -70,7 +70,7 @@ SERVER = """
 import itertools, json, os, resource, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import numpy, safetensors, zlib, concurrent.futures.thread
-import ckptool.formats, ckptool.zips
+import ckptool.archives.zips, ckptool.formats
 from ckptool.errors import CkptoolError
 from ckptool.migration.migrate import migrate
 
@@ -207,7 +207,7 @@ class Scene(NamedTuple):
 def scene(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     source, target = folder / "source.pth", folder / "target.pth"
-    source.write_bytes(large((96 if LONG else 64) << 20, 12))
+    source.write_bytes(large(times(16, 64) << 20, 12))
     took = []
     for _ in range(3):
         took.append(processes.run(job(source, target, force=True))[0].took)
@@ -219,9 +219,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> Ite
 WAYS = [(old, named) for old in (False, True) for named in (False, True)]
 
 
+@scaled
 @pytest.mark.parametrize(("old", "named"), WAYS)
 def test_killed_at_any_moment(scene: Scene, processes: Processes, old: bool, named: bool) -> None:
-    count = 50 if LONG else 5
+    count = times(2, 5)
     dice = random.Random(f"{old}{named}")
     before = "old" if old else "nothing"
     scene.prepare(old=old)
@@ -298,9 +299,10 @@ def test_killed_at_every_system_call_in_each_form(folder: Path, processes: Proce
     assert found == [OLD] * moment + [new] * (len(found) - moment)
 
 
+@scaled
 @pytest.mark.parametrize(("old", "named"), WAYS)
 def test_interrupted_at_any_moment(scene: Scene, processes: Processes, old: bool, named: bool) -> None:
-    count = 20 if LONG else 2
+    count = times(1, 2)
     dice = random.Random(f"{old}{named}")
     for number in range(count):
         scene.prepare(old=old)
@@ -316,6 +318,7 @@ def test_interrupted_at_any_moment(scene: Scene, processes: Processes, old: bool
 # Many at once
 
 
+@scaled
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("force", [False, True])
 def test_sixteen_write_one_file(folder: Path, tmp_path: Path, processes: Processes, force: bool, named: bool) -> None:
@@ -339,7 +342,7 @@ def test_sixteen_write_one_file(folder: Path, tmp_path: Path, processes: Process
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        for _ in range(100 if LONG else 2):
+        for _ in range(times(1, 2)):
             if not force:
                 target.unlink(missing_ok=True)
             outcomes = processes.run(*(job(source, target, force=force, named=named) for source in sources))
@@ -382,6 +385,7 @@ def free_nbytes(place: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+@scaled
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("numel", [4096, BIG // 4])
@@ -403,7 +407,7 @@ def test_a_disk_that_is_full_to_some_level(
 
         monkeypatch.setattr(os, "fstatvfs", unknown)
     kept = names_in(disk) | {"filler"}
-    levels = sorted({round(level * (pages - 1) / 20) for level in range(20)} | {pages - 1})
+    levels = sorted({round(level * (pages - 1) / 20) for level in range(0, 20, step(5))} | {pages - 1})
     for level in levels:
         filler.write_bytes(b"")
         filler.write_bytes(b"\0" * (free_nbytes(disk) - level * page))
@@ -422,7 +426,7 @@ def test_a_disk_that_is_full_to_some_level(
         assert source.read_bytes() == data
         assert names_in(disk) == kept
         assert free_nbytes(disk) == before
-    assert len(levels) >= min(20, pages - 1)
+    assert len(levels) >= min(20 // step(5), pages - 1)
 
     filler.write_bytes(b"")
     filler.write_bytes(b"\0" * (free_nbytes(disk) - (pages + 2) * page))
@@ -542,6 +546,7 @@ def formats(numel: int) -> dict[str, bytes]:
     }
 
 
+@scaled
 @pytest.mark.parametrize("happen", [halved, emptied, appended, replaced, rewritten, removed])
 @pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
 @pytest.mark.parametrize("numel", [64, BIG // 4])
@@ -556,7 +561,7 @@ def test_a_source_that_changes_meanwhile(
         times = during(patch, -1, lambda: None)
         migrate(source, place)
     total = times[0]
-    for moment in range(total) if numel == 64 else sorted({0, 1, total // 2, total - 1}):
+    for moment in range(0, total, step(3)) if numel == 64 else sorted({0, total - 1, *range(0, total, step(total))}):
         source.write_bytes(data)
         place.write_bytes(OLD)
         with pytest.MonkeyPatch.context() as patch:
@@ -604,13 +609,14 @@ def test_a_source_that_changes_is_noticed_without_verification_too(
     assert names_in(folder) <= {"source"}
 
 
+@scaled
 def test_a_writer_that_races_us(folder: Path, tmp_path: Path) -> None:
     data = large(8 << 20)
     source, target = folder / "source", folder / "out.pth"
     new = migrated(data, tmp_path)
     dice = random.Random(0)
     outcomes = []
-    for _ in range(100 if LONG else 8):
+    for _ in range(times(2, 8)):
         source.write_bytes(data)
         target.unlink(missing_ok=True)
         delay = dice.random() * 0.04
@@ -659,6 +665,7 @@ def damageable(kind: str) -> tuple[bytes, dict[str, bytes]]:
     return build.torch_zip(tree, stored, members=members), stored
 
 
+@scaled
 @pytest.mark.parametrize("form", ["same", "state_dict", "safetensors"])
 @pytest.mark.parametrize("kind", ["small", "large", "big-endian"])
 def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> None:
@@ -670,7 +677,7 @@ def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> Non
     for key, content in stored.items():
         start = data.index(content)
         for position in {0, 1, 40, len(content) // 2, len(content) - 1}:
-            for bit in range(8) if LONG else (0, 7):
+            for bit in range(0, 8, step(7)):
                 damaged = bytearray(data)
                 damaged[start + position] ^= 1 << bit
                 source.write_bytes(damaged)
@@ -733,6 +740,7 @@ def flipping(monkeypatch: pytest.MonkeyPatch, position: int, bits: int) -> list[
     return done
 
 
+@scaled
 @pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
 def test_a_byte_that_is_not_kept_is_noticed(way: str, folder: Path, tmp_path: Path, target: str) -> None:
     source, place = folder / "source.pth", folder / target
@@ -740,7 +748,7 @@ def test_a_byte_that_is_not_kept_is_noticed(way: str, folder: Path, tmp_path: Pa
     source.write_bytes(data)
     total = len(migrated(data, tmp_path, target))
     dice = random.Random(target)
-    count = 1000 if LONG else 250  # in each of two ways and two forms
+    count = times(25, 250)  # in each of two ways and two forms
     place.write_bytes(OLD)
     for number in range(count):
         position = number * total // count if count > total else dice.randrange(total)
@@ -754,6 +762,7 @@ def test_a_byte_that_is_not_kept_is_noticed(way: str, folder: Path, tmp_path: Pa
         assert names_in(folder) == {source.name, target}
 
 
+@scaled
 @pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
 def test_a_byte_of_a_large_file_that_is_not_kept(way: str, folder: Path, tmp_path: Path, target: str) -> None:
     source, place = folder / "source.pth", folder / target
@@ -761,7 +770,7 @@ def test_a_byte_of_a_large_file_that_is_not_kept(way: str, folder: Path, tmp_pat
     source.write_bytes(data)
     total = len(migrated(data, tmp_path, target))
     dice = random.Random(target)
-    for _ in range(100 if LONG else 8):
+    for _ in range(times(2, 8)):
         position = dice.randrange(total)
         with pytest.MonkeyPatch.context() as patch:
             done = flipping(patch, position, 1 << dice.randrange(8))
@@ -978,14 +987,15 @@ class System:
 
 FAULTS = {
     "EIO": (OSError(errno.EIO, "fault"), False),
+    "EACCES": (OSError(errno.EACCES, "fault"), False),
+    "ENOENT": (OSError(errno.ENOENT, "fault"), False),
     "ENOSPC": (OSError(errno.ENOSPC, "fault"), False),
     "interrupt": (KeyboardInterrupt(), False),
     "interrupt after": (KeyboardInterrupt(), True),
 }
-if LONG:
-    FAULTS |= {"EACCES": (OSError(errno.EACCES, "fault"), False), "ENOENT": (OSError(errno.ENOENT, "fault"), False)}
 
 
+@scaled
 @pytest.mark.parametrize(("fault", "after"), FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize(("target", "numel"), [("out.pth", 64), ("out.safetensors", 64), ("out.pth", BIG // 4)])
@@ -998,7 +1008,8 @@ def test_every_system_call_may_fail(
     new = migrated(data, tmp_path, target)
     descriptors = open_descriptors()
     failed, tolerated = [], []
-    for at in range(1, 500):
+    every = step(5 if numel > 64 else 2)
+    for at in range(1, 500, every):
         place.unlink(missing_ok=True)
         if old:
             place.write_bytes(OLD)
@@ -1030,8 +1041,8 @@ def test_every_system_call_may_fail(
         if not after:  # an interrupt can come between opening and noting it
             assert open_descriptors() == descriptors, (system.failed, at)
     assert raised is None
-    assert len(failed) > 8
-    assert {"open", "write", "pread"} <= set(failed)
+    assert len(failed) > 8 // every
+    assert every > 1 or {"open", "write", "pread"} <= set(failed)
 
 
 def test_writes_that_take_a_little_each_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

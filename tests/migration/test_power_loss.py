@@ -21,11 +21,12 @@ from ckptool.migration import output as outputs
 from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
 from tests.migration.test_outputs import OLD, checkpoint
+from tests.scale import scaled, times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE")
 
 BLOCK = 4096
-CHOICES = 40 if os.environ.get("CKPTOOL_LONG") else 8
+CHOICES = times(3, 8)
 FOLDER = -1
 """Stands for the folder where files have their numbers."""
 
@@ -174,6 +175,7 @@ def lost(folder: Path, log: list[Entry], target: str, *, old: bool) -> list[str]
 WAYS = [("out.pth", 64), ("out.safetensors", 64), ("out.pth", 40_000), ("out.pth", 1 << 20)]
 
 
+@scaled
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize(("target", "numel"), WAYS)
 def test_power_that_fails(

@@ -22,6 +22,7 @@ from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration.migrate import migrate
 from tests.against_torch import oracle
+from tests.scale import some
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FIXTURES = [json.loads(path.read_text()) for path in sorted(VALID.glob("*.json"))]
@@ -127,7 +128,7 @@ def test_a_safetensors_file_opens_in_the_reference_reader_and_holds_the_weights(
             assert lazy.read() == oracle.tensor_bytes(tensor), key
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if expected_refusal(name, "safetensors") is None])
+@pytest.mark.parametrize("name", some([name for name in FILES if expected_refusal(name, "safetensors") is None], 2))
 def test_over_safetensors_and_back_nothing_is_lost(name: str, tmp_path: Path) -> None:
     straight, over, back = (tmp_path / file for file in ("a.pth", "b.safetensors", "c.pth"))
     migrate(source_of(name), straight, form="state_dict", to="cpu")
@@ -157,7 +158,7 @@ def same_memory(state: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES, 4))
 def test_a_second_time_the_file_is_the_same_byte_for_byte(name: str, form: Any, tmp_path: Path) -> None:
     if expected_refusal(name, form) is not None:
         pytest.skip("refused, as other tests say")

@@ -24,6 +24,7 @@ from ckptool.migration.migrate import MigrationReport, migrate
 from ckptool.names import renaming
 from tests import build
 from tests.against_torch import oracle
+from tests.scale import examples
 
 DTYPES = [
     "bool",
@@ -76,7 +77,7 @@ def header_of(path: Path) -> dict[str, Any]:
     return header
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.dictionaries(
         st.text('abz.0_"\\\nüé', min_size=1, max_size=6),

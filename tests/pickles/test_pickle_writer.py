@@ -25,6 +25,7 @@ from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import PlainTensor, write_pickle
 from ckptool.sources.source import BytesSource
 from tests import build
+from tests.scale import examples
 
 PROTOCOLS = range(6)
 
@@ -172,19 +173,19 @@ def _object(kind: str, many: list[Any], pairs: dict[str, Any]) -> Any:
 
 
 # Protocols 0 and 1 know no slots, and make a list of a class from its items, so that none can lead back to it.
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(graphs(), st.sampled_from(PROTOCOLS[2:]))
 def test_any_graph_of_objects_comes_back_with_what_is_shared_and_recursive(value: Any, protocol: int) -> None:
     assert shape_of(round_trip(value, protocol)) == shape_of(pickle.loads(pickle.dumps(value, protocol)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(graphs(plain=True), st.sampled_from(PROTOCOLS[:2]))
 def test_graphs_in_the_oldest_protocols_come_back(value: Any, protocol: int) -> None:
     assert shape_of(round_trip(value, protocol)) == shape_of(pickle.loads(pickle.dumps(value, protocol)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     HASHABLE | st.dictionaries(HASHABLE.filter(lambda key: key == key), LEAVES, max_size=4), st.sampled_from(PROTOCOLS)
 )
@@ -195,7 +196,7 @@ def test_any_plain_data_comes_back(value: Any, protocol: int) -> None:
     assert repr(round_trip(value, protocol)) == repr(pickle.loads(pickle.dumps(value, protocol)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(graphs(), st.sampled_from(PROTOCOLS[2:]))
 def test_what_was_written_is_written_again_byte_for_byte(value: Any, protocol: int) -> None:
     # Protocol 2 has no bytes: once, they become the call that makes them.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ckptool.pickles.nodes import Call, Dict, Global, Set
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
+from tests.scale import examples
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -121,7 +122,7 @@ values = st.recursive(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(values)
 def test_what_pickle_writes_is_read_unchanged(protocol: int, value: Any) -> None:
     assert_same(read(pickle.dumps(value, protocol)), value)

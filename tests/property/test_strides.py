@@ -17,6 +17,7 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors import reading, tensor
 from ckptool.tensors.dtypes import BY_NAME
 from tests.against_torch import oracle
+from tests.scale import examples
 
 ITEMSIZES = {1: "uint8", 2: "int16", 4: "float32", 8: "int64", 16: "complex128"}
 
@@ -74,7 +75,7 @@ def lazy(view: View, storage: torch.Tensor) -> LazyTensor:
     )
 
 
-@settings(max_examples=700)
+@settings(max_examples=examples(700))
 @given(views())
 @example(View(16, (2, 3), (1, 2), 1, 0))
 @example(View(4, (1, 1, 1), (7, 9, 11), 3, 0))
@@ -87,7 +88,7 @@ def test_any_view_of_any_storage_reads_as_torch_reads_it(view: View) -> None:
     assert lazy(view, storage).read() == oracle.tensor_bytes(storage.as_strided(view.shape, view.stride, view.offset))
 
 
-@settings(max_examples=700)
+@settings(max_examples=examples(700))
 @given(views(), st.sampled_from([0, 1, 16, 100]))
 def test_slice_by_slice_it_reads_the_same(view: View, span: int) -> None:
     storage = view.storage()
@@ -97,7 +98,7 @@ def test_slice_by_slice_it_reads_the_same(view: View, span: int) -> None:
         assert lazy(view, storage).read() == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(views(), st.booleans())
 def test_saved_and_opened_it_reads_the_same(view: View, legacy: bool) -> None:
     stream = io.BytesIO()
@@ -107,7 +108,7 @@ def test_saved_and_opened_it_reads_the_same(view: View, legacy: bool) -> None:
     oracle.assert_same(open_checkpoint(stream), {"x": saved})
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(views(), st.integers(1, 40))
 def test_a_view_that_reaches_over_its_storage_is_refused(view: View, missing: int) -> None:
     storage = view.storage()[: max(0, view.last + 1 - missing)]

@@ -16,6 +16,7 @@ from ckptool.reference.expected import digest, entries
 from ckptool.reference.fixtures import write_fixtures
 from ckptool.reference.forging import forged, tagged, true_tag
 from ckptool.reference.wraps import process_group
+from tests.scale import exhaustive, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +25,9 @@ CPU = torch.device("cpu")
 COMMITTED = Path(__file__).parents[2] / "fixtures"
 
 
-@pytest.fixture(params=["written", "committed"])
+@pytest.fixture(params=some(["committed", "written"], 2))
 def valid(request: pytest.FixtureRequest) -> Path:
-    """Return the set that was just written, then the one in the repository."""
+    """Return the set in the repository, and in a full run the one that was just written."""
     return (request.getfixturevalue("written_set") if request.param == "written" else COMMITTED) / "valid"
 
 
@@ -204,6 +205,7 @@ def test_the_committed_set_is_the_one_that_the_command_writes(written_set):
     assert {name: committed.get(name) for name in written} == written
 
 
+@exhaustive
 def test_two_runs_write_the_same_tensors(written_set, tmp_path):
     write_fixtures(tmp_path, CPU)
 

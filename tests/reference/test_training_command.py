@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from ckptool.reference import data
 from ckptool.reference.__main__ import main
 from ckptool.reference.nets import LeNet
+from tests.scale import exhaustive, some
 
 pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
 
@@ -69,7 +70,7 @@ def test_the_old_format_is_written_where_asked_for(tmp_path):
     assert target.read_bytes()[:2] == b"\x80\x02"
 
 
-@pytest.mark.parametrize("arguments", [["--device", "cuda"], ["--device", "cuda:3"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", some([["--device", "cuda"], ["--device", "cuda:3"]], 2), ids=" ".join)
 def test_asking_for_cuda_where_there_is_none_is_two_lines_and_exit_2(arguments):
     result = run_apart("ckptool.reference", *arguments)
 
@@ -152,6 +153,7 @@ def test_a_folder_that_is_missing_is_said_before_training(tmp_path):
     assert error == f"Error: {target}: its folder does not exist"
 
 
+@exhaustive
 def test_ddp_runs_in_two_processes_and_the_first_one_speaks_and_saves(tmp_path):
     target = tmp_path / "ddp.pth"
     # Port 0 of the loopback: the processes meet wherever the system has room.

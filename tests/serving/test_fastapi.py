@@ -11,6 +11,7 @@ import torch
 
 import ckptool
 from ckptool.reference.nets import LeNet
+from tests.scale import exhaustive
 from tests.serving.running import IMAGES, Server, save_as_gpus_do, serving
 
 pytest.importorskip("fastapi", reason="needs pip install 'ckptool[serve]'")
@@ -71,6 +72,7 @@ class Load:
             self.failures.append(error)
 
 
+@exhaustive
 def test_workers_answer_as_the_model_that_was_saved_and_change_to_another_under_load(tmp_path: Path) -> None:
     checkpoint = tmp_path / "model.pth"
     a = save_as_gpus_do(checkpoint, seed=1)
@@ -92,6 +94,7 @@ def test_workers_answer_as_the_model_that_was_saved_and_change_to_another_under_
         server.stop()
 
 
+@exhaustive
 def test_a_file_that_cannot_be_loaded_leaves_the_old_weights_in_every_worker(tmp_path: Path) -> None:
     checkpoint, fresh, other = tmp_path / "model.pth", tmp_path / "fresh", tmp_path / "other"
     a = save_as_gpus_do(checkpoint, seed=1)

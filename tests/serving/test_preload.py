@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ckptool.reference.nets import MLP
+from tests.scale import exhaustive
 from tests.serving.running import IMAGES, PATIENCE, ROOT, Server, save_as_gpus_do, serving
 
 GUNICORN = "-m gunicorn --bind 127.0.0.1:PORT -c gunicorn_conf.py gunicorn_app:app"
@@ -78,6 +79,7 @@ def test_workers_that_are_forked_after_loading_and_casting_answer(tmp_path: Path
             torch.testing.assert_close(total, sum(x.double().sum() for x in net.state_dict().values()))
 
 
+@exhaustive
 def test_a_worker_that_the_parent_forks_later_serves_what_is_there_then(tmp_path: Path) -> None:
     pytest.importorskip("gunicorn", reason="gunicorn is not installed")
     checkpoint = tmp_path / "model.pth"

@@ -16,6 +16,7 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors import tensor
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import identity
+from tests.scale import examples
 
 DATA = bytes(range(240))
 
@@ -113,7 +114,7 @@ def test_extents_agree_with_counting_one_by_one() -> None:
 # What can be asked of it
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), max_size=4))
 def test_contiguous_means_what_torch_means(dims: list[tuple[int, int]]) -> None:
     shape, stride = tuple(size for size, _ in dims), tuple(step for _, step in dims)

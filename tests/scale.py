@@ -1,0 +1,42 @@
+"""
+How much the tests do: each promise once, on a small scale; with ``--full``, all that they can do.
+
+``tests/conftest.py`` sets the scale before it collects any test; processes that tests start have the small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+scale = 0
+"""0: small. 1: full. Above: so many times as much of what is done again and again."""
+
+exhaustive = pytest.mark.exhaustive
+scaled = pytest.mark.scaled
+
+
+def times(small: int, full: int) -> int:
+    """Return how often to do what is done again and again."""
+    return full * scale if scale else small
+
+
+def step(small: int) -> int:
+    """Return which of many places to try: every so manyth, in a full run every one."""
+    return 1 if scale else small
+
+
+def some(cases: Iterable[Any], small: int) -> list[Any]:
+    """Return every so manyth case of a parametrization; in a full run all, the others marked exhaustive."""
+    numbered = list(enumerate(cases))
+    if not scale:
+        return [case for number, case in numbered if number % small == 0]
+    return [case if number % small == 0 else pytest.param(case, marks=exhaustive) for number, case in numbered]
+
+
+def examples(full: int) -> int:
+    """Return how many examples Hypothesis makes, where it makes so many in a full run: its profile says which share."""
+    return max(1, full * settings.default.max_examples // 100)
