@@ -25,7 +25,7 @@ from ckptool.cancellation import STEP_NBYTES
 from ckptool.sources.cancellable import open_source
 from ckptool.sources.files import FileSource
 from tests import build
-from tests.load.same import descriptors, saved
+from tests.loading.same import descriptors, saved
 
 LONG = os.environ.get("CKPTOOL_LONG") == "1"
 TIMES = 500 if LONG else 20

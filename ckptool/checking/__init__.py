@@ -1,1 +1,1 @@
-"""What is wrong with a checkpoint, or will be in somebody's way."""
+"""What is wrong with a checkpoint, or will be in the way."""

@@ -2,7 +2,7 @@
 What ``torch.load(weights_only=True)`` accepts, as data: the names and opcodes of PyTorch 2.13. And which other names
 TorchScript and honest pickles are full of.
 
-Nothing here is looked up. A test holds both tables against torch's own. See torch/_weights_only_unpickler.py.
+Nothing here is looked up. A test compares both tables with torch's own. See torch/_weights_only_unpickler.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALLOWED: Final = frozenset(
     | _each("torch.cuda.{}Storage", f"{_DENSE} ComplexFloat ComplexDouble")
     | _each("torch.storage.{}", "TypedStorage UntypedStorage")
 )
-"""Full names that it takes without being told to."""
+"""Full names that it allows by default."""
 
 OPCODES: Final = frozenset(b"caes(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.Rbu\x81")
 """Opcodes that it knows: those of protocol 2 that ``torch.save`` writes, and a few more."""
@@ -77,7 +77,7 @@ _PYTHON_2: Final = {
 
 
 def is_allowed(module: str, name: str) -> bool:
-    """Say whether ``torch.load(weights_only=True)`` takes ``module.name`` without being told to."""
+    """Say whether ``torch.load(weights_only=True)`` allows ``module.name`` by default."""
     return f"{_PYTHON_2.get(module, module)}.{name}" in ALLOWED
 
 

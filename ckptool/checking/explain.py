@@ -1,8 +1,8 @@
 """
-What an error message means that loading a checkpoint gave somebody, and what to do about it.
+What an error message of a loader means, and what to do about it.
 
 A message tells less than the file: every hint ends at a command that looks at that. Lists of missing and unexpected
-keys are held against each other as names of a file and a model are.
+keys are compared as names of a file and a model are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _keys(text: str) -> Iterator[Explanation]:
         meaning = f"{counts}; the same under other names: {len(matched.pairs):,}."
         yield Explanation("keys-renamed", meaning, f"Rename them: ckptool migrate FILE --form state_dict {options}")
     elif missing and 0 < len(unexpected) < len(missing) and all("." not in name for name in unexpected):
-        meaning = f"{counts}: a whole checkpoint was given, and the weights stand deeper in it."
+        meaning = f"{counts}: a whole checkpoint was given, and the weights are deeper in it."
         yield Explanation("keys-nested", meaning, "Take them out: ckptool migrate FILE --form state_dict")
     else:
         hint = "Hold the file against the class: ckptool check FILE --model package.module:Class"

@@ -1,5 +1,5 @@
 """
-Reading every byte of a checkpoint: against its checksums where it has some, and its values where those are asked for.
+Read every byte of a checkpoint, and compare it with its checksums where there are some.
 
 Large records are read by two threads through small buffers, so memory does not grow with the file. Only looking at
 values needs torch.
@@ -24,20 +24,20 @@ _AGAIN: Final = "Download the file again, or take it from a backup."
 
 
 class Integrity(NamedTuple):
-    """What reading everything came to. Sizes in bytes."""
+    """The result of reading everything. Sizes in bytes."""
 
     findings: tuple[Finding, ...]
     nbytes: int
     """That were read: the whole file, or all of them."""
     records: int
-    """Members of its archives; 0 where it is none."""
+    """Members of its archives; 0 if it is not an archive."""
     matching: int
     """Of them, those that match their checksums."""
 
 
 def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     """
-    Read every byte of the file, and hold against its checksum each record that has one.
+    Read every byte of the file, and compare each record that has a checksum with it.
 
     Raises:
         CkptoolError: The file cannot be read any more, or changed meanwhile.
@@ -87,7 +87,7 @@ def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record,
             continue
         if actual == record.crc32:
             continue
-        if not record.crc32:  # what writers put who were told not to compute it
+        if not record.crc32:  # what writers put that were asked not to compute it
             bare.append(record)
         else:
             fact = f"record {record.name!r} is damaged: its CRC-32 is {actual:08x}, not {record.crc32:08x}"

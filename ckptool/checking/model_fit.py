@@ -27,17 +27,17 @@ def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple
 
 def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | None = None) -> Iterator[Finding]:
     """
-    Yield how the weights of a checkpoint meet the names and shapes that ``model`` expects.
+    Yield how the weights of a checkpoint fit the names and shapes that ``model`` expects.
 
     CK601 they fit, CK602 they do under other names, CK603 missing, CK604 unexpected, CK605 of another shape, CK606 it
-    cannot be known which names are meant; CK600 they cannot be compared, for nobody knows which state dict it is.
+    cannot be known which names are meant; CK600 they cannot be compared: it is not known which state dict it is.
     """
     try:
         chosen = choose(checkpoint, key, "auto")
         found = _shapes(checkpoint, chosen)
     except (WeightsNotFound, MigrationRefused) as error:
         hint = error.hint or state_dict_command(checkpoint)
-        yield Finding("CK600", "warning", f"cannot be held against {model}: {error.message}", hint)
+        yield Finding("CK600", "warning", f"cannot be compared with {model}: {error.message}", hint)
         return
     yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
 

@@ -1,5 +1,5 @@
 """
-What has to be there for a checkpoint to load: devices, a release of torch, packages with its classes.
+What loading a checkpoint requires: devices, a release of torch, packages with its classes.
 
 Nothing is looked up on this machine. Which devices it has is for the caller to say; packages are only named.
 """
@@ -22,7 +22,7 @@ _HARDWARE = {
     "hpu": "a Gaudi device, and its build of torch",
     "xla": "a TPU or another XLA device, and torch_xla",
     "mlu": "a Cambricon MLU, and torch_mlu",
-    "privateuseone": "a device of somebody's own, and its package",
+    "privateuseone": "a device of another kind, and its package",
 }
 _ANYWHERE = ("cpu", "meta")
 
@@ -41,7 +41,7 @@ _SINCE = {
 
 
 def examine(checkpoint: Checkpoint, summary: Summary, devices: Collection[str] | None) -> Iterator[Finding]:
-    """Yield what a checkpoint needs, and where ``devices``, those of this machine, are given, which it lacks."""
+    """Yield the required devices, torch release and packages; with ``devices``, those that are missing."""
     yield from _devices(checkpoint, devices)
     yield from _release(summary)
     yield from _packages(checkpoint)
@@ -62,7 +62,9 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     lacking = [tag for tag in tags if not _is_there(tag, devices)]
     if lacking:
         have = ", ".join(devices)
-        yield Finding("CK503", "warning", f"saved on {some(lacking)}, which this machine has not; it has {have}", hint)
+        yield Finding(
+            "CK503", "warning", f"saved on {some(lacking)}, which this machine does not have; it has {have}", hint
+        )
 
 
 def _to_cpu(checkpoint: Checkpoint) -> str:

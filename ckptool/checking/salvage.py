@@ -1,7 +1,7 @@
 """
 What is still readable in a file that was cut short: which tensors lie in it whole, and how many bytes are missing.
 
-The index stands in front of the data in every format: the pickle of a torch zip or stream, the header of safetensors.
+The index is stored before the data in every format: the pickle of a torch zip or stream, the header of safetensors.
 Where that is whole, it says where each tensor was; a zip's local headers are walked, for its directory went with its
 end. Nothing is repaired, and what is whole is only said to be there, not to be right.
 """
@@ -146,7 +146,7 @@ class _LocalHeaders:
             position = found
 
     def _find(self, start: int) -> int | None:
-        """Return where the next header begins: behind a descriptor, if there is one."""
+        """Return where the next header begins: after a descriptor, if there is one."""
         if start >= self._source.nbytes:
             return None
         near = self._source.read(start, min(4 + 24, self._source.nbytes - start))
@@ -170,7 +170,7 @@ class _Announced:
         self._places = places
 
     def resolve(self, pid: Inert) -> TypedStorage | None:
-        """Return a storage, at the end of the file where nothing tells its place."""
+        """Return a storage, placed at the end of the file if its place is not known."""
         named = storage_id(pid)
         if named is None:
             return None
@@ -178,8 +178,8 @@ class _Announced:
         offset = self._places.get(named.key, self._source.nbytes)
         return TypedStorage(StorageRef(named.key, named.location, nbytes, self._source, offset), named.dtype)
 
-    def nested(self, stream: bytes) -> None:  # noqa: ARG002 - what stands in the pickle itself is there
-        """Return None: what stands inside the pickle is no storage of the file."""
+    def nested(self, stream: bytes) -> None:  # noqa: ARG002 - what is inside the pickle is there
+        """Return None: what is inside the pickle is not a storage of the file."""
         return
 
 

@@ -5,7 +5,7 @@ Whether the indices of sparse tensors stay inside their shapes.
     sparse_csr     crow_indices (rows + 1): rising from 0 to n; col_indices (n): places below the columns
     sparse_bsr     the same in blocks; csc and bsc the other way round
 
-Files are read as they are: an index that lies outside harms whoever makes a tensor of it and does not look. Indices
+Files are read as they are: an index out of range harms a program that makes a tensor of it unchecked. Indices
 are read piece by piece, so memory does not grow with them.
 
 Layouts: torch.sparse_coo_tensor, torch.sparse_compressed_tensor.

@@ -1,5 +1,5 @@
 """
-What plain ``torch.load(path)`` would say to a file, without asking it: since PyTorch 2.6 that is ``weights_only=True``.
+Whether plain ``torch.load(path)`` would open a file, without calling it: since PyTorch 2.6 it is ``weights_only=True``.
 
 It refuses names that are not on its list, opcodes that it does not know, and files that another loader is for. What is
 said here is about form and names; it is no promise that loading succeeds.
@@ -35,7 +35,7 @@ _UNTYPED = "torch.storage.UntypedStorage"
 
 
 class Asked(NamedTuple):
-    """A name that a pickle asks for: where, and whether the stock loader takes it."""
+    """A name that a pickle asks for: where, and whether torch.load takes it."""
 
     name: str
     record: str
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
     """Of the opcode that asks for it first, from the start of the record."""
     is_allowed: bool
     nested_at: int | None = None
-    """Where in the record the pickle begins that asks for it, if it stands inside another one."""
+    """Where in the record the pickle begins that asks for it, if it is inside another one."""
 
 
 class Refusal(NamedTuple):
@@ -55,18 +55,18 @@ class Refusal(NamedTuple):
 
 
 class StockLoad(NamedTuple):
-    """What the pickles of a checkpoint ask for, and why the stock loader refuses it; no refusals: it does not."""
+    """What the pickles of a checkpoint ask for, and why torch.load refuses it. No refusals: it opens it."""
 
     asked: tuple[Asked, ...]
     refusals: tuple[Refusal, ...]
 
 
 def judge(checkpoint: Checkpoint) -> StockLoad:
-    """Hold a checkpoint against the stock loader's rules. Its pickles are walked once more; no tensor is read."""
+    """Compare a checkpoint with torch.load's rules. Its pickles are walked once more; no tensor is read."""
     scans = [scan(stream.source, stream.start, stream.end) for stream in checkpoint.streams]
     refusals = _container(checkpoint)
     opcodes = [] if refusals else _opcodes(checkpoint, scans)
-    # Whatever the container: somebody unpacks it, or opens it with another loader.
+    # Whatever the container: it can be unpacked, or opened with another loader.
     return StockLoad(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
 
 
@@ -123,7 +123,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
         archive = checkpoint.archives[-1]
         folder, _, rest = next(iter(archive)).partition("/")
         if not rest or f"{folder}/data.pkl" not in archive:
-            return [Refusal("container", "its records do not stand in one folder")]
+            return [Refusal("container", "its records are not in one folder")]
     return []
 
 

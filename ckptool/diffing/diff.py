@@ -48,8 +48,8 @@ def diff(
     """
     Compare two checkpoints of any forms. Nothing in them runs.
 
-    Two of one kind that hold more than weights (training checkpoints, whole models) are compared in everything they
-    hold but code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
+    Two of one kind with more than weights (training checkpoints, whole models) are compared in everything but
+    code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
     the state dict where it is not the one that stands out. What a format cannot hold is no difference: safetensors has
     no devices, no ties, no order but by ckptool's own note.
 
@@ -264,7 +264,7 @@ def _prefixes(names: Iterable[str]) -> set[str]:
 
 
 def _heads(path: str) -> Iterator[str]:
-    """Yield a path and those of what it stands in, but for the root."""
+    """Yield a path and those of its parents, without the root."""
     while path:
         yield path
         path = path.rpartition(".")[0]

@@ -32,7 +32,7 @@ class DiffedFile(NamedTuple):
     format: str
     form: str
     key: str | None
-    """Where the weights stand that were compared; None if everything was."""
+    """The path of the weights that were compared; None if everything was."""
 
 
 class DiffReport(NamedTuple):
@@ -63,7 +63,7 @@ class DiffReport(NamedTuple):
     """Tensors whose values differ within the tolerance: no difference."""
     values_compared: bool
     not_compared: tuple[str, ...]
-    """What could not be compared though nobody asked to leave it out, in words."""
+    """What could not be compared, though it was not asked to be left out, in words."""
     wrapped: bool
     """More names would be the same without what training wrappers added to them."""
 

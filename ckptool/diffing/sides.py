@@ -1,5 +1,5 @@
 """
-What of a checkpoint is held against another: its weights, or everything in it, under the names that are compared.
+The part of a checkpoint that is compared: its weights, or everything in it, under the names to compare.
 
 A side also says what its file cannot hold (safetensors: devices, ties, an order), for that is no difference.
 """
@@ -31,7 +31,7 @@ class Side(NamedTuple):
     """One of the two."""
 
     key: str | None
-    """Where the weights stand; None for everything."""
+    """The path of the weights; None for everything."""
     tensors: dict[str, LazyTensor]
     attributes: dict[str, LazyTensor]
     """Tensors inside whole models that a state_dict() would not give."""
@@ -63,7 +63,7 @@ class Side(NamedTuple):
 
 
 def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None) -> Scope:
-    """Return what two checkpoints have to be compared by: their weights, unless both hold more and of one kind."""
+    """Return what to compare of two checkpoints: their weights, unless both are of one kind and have more."""
     if key_a is not None or key_b is not None:
         return "weights"
     if a.form == b.form != "state_dict" and "safetensors" not in (a.format, b.format):
@@ -223,7 +223,7 @@ def _module_facts(
 
 
 def _metadata(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor]) -> dict[str, str] | None:
-    """Return the text in a safetensors file, but for what stands for something else: ties, an order, versions."""
+    """Return the text in a safetensors file, without what encodes something else: ties, an order, versions."""
     if checkpoint.format != "safetensors":
         return None
     taken = (RESERVED - {"format"}) | {removed for removed, kept in checkpoint.metadata.items() if kept in tensors}

@@ -31,7 +31,7 @@ _RENAMED_MODULES: Final = {
     "numpy.core.multiarray": "numpy._core.multiarray",
 }
 _MODULE_DICTS: Final = ("_modules", "_parameters", "_buffers")
-"""What stands between a module and its children, in no path that people use."""
+"""What is between a module and its children, and not in paths that people write."""
 _PLAIN_MAPPINGS: Final = {"dict", "builtins.dict", "collections.OrderedDict"}
 
 
@@ -97,7 +97,7 @@ class _Joined:
 
 
 def _matched(pair: _Pair, joined: _Joined) -> list[_Pair] | None:
-    """Return what two nodes hold, in pairs; None if they are not the same themselves."""
+    """Return the children of two nodes in pairs; None if the nodes themselves differ."""
     a, b = pair.a, pair.b
     same = _same_numpy(a, b, joined) if isinstance(a, Call) and isinstance(b, Call) else None
     if same is None and (encoded_bytes(a) is not None or encoded_bytes(b) is not None):
@@ -203,7 +203,7 @@ def _is_plain_mapping(node: Inert) -> bool:
 
 def _same_numpy(a: Call, b: Call, joined: _Joined) -> bool | None:
     """Say whether two numpy arrays or scalars are the same; None where the bytes of one are not known."""
-    # The decoder leaves bytes as they stand: many arrays may share them.
+    # The decoder leaves bytes as they are: many arrays may share them.
     one, other = (numpy_array(node, encoded_bytes) for node in (a, b))  # type: ignore[arg-type]
     if one and other and one.data is not None and other.data is not None:
         return one._replace(data=None) == other._replace(data=None) and _same_bytes(one.data, other.data, joined)
@@ -229,7 +229,7 @@ def _same_leaf(a: Inert, b: Inert) -> bool:
 
 
 def _same_bytes(a: Inert, b: Inert, joined: _Joined) -> bool:
-    """Say whether two strings stand for the same bytes; those that many nodes share are compared once."""
+    """Say whether two strings encode the same bytes; those that many nodes share are compared once."""
     if a is None or b is None or len(a) != len(b):
         return False
     if a is b or (len(a) > _LONG and not joined.join(a, b)):

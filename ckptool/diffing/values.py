@@ -1,8 +1,8 @@
 """
 Whether two tensors hold the same values: byte for byte in bounded pieces, and by how much where they do not.
 
-Equal bytes need no arithmetic and no torch. Elements that stand in their files as they are, or strided alike, are
-compared where they stand, in two buffers that are used again and again; others are gathered piece by piece. Only
+Equal bytes need no arithmetic and no torch. Elements that are contiguous in both files, or strided alike, are
+compared in place, in two buffers that are reused; others are gathered piece by piece. Only
 what differs goes through ``torch_ops.differences``.
 """
 

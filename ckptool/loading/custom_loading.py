@@ -1,5 +1,5 @@
 """
-Models that load through code of their own: hooks, overrides, packed parameters. They are filled by ``load_state_dict``.
+Models that load through their own code: hooks, overrides, packed parameters. They are filled by ``load_state_dict``.
 
 What would happen is tried first, on a copy of the model without memory, with tensors without memory: so a load that
 fails leaves the model as it was, here too.
@@ -77,7 +77,7 @@ def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
 
 
 def _tied_places(model: torch.nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
-    """Return, for each tensor that stands in a model more than once, where it does."""
+    """Return the places of each tensor that a model has more than once."""
     found: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for slots in (module._parameters, module._buffers):
@@ -137,7 +137,7 @@ def _load_hollow(
 
 def _left_out(model: torch.nn.Module, found: Any, total: int, *, strict: bool) -> OwnLoading:
     """
-    Return what ``load_state_dict`` has left out of a state dict of so many entries.
+    Return what ``load_state_dict`` left out of a state dict with this number of entries.
 
     Raises:
         KeyMismatch: Names are missing or unexpected.

@@ -66,7 +66,7 @@ def load(
     ``mmap`` the CPU's are views of a private mapping of the file, whose pages all processes share until they write to
     them; replacing the file by renaming another over it is safe, but truncating it kills every process that maps it.
     ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors are cast
-    to. ``verify`` first holds the file against the checksums in it, in a pass of its own. ``progress`` is called with
+    to. ``verify`` first compares the file with the checksums in it, in a separate pass. ``progress`` is called with
     the bytes that were read so far, and those to be read in all; what is mapped is not read. A process that has loaded,
     with or without a cast, can fork. Safe to call from several threads.
 
@@ -76,7 +76,7 @@ def load(
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make.
-        WeightsNotFound: No state dict is the weights that were asked for.
+        WeightsNotFound: No state dict is the chosen weights.
         Cancelled: ``limits`` have a cancellation, and it was. Nothing was loaded.
         CkptoolError: The file cannot be read.
         ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
@@ -126,14 +126,14 @@ def predict_memory(
 
 
 def check_options(dtype: object, weights: object, mmap: object) -> None:
-    """Raise ValueError unless these are what whatever loads can be given."""
+    """Raise ValueError unless these are options that loading takes."""
     check_cast(dtype)
     check_choice("weights", weights, get_args(Which))
     check_choice("mmap", mmap, (True, False, "auto"))
 
 
 def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:
-    """Return the weights that are meant, under the names that they are to have."""
+    """Return the chosen weights, under their final names."""
     try:
         state_dict = choose(checkpoint, key, weights)
     except WeightsNotFound as error:
@@ -152,7 +152,7 @@ def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, stri
 
 @contextmanager
 def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
-    """Give a checkpoint. Errors get its path, and the command that would tell more about the file, where one would."""
+    """Open a checkpoint for a block. Errors get its path and, where it helps, a command that tells more."""
     checkpoint: Checkpoint | None = None
     try:
         with open_checkpoint(source, limits=limits) as checkpoint:
@@ -166,7 +166,7 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
 
 
 def _further(error: CkptoolError, path: str, *, is_open: bool) -> str | None:
-    """Return the hint of an error, and a command line behind it for a POSIX shell."""
+    """Return the hint of an error, followed by a command line for a POSIX shell."""
     command: tuple[str, ...]
     if isinstance(error, TruncatedFile):
         aim, command = "see what is left of it", ("check",)

@@ -84,7 +84,7 @@ def load_into(
     file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
     of it may be new. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it adds:
     then all weights are new, and what hooks make of them may not be.
-    ``verify`` first holds the file against its own checksums, in a pass of its own.
+    ``verify`` first compares the file with its own checksums, in a separate pass.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
@@ -162,7 +162,7 @@ def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = Tru
 def choose_targets(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which, *, strict: bool = True
 ) -> tuple[str, FillPlan]:
-    """Return the state dict that is meant, and how it fits; of several, the only one that does."""
+    """Return the chosen state dict and how it fits; of several, the only one that does."""
 
     def fits(found: Mapping[str, LazyTensor]) -> bool:
         with suppress(WeightsMismatch):
@@ -176,7 +176,7 @@ def choose_targets(
 def choose_renamed(
     model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which
 ) -> tuple[Weights, Changes]:
-    """Return the same under the names for a model that loads through code of its own, and what was done to them."""
+    """Return the weights under the names of a model that loads through its own code, and how they were renamed."""
     chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
     changes, _ = name_changes(model, chosen.tensors)
     if changes:
@@ -187,7 +187,7 @@ def choose_renamed(
 def _choose(
     checkpoint: Checkpoint, key: str | None, weights: Which, fits: Callable[[Mapping[str, LazyTensor]], bool]
 ) -> Weights:
-    """Return the weights that are meant; where nobody has said which, the only ones that fit."""
+    """Return the weights that were chosen; without a choice, the only ones that fit."""
     try:
         return chosen_weights(checkpoint, key, weights, None)
     except WeightsNotFound as error:

@@ -1,7 +1,7 @@
 """
 Where the weights of a checkpoint go in a model, decided before a byte is copied.
 
-Strategy: hold the model's own ``state_dict(keep_vars=True)`` against the names and shapes in the file. What differs by
+Strategy: compare the model's own ``state_dict(keep_vars=True)`` with the names and shapes in the file. What differs by
 a wrapper is paired, and what differs by a prefix alone, if that explains all names of the model; the rest is no guess.
 """
 
@@ -22,7 +22,7 @@ from ckptool.names.suggestions import nearest
 from ckptool.tensors.reading import LazyTensor
 
 PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False)."
-"""The hint where names are missing or left over; a ``LiveModel`` takes nothing by halves."""
+"""The hint where names are missing or left over; a ``LiveModel`` never loads partially."""
 _LISTED: Final = 8
 _NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -37,14 +37,14 @@ class Target(NamedTuple):
 
 
 class FillPlan(NamedTuple):
-    """What goes where. Nothing was changed yet."""
+    """Which tensor goes where. Nothing is changed yet."""
 
     targets: tuple[Target, ...]
     match: KeyMatch
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     tied: dict[str, str]
-    """Names of the model that the file has not, and the name of the same tensor that it has."""
+    """Names of the model that the file does not have, and the name under which it has the same tensor."""
     cast: tuple[tuple[str, str, str], ...]
     """Name, type in the file, type in the model."""
     facts: Mapping[str, Any] = _NO_FACTS
@@ -77,7 +77,7 @@ def plan(
     tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
     unexpected = matched.unexpected
-    facts = _NO_FACTS if matched.changes else facts  # they are told by the file's names
+    facts = _NO_FACTS if matched.changes else facts  # they are keyed by the file's names
     if strict and not all(map(is_benign, (*missing, *unexpected))) and has_post_hooks(model):
         left = try_post_hooks(model, names_for_hooks(matched, tied, facts))
         missing, unexpected = left or (missing, unexpected)
@@ -100,7 +100,7 @@ def plan(
 
 
 def names_for_hooks(matched: KeyMatch, tied: Mapping[str, str], facts: Mapping[str, Any]) -> Names:
-    """Return what the model's hooks are told."""
+    """Return the names that the model's hooks are given."""
     left = matched.unexpected
     renamed = matching.renamed(left, matched.changes) or left
     return Names(
@@ -114,7 +114,7 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Changes, bool]:
-    """Return what to do to names for a model that loads through code of its own, and whether all of them are met."""
+    """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
     tensors = {name: tensor for name, tensor in model_tensors(model).items() if not is_lazy(tensor)}
     expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     best = matching.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
@@ -127,7 +127,7 @@ def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tup
 
 
 def _wrapper_around(names: list[str]) -> Changes | None:
-    """Return the change that puts a wrapper before names without it; None if the wrappers stand elsewhere."""
+    """Return the change that puts a wrapper before names without it; None if the wrappers are elsewhere."""
     bare = matching.renamed(names, (Change("strip_wrappers"),)) or names
     heads = {name.removesuffix(f".{rest}") for name, rest in zip(names, bare, strict=True)}
     return (Change("add_prefix", heads.pop()),) if len(heads) == 1 else None

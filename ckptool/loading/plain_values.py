@@ -21,7 +21,7 @@ _MAX_NODES: Final = 10_000_000
 
 def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None, assembly: Assembly) -> dict[str, Any]:
     """
-    Return nodes as Python and torch have them, by name; those that hold something that only code could make are
+    Return nodes as Python and torch values, by name; those with something inside that only code could make are
     ``UnsupportedFeature`` errors, not raised.
     """
     wanted: dict[str, LazyTensor] = {}

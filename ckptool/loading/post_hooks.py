@@ -25,7 +25,7 @@ from ckptool.loading.hollow import hollow_model
 
 
 class Names(NamedTuple):
-    """What a load came to, as far as hooks are told of it."""
+    """The result of a load, as hooks are given it."""
 
     loaded: tuple[str, ...]
     unexpected: Mapping[str, str]
@@ -112,7 +112,7 @@ def reaches(fresh: torch.nn.Module, model: torch.nn.Module) -> str | None:
 
 
 def _reached(hooks: Iterable[Any]) -> Iterator[Any]:
-    """Yield what functions hold, and what that holds."""
+    """Yield what functions refer to, and what that refers to in turn."""
     waiting, seen = list(hooks), dict[int, Any]()  # what is kept keeps its id
     while waiting:
         one = waiting.pop()

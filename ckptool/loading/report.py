@@ -25,7 +25,7 @@ class LoadReport(NamedTuple):
 
     path: str
     key: str
-    """Where in the file the weights stand; empty for the root."""
+    """The path of the weights in the file; empty for the root."""
     loaded: int
     """Tensors of the model that were loaded; those that share one that was count."""
     expected: int
@@ -42,11 +42,11 @@ class LoadReport(NamedTuple):
     cast: tuple[tuple[str, str, str], ...] = ()
     """Name, type in the file, type in the model."""
     tied: tuple[tuple[str, str], ...] = ()
-    """Names that the file has not, and the name of the same tensor that it has."""
+    """Names that the file does not have, and the name under which it has the same tensor."""
     changes: Changes = ()
     """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
     still_meta: tuple[str, ...] = ()
-    """Tensors that are on the meta device even now, for no file holds them: buffers that the model must fill itself."""
+    """Tensors that are still on the meta device, because no file has them: buffers that the model must fill itself."""
     optimizer: int = 0
     """Parameters whose optimizer state was loaded."""
 

@@ -1,5 +1,5 @@
 """
-How elements of one tensor differ from another's: the part of the door to torch that does arithmetic on differences.
+By how much the elements of two tensors differ.
 
 torch is imported inside the functions, so that importing this module costs nothing.
 """
@@ -146,7 +146,7 @@ def _block(
 
 
 def _opaque(a: bytearray, b: bytearray) -> BlockDiff:
-    """Return where bytes differ that stand for no numbers."""
+    """Return where bytes differ that are not numbers."""
     places = [index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right]
     return BlockDiff(places[0], len(places), at=places[0], rel_at=places[0]) if places else BlockDiff(None)
 

@@ -17,7 +17,7 @@ class CastBytes(NamedTuple):
 
 def cast(data: bytes, source: str, target: str) -> CastBytes:
     """
-    Return packed elements of one floating type as another, rounded as torch rounds.
+    Return packed elements cast from one floating type to another, rounded as torch rounds.
 
     Finite values that ``target`` cannot hold become its largest, and are counted.
     """
@@ -44,7 +44,7 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
 
 
 class ValueFacts(NamedTuple):
-    """What the elements of a tensor come to. Counts are of elements."""
+    """Facts about the elements of a tensor. Counts are of elements."""
 
     nan: int
     infinite: int

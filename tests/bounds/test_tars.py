@@ -6,7 +6,7 @@ import pytest
 
 from ckptool import MalformedFile, TruncatedFile
 from ckptool.archives.tars import is_tar
-from tests.test_tars import archive_of, contents, extended, member, packed
+from tests.archives.test_tars import archive_of, contents, extended, member, packed
 
 
 @pytest.mark.parametrize(("length", "read"), [(65_535, True), (65_536, True), (65_537, False)])

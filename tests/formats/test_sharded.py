@@ -42,7 +42,7 @@ from ckptool.formats import sharded
 from ckptool.sources import siblings
 from ckptool.sources.files import FileSource
 from tests import build
-from tests.load.same import assert_same_tensor
+from tests.loading.same import assert_same_tensor
 
 Tensors = dict[str, torch.Tensor]
 FIRST, SECOND, THIRD = "model-00001-of-00003.bin", "model-00002-of-00003.bin", "model-00003-of-00003.bin"

@@ -66,12 +66,11 @@ MODULES = (
     "tensors/tensor",
 )  # fmt: skip
 TESTS = (
-    "tests/bounds", "tests/formats/test_packed.py", "tests/formats/test_pt2.py", "tests/formats/test_sharded.py",
-    "tests/formats/test_torch_legacy.py", "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py",
-    "tests/formats/test_torchscript.py", "tests/hostile/test_hostile_zips.py",
-    "tests/migrate/test_checksums.py", "tests/migrate/test_outputs.py", "tests/test_contents.py", "tests/test_files.py",
-    "tests/test_pickles.py", "tests/test_rebuild.py", "tests/test_tars.py", "tests/test_tensors.py",
-    "tests/test_zips.py",
+    "tests/archives", "tests/bounds", "tests/checkpoints/test_contents.py", "tests/formats/test_packed.py",
+    "tests/formats/test_pt2.py", "tests/formats/test_sharded.py", "tests/formats/test_torch_legacy.py",
+    "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py", "tests/formats/test_torchscript.py",
+    "tests/hostile/test_hostile_zips.py", "tests/migration/test_outputs.py", "tests/pickles/test_pickles.py",
+    "tests/sources", "tests/tensors/test_rebuild.py", "tests/tensors/test_tensors.py",
 )  # fmt: skip
 """The quick ones that look at files in this process."""
 QUIET = (

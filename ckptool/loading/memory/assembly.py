@@ -33,7 +33,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 _ALIGNMENT: Final = 64
 """What a span of a storage begins on a multiple of, in bytes: enough for any element, and for vector loads."""
 _CAST_NBYTES: Final = 256 << 20
-"""How much is read before it is cast and let go of."""
+"""How much is read before it is cast and freed."""
 
 
 class Memory(Protocol):
@@ -93,7 +93,7 @@ class Assembly:
     """
     Makes the tensors of one state dict. ``dtype`` is what floating tensors are cast to, on the device they go to.
 
-    ``verify`` holds each storage against the checksum that the file has of it, once it is in memory on the CPU.
+    ``verify`` compares each storage with its checksum in the file, once it is in memory on the CPU.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Assembly:
         return made
 
     def _note(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> None:
-        """Take down what of which storage a tensor needs."""
+        """Note which bytes of which storage a tensor needs."""
         for part, below in info.parts:
             self._note(f"{name}[{part}]", below, is_scale=info.layout in QUANTIZED)
         storage, itemsize = info.storage, info.dtype.itemsize
@@ -240,7 +240,7 @@ class Assembly:
         return block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
 
     def _uncast_nbytes(self, block: _Block) -> int:
-        """Return what a storage needs until it is cast."""
+        """Return the bytes that a storage needs until it is cast."""
         is_free = self._place.device(block.root.location).type == "cpu" and self._is_mapped(block)
         return 0 if is_free or self._cast_of(block) is None else block.nbytes
 
@@ -280,7 +280,7 @@ class Assembly:
             for memory in self._memories.values():
                 memory.fill(count)
             for block in batch:
-                if self._cancellation is not None:  # a cast takes long, and nobody can stop one
+                if self._cancellation is not None:  # a cast takes long and cannot be stopped
                     self._cancellation.check()
                 self._finish(block)
             reached += sum(block.nbytes for block in batch)
@@ -312,7 +312,7 @@ class Assembly:
         return self._dtype if is_cast else None
 
     def _finish(self, block: _Block) -> None:
-        """Bring a storage that was read into the machine's byte order, the user's place, and the type asked for."""
+        """Convert a storage that was read: to the machine's byte order, the user's device, and the requested type."""
         memory = block.memory
         if memory is None or not memory.numel():
             return

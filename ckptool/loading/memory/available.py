@@ -1,5 +1,5 @@
 """
-How much memory the system would still give this process: what is free, and what its control groups may have of it.
+How much memory this process can still get: what is free, within the limits of its control groups.
 
 A control group is one folder for each version of the mechanism, below the folders of the groups that it is in, whose
 limits hold for it too; see cgroups(7).
@@ -75,7 +75,7 @@ def _groups() -> Iterator[tuple[str, _Version]]:
         elif "memory" in controllers.split(","):
             found[_V1] = path
     for version, path in found.items():
-        # A container may see its own group alone, as the root, and still be told the path that it has outside.
+        # A container may see only its own group, as the root, and still get the path that the group has outside.
         parts = [part for part in path.split("/") if part]
         inside = [] if ".." in parts else parts
         yield from (("/".join((version.root, *inside[:depth])), version) for depth in range(len(inside), -1, -1))
@@ -129,7 +129,7 @@ _SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "
 @contextmanager
 def room_for(nbytes: int, device: torch.device) -> Iterator[None]:
     """
-    Give a block that needs so many bytes on a device.
+    Raise OutOfMemory for a block that runs out of memory on a device.
 
     Raises:
         OutOfMemory: They are not there. Any other error comes out as it is.

@@ -27,7 +27,7 @@ _READERS = 4
 
 
 class _Range(NamedTuple):
-    """Bytes on their way: from where, and onto which memory."""
+    """Bytes to copy: their source, and the memory that they go to."""
 
     source: Source
     offset: int
@@ -35,7 +35,7 @@ class _Range(NamedTuple):
 
 
 class DeviceMemory:
-    """Gives out memory of one device that holds, once ``fill`` has run, the bytes of ranges of sources."""
+    """Allocates memory of one device; ``fill`` reads the bytes of ranges of sources into it."""
 
     STAGING_NBYTES: Final = _BUFFERS * _BUFFER_NBYTES
     """Most that is needed on the host meanwhile."""
@@ -115,7 +115,7 @@ class DeviceMemory:
 
 
 def _groups(ranges: list[_Range]) -> Iterator[list[_Range]]:
-    """Yield ranges by the bufferful."""
+    """Yield ranges in groups that fill one buffer."""
     group: list[_Range] = []
     held = 0
     for one in ranges:
@@ -173,7 +173,7 @@ class _CudaSender(_Sender):
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # The targets may be memory that work on the caller's stream has just let go of.
+        # The targets may be memory that work on the caller's stream has just freed.
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def buffer(self, nbytes: int) -> torch.Tensor:

@@ -41,7 +41,7 @@ _madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 
 
 class _Read(NamedTuple):
-    """Bytes that are still to be read: from where, and into what."""
+    """Bytes to read: their source, and the buffer that they go to."""
 
     file: FileSource
     offset: int
@@ -51,7 +51,7 @@ class _Read(NamedTuple):
 
 class HostMemory:
     """
-    Gives out host memory that holds, once ``fill`` has run, the bytes of ranges of sources.
+    Allocates host memory; ``fill`` reads the bytes of ranges of sources into it.
 
     ``wanted`` says whether local files are mapped; ``auto`` maps all but those that answer over a network. What is
     misaligned for its element, encoded in the file, or no file at all is read in any case.
@@ -149,7 +149,7 @@ def _read(piece: _Read) -> int:
 
 
 def _populate(address: int) -> None:
-    """Let new memory have its pages at once: one by one, when they are touched, takes about as long as the reading."""
+    """Fault in the pages of new memory at once: one by one, when touched, takes about as long as the reading."""
     if _madvise is not None and address % mmap.PAGESIZE == 0:
         # If it fails they come one by one. Unlike mmap's own method, ctypes lets other threads run meanwhile.
         _madvise(ctypes.c_void_p(address), ctypes.c_size_t(_STEP), _MADV_POPULATE_WRITE)

@@ -40,7 +40,7 @@ def placement(map_location: MapLocation) -> Placement:
     None is the CPU. No device is started here but those that it names.
 
     Raises:
-        DeviceUnavailable: It names a device that is none, or that is not here.
+        DeviceUnavailable: It names no device, or one that this machine does not have.
     """
     if map_location is None:
         return Placement(CPU, {})
@@ -53,7 +53,7 @@ def placement(map_location: MapLocation) -> Placement:
 
 def available(device: str | torch.device) -> torch.device:
     """
-    Return the device that is meant, started if it needs to be.
+    Return the device, initialised if that is needed.
 
     Raises:
         DeviceUnavailable: There is no such device, or not here; the message says why.
@@ -82,7 +82,7 @@ def available(device: str | torch.device) -> torch.device:
 
 
 def moved_by(mover: Mover, memory: torch.Tensor, tag: str) -> torch.Tensor:
-    """Return the bytes where the user's function puts them."""
+    """Return the bytes where the user's function moves them."""
     moved = mover(memory.untyped_storage(), tag)
     if moved is None:
         return memory

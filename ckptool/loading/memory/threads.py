@@ -1,4 +1,4 @@
-"""Casts of whole tensors, run where they cannot hang a process that forks later."""
+"""Threads for torch's work: on the caller's streams, and so that a process can fork later without hanging."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def work_on(streams: list[tuple[Any, Any]]) -> None:
 
 
 def wait_for_all(devices: Iterable[torch.device]) -> None:
-    """Return once devices have done all that any thread has asked of them so far."""
+    """Wait until devices have finished the work of all threads so far."""
     for device in devices:
         if device.type in _STREAMED:
             getattr(torch, device.type).synchronize(device)
 
 
 def wait_for_own(devices: Iterable[torch.device]) -> None:
-    """Return once devices have done what this thread has asked of them, on the streams that it works on now."""
+    """Wait until devices have finished this thread's work on its current streams."""
     for device in devices:
         if device.type in _STREAMED:
             getattr(torch, device.type).current_stream(device).synchronize()
@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 def in_own_thread(function: Callable[[], T]) -> T:
     """
-    Return what ``function`` returns, run in a thread that ends with it.
+    Run ``function`` in a thread of its own and return its result.
 
     torch's pool of threads belongs to the thread that first needs it; a child of a fork inherits the pool's state
     without its threads, and waits for them for ever. A thread of our own takes its pool with it when it ends.
 
-    What it does on a device comes behind what the caller did there, and before what the caller does next.
+    What it does on a device comes after what the caller did there, and before what the caller does next.
     """
     streams = streams_here()
     results: list[T] = []
@@ -96,5 +96,5 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:
-    """Return what ``function`` returns, run in its own thread if it computes on the CPU: devices have no such pool."""
+    """Run ``function``, in a thread of its own if it computes on the CPU, whose thread pool a fork would break."""
     return in_own_thread(function) if device.type == "cpu" else function()

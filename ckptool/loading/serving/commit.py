@@ -77,7 +77,7 @@ def ready(model: torch.nn.Module) -> torch.nn.Module:
 
 def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.nn.Module:
     """
-    Return a copy of a model; ``kept`` says by ``id`` what stands in it for what, and is not copied.
+    Return a copy of a model; ``kept`` maps the ``id`` of an object to what replaces it in the copy, uncopied.
 
     Raises:
         UnsupportedFeature: The model holds something that cannot be copied, a lock say, or hooks that would work on the

@@ -46,7 +46,7 @@ def _flat(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return plain memory that tells a tensor from every other of its type and shape."""
+    """Return strided tensors that determine the value."""
     if tensor.is_quantized:
         is_whole = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
         scales = torch.tensor(tensor.q_scale(), device="cpu") if is_whole else tensor.q_per_channel_scales()

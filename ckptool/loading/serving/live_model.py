@@ -1,7 +1,7 @@
 """
 ``LiveModel``: a model that serves while its weights are replaced.
 
-Reloading has two phases. The file is read into memory of its own, held against its checksums and against the model;
+Reloading has two phases. The file is read into memory of its own, compared with its checksums and with the model;
 until that is done, nothing of the model is touched. Then the weights are committed, in one of two ways:
 
 ``in_place`` copies them into the storages that the model has: nothing has to be warmed up again, and captured graphs
@@ -203,7 +203,7 @@ class LiveModel:
         raised as it is. To swap, the old weights then go on serving; in place, the new ones serve without what those
         hooks would have made of them, and ``digest`` is None, until a reload goes well.
 
-        ``limits`` stand in for the model's own: with a ``Cancellation`` in them, the reload can be stopped until the
+        ``limits`` replace the model's own: with a ``Cancellation`` in them, the reload can be stopped until the
         new weights are committed, and the old ones go on serving.
 
         Raises:
@@ -224,7 +224,7 @@ class LiveModel:
                 done = self._replace(checkpoint, started, cancellation)
             elif self._commit == "swap":
                 done = self._replace_through(checkpoint, started, cancellation)
-            else:  # nobody knows what it would have done until then, should it fail halfway
+            else:  # if it failed halfway, what it had done until then could not be known
                 raise UnsupportedFeature(
                     f"the model loads through code of its own: {loader}",
                     kind="own-loading",
@@ -296,9 +296,9 @@ class LiveModel:
         on_reload: Callable[[Reload | CkptoolError], None] | None = None,
     ) -> None:
         """
-        Reload whenever the file under ``path`` is another than the one that was loaded from there: rename it there.
+        Reload whenever another file is at ``path`` than the one that was loaded. Put new files there by renaming.
 
-        Without a path, it is the one that was loaded last; where there is no file yet, a warning is logged, and the
+        Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the
         first that comes is loaded. Looks every so many seconds, in a thread of its own. A file that is still being
         written is left until it rests for one look; one that cannot be loaded is reported, through ``logging``,
         ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this

@@ -10,7 +10,7 @@ from ckptool.cancellation import LOOK_SECONDS, Cancellation
 
 
 class Visits:
-    """How often one thread has come in and nobody has left for it."""
+    """Re-entrancy depth of one thread: entries without a leave."""
 
     __slots__ = ("depth",)
 
@@ -29,7 +29,7 @@ class Gate:
         self._mine = threading.local()
 
     def enter(self) -> Visits:
-        """Come in, once nobody is alone inside or waits to be. What is returned is for ``leave``."""
+        """Enter as a reader, once no writer is inside or waits. Give what is returned to ``leave``."""
         visits: Visits | None = getattr(self._mine, "visits", None)
         if visits is None:
             visits = self._mine.visits = Visits()
@@ -53,7 +53,7 @@ class Gate:
     @contextmanager
     def alone(self, cancellation: Cancellation | None = None) -> Iterator[None]:
         """
-        Give a block in which nobody else is inside.
+        Enter a block as the writer: no reader is inside.
 
         Raises:
             Cancelled: While others were still inside.
@@ -70,7 +70,7 @@ class Gate:
                         cancellation.check()
                     self._changed.wait(None if cancellation is None else LOOK_SECONDS)
                 self._is_alone = True
-            finally:  # whoever waits may be interrupted
+            finally:  # the wait may be interrupted
                 self._waiting -= 1
                 self._changed.notify_all()
         try:

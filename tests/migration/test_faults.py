@@ -34,7 +34,7 @@ from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
-from tests.migrate.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
+from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
 

@@ -10,7 +10,7 @@ import torch
 
 import ckptool
 from ckptool.reference.forging import forged, mixed, tagged
-from tests.load.same import assert_same, saved, sharing, torch_load
+from tests.loading.same import assert_same, saved, sharing, torch_load
 
 TAGS = ["cuda:0", "cuda:3", "npu:0", "xla:0", "mps", "hpu", "meta", "warp:7", "privateuseone:0", "", "gpu", "xpu:1"]
 NO_DEVICES = ["gpu", "cuda:x", "", "cpu:", "warp:7", "cuda:-1", "CPU", "cuda 0", "\0", "npu:0"]

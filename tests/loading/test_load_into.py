@@ -17,7 +17,7 @@ from ckptool.loading import load_into
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.wraps import wrap
 from ckptool.sources.files import FileSource
-from tests.load.same import assert_same, descriptors, saved
+from tests.loading.same import assert_same, descriptors, saved
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet": (LeNet, (2, 1, 28, 28)),

@@ -15,8 +15,8 @@ from ckptool.loading.memory import threads
 from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
-from tests.load.late_device import LateDevice
-from tests.load.same import saved
+from tests.loading.late_device import LateDevice
+from tests.loading.same import saved
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.reference.forging import forged, mixed
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
-from tests.load.late_device import LateDevice
-from tests.load.same import assert_same, saved
+from tests.loading.late_device import LateDevice
+from tests.loading.same import assert_same, saved
 
 CPU = torch.device("cpu")
 FILE_NBYTES = 20_000

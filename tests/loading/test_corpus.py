@@ -11,7 +11,7 @@ import torch
 import ckptool
 from tests.against_torch import oracle
 from tests.corpus.files import FOLDER, MARKS, ROWS, name_of
-from tests.load.same import assert_same_tensor, sharing, torch_load
+from tests.loading.same import assert_same_tensor, sharing, torch_load
 
 pytestmark = [
     *MARKS,

@@ -20,7 +20,7 @@ from ckptool import loading
 from ckptool.loading.serving.live_model import digest_of
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
 from ckptool.sources.files import FileSource
-from tests.load.same import descriptors, resident_nbytes, saved
+from tests.loading.same import descriptors, resident_nbytes, saved
 
 LONG = os.environ.get("CKPTOOL_LONG") == "1"
 THREADS = 32

@@ -25,7 +25,7 @@ from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
 from ckptool.loading.serving.digest import digest_of
 from ckptool.reference.nets import MLP, LeNet, TiedReader
-from tests.load.same import assert_same, descriptors, resident_nbytes, saved
+from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
 
 Commit = Literal["in_place", "swap"]
 COMMITS: list[Commit] = ["in_place", "swap"]

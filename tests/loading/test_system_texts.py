@@ -12,7 +12,7 @@ import ckptool
 from ckptool.loading.memory import host
 from ckptool.loading.memory.available import free_memory, is_network
 from ckptool.sources import paths
-from tests.load.same import saved
+from tests.loading.same import saved
 
 KIB, GIB = 1 << 10, 1 << 30
 

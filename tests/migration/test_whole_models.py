@@ -102,7 +102,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, M
             target = folder / f"{model}.{container}.{mode}"
             reports[target.name] = migrate(source, target, **MODES[mode])
     assert STRANGER not in sys.modules
-    run(home, f"from tests.migrate.test_whole_models import compare_all; compare_all({str(folder)!r})")
+    run(home, f"from tests.migration.test_whole_models import compare_all; compare_all({str(folder)!r})")
     return folder, reports, json.loads((folder / "compared.json").read_text())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.load.same import saved
+from tests.loading.same import saved
 
 LONG = os.environ.get("CKPTOOL_LONG") == "1"
 

@@ -18,7 +18,7 @@ import ckptool
 from ckptool.reference.forging import forged, pretend, tagged
 from ckptool.reference.nets import LeNet, TiedReader
 from ckptool.reference.wraps import process_group, wrap
-from tests.load.same import assert_same, saved
+from tests.loading.same import assert_same, saved
 
 CPU = torch.device("cpu")
 IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))

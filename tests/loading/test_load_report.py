@@ -13,7 +13,7 @@ from torch import nn
 import ckptool
 from ckptool.names.matching import Change
 from ckptool.reference.nets import LeNet, TiedReader
-from tests.load.same import saved
+from tests.loading.same import saved
 
 
 def text_of(report: object) -> str:

@@ -36,7 +36,7 @@ from tests.against_torch.test_saved_tensors import (
     quantised_per_channel,
     quantised_per_tensor,
 )
-from tests.load.same import assert_same, assert_same_tensor, saved, sharing, tensors_only, torch_load
+from tests.loading.same import assert_same, assert_same_tensor, saved, sharing, tensors_only, torch_load
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),

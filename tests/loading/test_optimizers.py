@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 import ckptool
-from tests.load.same import assert_same_tensor, saved, torch_load
+from tests.loading.same import assert_same_tensor, saved, torch_load
 
 VALUES = torch.rand(4, 8, generator=torch.Generator().manual_seed(0))
 

@@ -20,7 +20,7 @@ import pytest
 from ckptool.migration import output as outputs
 from ckptool.migration.migrate import migrate
 from ckptool.migration.output import Output
-from tests.migrate.test_outputs import OLD, checkpoint
+from tests.migration.test_outputs import OLD, checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE")
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import ckptool
 from ckptool import LiveModel
-from tests.load.same import assert_same, saved
-from tests.load.test_live_model import every_commit, within
+from tests.loading.same import assert_same, saved
+from tests.loading.test_live_model import every_commit, within
 
 Commit = Literal["in_place", "swap"]
 Hook = Callable[[nn.Module, Any], Any]
