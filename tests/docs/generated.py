@@ -27,10 +27,8 @@ ROOMS = (
 MESSAGES = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "Weights only load failed. … Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.",
-    'Error(s) in loading state_dict for LeNet: Missing key(s) in state_dict: "conv1.weight", "conv1.bias". '
-    'Unexpected key(s) in state_dict: "module.conv1.weight", "module.conv1.bias".',
-    "size mismatch for fc.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, the shape in "
-    "current model is torch.Size([10, 512]).",
+    'Missing key(s) in state_dict: "conv1.weight", … Unexpected key(s) in state_dict: "module.conv1.weight", …',
+    "size mismatch for fc.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, the shape in …",
     "invalid load key, 'v'.",
     "invalid load key, '<'.",
     "PytorchStreamReader failed reading zip archive: failed finding central directory",
@@ -82,9 +80,7 @@ def rooms() -> str:
         f"**`{name}/`** {_paragraph(_docstring(PACKAGE / name / '__init__.py'))}\n\n{_modules(PACKAGE / name)}\n"
         for name in ROOMS
     )
-    single = "".join(
-        f"- `{path.stem}`: {_sentence(_docstring(path))}\n" for path in sorted(PACKAGE.glob("[a-z]*.py"))
-    )
+    single = "".join(f"- `{path.stem}`: {_sentence(_docstring(path))}\n" for path in sorted(PACKAGE.glob("[a-z]*.py")))
     return f"**What all packages use**\n\n{single}\n{shown.rstrip()}\n"
 
 

@@ -16,15 +16,19 @@ from ckptool.cli import cli
 from tests.docs.generated import PARTS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
-"""The pages that show output, as paths from the root."""
-OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
+"""As paths from the root."""
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"(?<=^```console\n)(?:(?!```).*\n)*", re.MULTILINE)
 SESSION = re.compile(r"(?<=^```pycon\n)(?:(?!```).*\n)*", re.MULTILINE)
 SHOWN_FILE = re.compile(r"(\(`(tests/[\w/]+\.py)`\):\n\n```python\n)((?:(?!```).*\n)*)")
-PART = re.compile(r"^<!-- begin (\w+), written by tests/docs/generated\.py -->\n(.*?)^<!-- end \1 -->$", re.MULTILINE | re.DOTALL)
+PART = re.compile(
+    r"^<!-- begin (\w+), written by tests/docs/generated\.py -->\n(.*?)^<!-- end \1 -->$", re.MULTILINE | re.DOTALL
+)
 
 
 def text_of(page: str) -> str:
