@@ -89,18 +89,11 @@ def codes() -> str:
     return _rows(("code", "finding"), ("---", "---"), *((f"`{code}`", str(what)) for code, what in CODES.items()))
 
 
-def exceptions() -> str:
-    """Return the table of exceptions, each under its base."""
-    shown: list[tuple[str, str]] = []
-
-    def add(cls: type, depth: int) -> None:
-        shown.append((f"{'&nbsp;' * 4 * depth}`{cls.__name__}`", _sentence(cls.__doc__)))
-        for below in cls.__subclasses__():
-            if below.__module__ == errors.__name__:
-                add(below, depth + 1)
-
-    add(errors.CkptoolError, 0)
-    return _rows(("exception", "raised when"), ("---", "---"), *shown)
+def exceptions(cls: type = errors.CkptoolError, depth: int = 0) -> str:
+    """Return a list of the exceptions, each under its base."""
+    below = [one for one in cls.__subclasses__() if one.__module__ == errors.__name__]
+    own = f"{'  ' * depth}- `{cls.__name__}`: {_sentence(cls.__doc__)}\n"
+    return own + "".join(exceptions(one, depth + 1) for one in below)
 
 
 def names() -> str:
