@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
-from ckptool.checkpoints.checkpoint import Checkpoint, ClassSource, Member, StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.parsed import ClassSource, Member
 from ckptool.errors import (
     AmbiguousFile,
     AmbiguousWeights,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ckptool.loading.memory.assembly import Cost
     from ckptool.loading.report import LoadReport
     from ckptool.loading.serving.live_model import LiveModel, Reload, Serving
+    from ckptool.migration.changes import Changes
     from ckptool.migration.migrate import migrate
     from ckptool.migration.report import MigrationReport
 
@@ -56,6 +58,7 @@ __all__ = [
     "AmbiguousWeights",
     "Cancellation",
     "Cancelled",
+    "Changes",
     "CheckReport",
     "Checkpoint",
     "CkptoolError",
@@ -105,6 +108,7 @@ __all__ = [
 
 
 _LATER = {
+    "Changes": "ckptool.migration.changes",
     "CheckReport": "ckptool.checking.check",
     "Cost": "ckptool.loading.memory.assembly",
     "DiffReport": "ckptool.diffing.report",

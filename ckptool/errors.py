@@ -43,7 +43,8 @@ class CkptoolError(Exception):
     """
     Base of all errors about a file.
 
-    ``kind`` is a stable slug for programs (``"truncated-zip"``), ``path`` the file, ``hint`` what to do about it.
+    ``kind`` is a stable slug for programs (``"truncated-zip"``), ``path`` the file, ``hint`` what to do about it
+    and ``command`` the command line that does it, for a POSIX shell, where there is one.
     ``offset`` (bytes), ``needed`` and ``actual`` hold the numbers of the message where it has any.
     """
 
@@ -55,6 +56,7 @@ class CkptoolError(Exception):
         *,
         kind: str | None = None,
         hint: str | None = None,
+        command: str | None = None,
         path: str | None = None,
         offset: int | None = None,
         needed: int | None = None,
@@ -66,6 +68,7 @@ class CkptoolError(Exception):
         self.message = message
         self.kind = kind or self.default_kind
         self.hint = hint
+        self.command = command
         self.path = path
         self.offset = offset
         self.needed = needed

@@ -16,7 +16,15 @@ from ckptool import CkptoolError, Limits, errors, open_checkpoint
 from tests import build, zip_bytes
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
-FIELDS = {"kind": "odd", "hint": "Look again.", "path": "a/b.pth", "offset": 5, "needed": 7, "actual": 6}
+FIELDS = {
+    "kind": "odd",
+    "hint": "Look again.",
+    "command": "ls a",
+    "path": "a/b.pth",
+    "offset": 5,
+    "needed": 7,
+    "actual": 6,
+}
 
 
 def example(cls: type[CkptoolError]) -> CkptoolError:
@@ -71,7 +79,8 @@ def test_the_path_stands_in_front_of_the_message() -> None:
 def test_numbers_are_none_where_the_message_has_none() -> None:
     error = CkptoolError("x")
 
-    assert (error.kind, error.hint, error.path, error.offset, error.needed, error.actual) == ("error",) + (None,) * 5
+    assert (error.kind, error.hint, error.command, error.path) == ("error", None, None, None)
+    assert (error.offset, error.needed, error.actual) == (None, None, None)
 
 
 def test_errors_cross_process_and_thread_pools() -> None:

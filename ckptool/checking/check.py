@@ -12,7 +12,7 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.checking import finding, requirements, torch_load, value_survey
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Finding, state_dict_command
+from ckptool.checking.finding import Advice, Finding, state_dict_command
 from ckptool.checking.torch_load import Asked, StockLoad
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -213,23 +213,23 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     if not found:
         return []
     fact = f"member {member.member!r}: {some([one.message for one in found])}"
-    return [Finding("CK115", found[0].severity, fact, finding.run(checkpoint, "check", member=member.member))]
+    return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
 
 
 def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
-    if not stock.refusals or checkpoint.format == "safetensors":
+    if not stock.refusals or checkpoint.traits.is_plain:
         return []
     first, *rest = stock.refusals
     names = some([refusal.what for refusal in rest])
-    hint = state_dict_command(checkpoint) or (
+    advice = state_dict_command(checkpoint) or Advice(
         "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
     )
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:
             found.append(
-                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", hint)
+                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *advice)
             )
         return found
     if first.kind == "container":
@@ -237,7 +237,7 @@ def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
     else:
         what = some([refusal.what for refusal in stock.refusals])
         fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
-    return [Finding("CK202", "warning", fact, hint)]
+    return [Finding("CK202", "warning", fact, *advice)]
 
 
 def _nested(stock: StockLoad) -> list[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ckptool.checking.finding import Finding, run, state_dict_command
+from ckptool.checking.finding import Advice, Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
@@ -36,8 +36,8 @@ def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | Non
         chosen = choose(checkpoint, key, "auto")
         found = _shapes(checkpoint, chosen)
     except (WeightsNotFound, MigrationRefused) as error:
-        hint = error.hint or state_dict_command(checkpoint)
-        yield Finding("CK600", "warning", f"cannot be compared with {model}: {error.message}", hint)
+        advice = Advice(error.hint) if error.hint else state_dict_command(checkpoint) or ()
+        yield Finding("CK600", "warning", f"cannot be compared with {model}: {error.message}", *advice)
         return
     yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
 
@@ -65,13 +65,13 @@ class _Fit:
             yield Finding("CK601", "info", f"all {total:,} names and shapes are those of {self._model}{inside}", hint)
         elif matched.changes and not matched.alternatives:
             what = f"{len(matched.pairs):,} of {total:,} names of {self._model} are there under other names"
-            hint = self._migrate(matched.changes, self._left_out())
-            yield Finding("CK602", "warning", f"{what}: {_options(matched.changes)}", hint)
+            advice = self._migrate(matched.changes, self._left_out())
+            yield Finding("CK602", "warning", f"{what}: {_options(matched.changes)}", *advice)
         elif matched.alternatives:
             ways = [_options(changes) for changes in (matched.changes, *matched.alternatives)]
             what = f"{len(matched.pairs):,} of {total:,} names are there more than once: {some(ways)}"
-            hint = self._migrate(matched.changes, self._left_out(), why="Choose one of them.")
-            yield Finding("CK606", "warning", what, hint)
+            advice = self._migrate(matched.changes, self._left_out(), why="Choose one of them.")
+            yield Finding("CK606", "warning", what, *advice)
         yield from self._missing()
         yield from self._unexpected()
         yield from self._reshaped()
@@ -85,14 +85,14 @@ class _Fit:
             listed = [f"{name} (like {near[name]}?)" if name in near else name for name in missing]
             guesses = guess_renames(matched, self._expected, self._found)
             if guesses != matched.changes:
-                hint = self._migrate(guesses, (), why="If these are the same tensors, rename them.")
+                advice = self._migrate(guesses, {}, why="If these are the same tensors, rename them.")
             elif not self._taken:
-                hint = self._another
+                advice = Advice(self._another)
             elif near:
-                hint = "If these are the same tensors, rename them with 'ckptool migrate --rename RE=REPL'."
+                advice = Advice("If these are the same tensors, migrate it and rename them: `rename='RE=REPL'`.")
             else:
-                hint = "Take the checkpoint that goes with this model, or build the model as the file's was."
-            yield Finding("CK603", "warning", f"{len(missing):,} missing: {some(listed)}", hint)
+                advice = Advice("Take the checkpoint that goes with this model, or build the model as the file's was.")
+            yield Finding("CK603", "warning", f"{len(missing):,} missing: {some(listed)}", *advice)
         if computed:
             what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
             yield Finding("CK603", "info", what, "Load with strict=False if load_state_dict() minds.")
@@ -103,11 +103,11 @@ class _Fit:
             return
         others = [name for name in unexpected if not is_benign(name)]
         options = self._left_out()
-        hint = "Load with strict=False." if self._taken else self._another
+        advice = Advice("Load with strict=False." if self._taken else self._another)
         if options:
-            hint = self._migrate(self._matched.changes, options, why="Leave out what the model has no use for.")
+            advice = self._migrate(self._matched.changes, options, why="Leave out what the model has no use for.")
         what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
-        yield Finding("CK604", "warning" if others else "info", what, hint)
+        yield Finding("CK604", "warning" if others else "info", what, *advice)
 
     def _reshaped(self) -> Iterator[Finding]:
         reshaped = self._matched.reshaped
@@ -115,12 +115,14 @@ class _Fit:
             return
         listed = [f"{one.found_name} is {list(one.found)}, not {list(one.expected)}" for one in reshaped]
         paired = list(self._matched.pairs.values())
-        options = _excluding([one.found_name for one in reshaped], paired) if paired else ()
-        hint = "Build the model with the file's sizes."
-        if options:
+        excluded = _excluding([one.found_name for one in reshaped], paired) if paired else []
+        advice = Advice("Build the model with the file's sizes.")
+        if excluded:
             why = "Leave them out and load the rest with strict=False, or build the model with the file's sizes."
-            hint = self._migrate(self._matched.changes, (*self._left_out(), *options), why=why)
-        yield Finding("CK605", "warning", f"{len(reshaped):,} of another shape: {some(listed)}", hint)
+            options = self._left_out()
+            options["exclude"] = [*options.get("exclude", ()), *excluded]
+            advice = self._migrate(self._matched.changes, options, why=why)
+        yield Finding("CK605", "warning", f"{len(reshaped):,} of another shape: {some(listed)}", *advice)
 
     @property
     def _taken(self) -> list[str]:
@@ -131,11 +133,11 @@ class _Fit:
     def _another(self) -> str:
         return f"Check that this file and {self._model} belong together: they have no name in common."
 
-    def _left_out(self) -> tuple[str, ...]:
+    def _left_out(self) -> dict[str, list[str]]:
         """Return the options that leave out what is unexpected, where a few of them can, and anything is left."""
         unexpected, taken = self._matched.unexpected, self._taken
         if not unexpected or not taken:
-            return ()
+            return {}
         for change in self._matched.changes:
             head = f"{change.argument}."
             if (
@@ -143,31 +145,39 @@ class _Fit:
                 and all(name.startswith(head) for name in taken)
                 and not any(name.startswith(head) for name in unexpected)
             ):
-                return "--include", f"{_literal(change.argument)}.*"
-        return _excluding(unexpected, taken)
+                return {"include": [f"{_literal(change.argument)}.*"]}
+        excluded = _excluding(unexpected, taken)
+        return {"exclude": excluded} if excluded else {}
 
-    def _migrate(self, changes: Changes, options: Sequence[str], why: str = "") -> str:
+    def _migrate(self, changes: Changes, options: Mapping[str, list[str]], why: str | None = None) -> Advice:
         words = [word for change in changes for word in change.arguments]
-        key = ("--key", self._key) if self._key else ()
-        return run(self._checkpoint, "migrate", "--form", "state_dict", *key, *options, *words, why=why)
+        include, exclude = options.get("include", ()), options.get("exclude", ())
+        return run(
+            self._checkpoint,
+            "migrate",
+            *words,
+            why=why,
+            form="state_dict",
+            key=self._key,
+            include=include,
+            exclude=exclude,
+        )
 
 
 def _options(changes: Changes) -> str:
     return " ".join(word for change in changes for word in change.arguments)
 
 
-def _excluding(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:
-    """Return the options that leave these names out and not those that are taken: by their heads, if they are many."""
+def _excluding(names: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Return the globs that leave these names out and not those that are taken: by their heads, if they are many."""
     globs = [_literal(name) for name in names]
     if len(names) > _MOST_EXCLUDED:
         parts = [name.partition(".") for name in names]
         heads = {head for head, _, _ in parts}
         if any(name.partition(".")[0] in heads for name in taken):
-            return ()
+            return []
         globs = list(dict.fromkeys(f"{_literal(head)}.*" if dot else _literal(head) for head, dot, _ in parts))
-    if len(globs) > _MOST_EXCLUDED:
-        return ()
-    return tuple(word for glob in globs for word in ("--exclude", glob))
+    return globs if len(globs) <= _MOST_EXCLUDED else []
 
 
 def _literal(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptool.checking.finding import Finding, run
+from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
@@ -25,6 +25,12 @@ _HARDWARE = {
     "privateuseone": "a device of another kind, and its package",
 }
 _ANYWHERE = ("cpu", "meta")
+
+_TO_CPU = {
+    "torch.jit.load": "Load it with torch.jit.load(path, map_location='cpu').",
+    "torch.export.load": "Export it again on the device that is to run it; its weights alone can be migrated.",
+}
+"""How to get a program to the CPU, by what loads it. Everything else can be migrated."""
 
 _SINCE = {
     "float8_e4m3fn": (2, 1),
@@ -54,25 +60,20 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
     if not tags:
         return
     listed = [f"{tag} ({_HARDWARE[kind]})" if (kind := tag.partition(":")[0]) in _HARDWARE else tag for tag in tags]
-    hint = _to_cpu(checkpoint)
+    advice = _to_cpu(checkpoint)
     if devices is None:
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
-        yield Finding("CK503", "info", what, hint)
+        yield Finding("CK503", "info", what, *advice)
         return
     lacking = [tag for tag in tags if not _is_there(tag, devices)]
     if lacking:
-        have = ", ".join(devices)
-        yield Finding(
-            "CK503", "warning", f"saved on {some(lacking)}, which this machine does not have; it has {have}", hint
-        )
+        what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
+        yield Finding("CK503", "warning", what, *advice)
 
 
-def _to_cpu(checkpoint: Checkpoint) -> str:
-    if checkpoint.format == "torchscript":
-        return "Load it with torch.jit.load(path, map_location='cpu')."
-    if checkpoint.format == "pt2":
-        return "Export it again on the device that is to run it; its weights alone can be migrated."
-    return run(checkpoint, "migrate", "--to", "cpu")
+def _to_cpu(checkpoint: Checkpoint) -> Advice:
+    hint = _TO_CPU.get(checkpoint.traits.loader)
+    return run(checkpoint, "migrate", to="cpu") if hint is None else Advice(hint)
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:
@@ -91,7 +92,7 @@ def _release(summary: Summary) -> Iterator[Finding]:
 
 def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK505: a whole model is only loaded as one where its classes can be imported."""
-    if not checkpoint.walks or checkpoint.format in ("torchscript", "pt2"):
+    if not checkpoint.walks or checkpoint.traits.program is not None:
         return
     modules = dict.fromkeys(name.partition(".")[0] for name in foreign(checkpoint))
     if not modules:

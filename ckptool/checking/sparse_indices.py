@@ -57,7 +57,7 @@ def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             faults.append(f"{tensor.name}: {fault}")
     if faults:
         what = f"{counted(len(faults), 'sparse tensor')} whose indices are wrong: {some(faults)}"
-        yield Finding("CK108", "error", what, "Leave them out when you migrate it: --exclude NAME.")
+        yield Finding("CK108", "error", what, "Leave them out when you migrate it: `exclude='NAME'`.")
     if unread:
         yield Finding("CK108", "info", f"indices not looked at, for they are far larger than the file: {some(unread)}")
 

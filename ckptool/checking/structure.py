@@ -13,8 +13,9 @@ from typing import TypeAlias
 from ckptool.checking import allowed
 from ckptool.checking.finding import Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import WRAPPER_COMPONENTS, Summary, summarise
+from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.messages import counted, some
+from ckptool.names.wrappers import ADDED_BY
 from ckptool.tensors.tensor import identity
 
 
@@ -47,19 +48,19 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
     if checkpoint.form == "archive":
         yield Finding(
-            "CK102", "info", f"an archive of {len(others):,} checkpoints", run(checkpoint, "inspect", member=others[0])
+            "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
         )
     elif others:
         yield Finding(
-            "CK102", "info", f"the archive also holds {some(others)}", run(checkpoint, "inspect", member=others[0])
+            "CK102", "info", f"the archive also holds {some(others)}", *run(checkpoint, "inspect", member=others[0])
         )
 
 
 def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
     for name, why in checkpoint.unopened:
-        hint = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
-        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", hint)
+        advice = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
+        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *advice)
 
 
 def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
@@ -95,7 +96,7 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
-    own = checkpoint.format in ("torchscript", "pt2")
+    own = checkpoint.traits.program is not None
     names = [
         str(one)
         for one in checkpoint.globals
@@ -106,24 +107,26 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK201",
             "info",
             f"unpickling would import {some(names)} (not imported here)",
-            run(checkpoint, "inspect", "--globals"),
+            *run(checkpoint, "inspect", globals=True),
         )
 
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
-    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in WRAPPER_COMPONENTS]
+    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
     if wrapped:
-        who = ", then ".join(WRAPPER_COMPONENTS[prefix[:-1]] for prefix in wrapped)
+        plain = wrapped[0] == "module." and len(set(wrapped)) == 1
+        who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
         yield Finding(
             "CK301",
             "info",
             f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            run(
+            *run(
                 checkpoint,
                 "migrate",
-                "--strip-module" if wrapped[0] == "module." and len(set(wrapped)) == 1 else "--strip-wrappers",
                 why="A model without that wrapper expects the names without it.",
+                strip_module=plain,
+                strip_wrappers=not plain,
             ),
         )
 
@@ -136,7 +139,7 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK302",
             "info",
             f"several state dicts could be the weights: {some(candidates)}",
-            state_dict_command(checkpoint, "Pick one with --key."),
+            *(state_dict_command(checkpoint, "Pick one with `key=`.") or ()),
         )
 
 
@@ -148,7 +151,7 @@ def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
             "CK303",
             "info",
             f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them",
-            run(checkpoint, "migrate", "--form", "safetensors", why="Clone views before saving them."),
+            *run(checkpoint, "migrate", why="Clone views before saving them.", form="safetensors"),
         )
 
 
@@ -160,7 +163,7 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK401",
             "info",
             f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
-            run(checkpoint, "inspect", "--all"),
+            *run(checkpoint, "inspect", all=True),
         )
 
 
@@ -197,7 +200,7 @@ def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK405",
             "warning",
             "a bound method was saved, and the whole model with it: state_dict is missing its parentheses",
-            state_dict_command(checkpoint, "Save model.state_dict() instead."),
+            *(state_dict_command(checkpoint, "Save model.state_dict() instead.") or ()),
         )
 
 
@@ -221,7 +224,7 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]
             "CK501",
             "warning",
             f"tensors were saved on {len(devices)} devices: {some(devices)}",
-            run(checkpoint, "migrate", "--to", "cpu"),
+            *run(checkpoint, "migrate", to="cpu"),
         )
 
 

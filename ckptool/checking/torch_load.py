@@ -24,13 +24,6 @@ _OPCODE_NAMES = {
     ord("C"): "SHORT_BINBYTES",
     ord("B"): "BINBYTES",
 }
-_LOADERS = {
-    "torchscript": "torch.jit.load()",
-    "pt2": "torch.export.load()",
-    "safetensors": "safetensors.torch.load_file()",
-}
-
-
 _UNTYPED = "torch.storage.UntypedStorage"
 
 
@@ -92,7 +85,7 @@ def _ask(found: Global, record: str, nested_at: int | None = None) -> Asked:
 
 def _names(checkpoint: Checkpoint) -> list[Refusal]:
     """Return the names that neither torch's list has nor TorchScript writes; those that are seldom met come first."""
-    own = checkpoint.format in ("torchscript", "pt2")
+    own = checkpoint.traits.program is not None
     found = [
         (allowed.is_usual(one.module, one.name), _ask(one, stream.record))
         for stream in checkpoint.streams
@@ -107,23 +100,22 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     """Return what is wrong with the file as such, for torch.load."""
     if checkpoint.shards:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
-    if checkpoint.format in _LOADERS:
-        return [Refusal("loader", f"{checkpoint.format} is opened by {_LOADERS[checkpoint.format]}")]
+    if checkpoint.traits.loader != "torch.load":
+        return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.loader}()")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
     if checkpoint.source.nbytes and checkpoint.source.read(0, 2) == b"\x1f\x8b":
         return [Refusal("loader", "torch.load() does not unpack gzip")]
-    if checkpoint.format == "torch_tar":
-        return [Refusal("container", "files of PyTorch 0.1 are not read with weights_only=True")]
-    if checkpoint.format == "pickle":
-        return [Refusal("container", "it was written by pickle.dump() and not by torch.save()")]
-    if checkpoint.format == "torch_legacy" and any(str(one) == _UNTYPED for one in checkpoint.globals):
-        return [Refusal("container", "a legacy stream with untyped storages is not read with weights_only=True")]
-    if checkpoint.format == "torch_zip":
-        archive = checkpoint.archives[-1]
-        folder, _, rest = next(iter(archive)).partition("/")
-        if not rest or f"{folder}/data.pkl" not in archive:
-            return [Refusal("container", "its records are not in one folder")]
+    if checkpoint.traits.refusal is not None:
+        return [Refusal("container", checkpoint.traits.refusal)]
+    if not checkpoint.archives:
+        if any(str(one) == _UNTYPED for one in checkpoint.globals):
+            return [Refusal("container", "a legacy stream with untyped storages is not read with weights_only=True")]
+        return []
+    archive = checkpoint.archives[-1]
+    folder, _, rest = next(iter(archive)).partition("/")
+    if not rest or f"{folder}/data.pkl" not in archive:
+        return [Refusal("container", "its records are not in one folder")]
     return []
 
 

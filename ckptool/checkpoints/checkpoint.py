@@ -1,61 +1,24 @@
-"""``Checkpoint``: one file's tensors by name, and everything else it holds; the hub that other modules meet at."""
+"""``Checkpoint``: one file's tensors by name, and everything else it holds."""
 
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
-from ckptool.archives.archive import Archive
-from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.modules import StateDictWalk
+from ckptool.checkpoints.parsed import Form, Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import Source
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
-
-
-Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
-
-
-class ClassSource(NamedTuple):
-    """The source of a class, as legacy files carry it. Text: never compiled."""
-
-    name: str
-    path: str
-    """Of the source file on the machine that saved the checkpoint."""
-    text: str
-
-
-class Member(NamedTuple):
-    """A checkpoint inside an archive that holds several: open it as ``FILE::NAME``."""
-
-    name: str
-    format: str
-    form: Form
-    tensors: int
-    nbytes: int
-    """Size of the member, unpacked."""
-
-
-class Stream(NamedTuple):
-    """Pickles one behind the other: bytes ``start`` to ``end`` of ``source``, which is a record or the file."""
-
-    record: str
-    """Name of the archive member; empty for the file itself."""
-    source: Source
-    start: int
-    end: int
-    globals: tuple[Global, ...]
-    """Every name that unpickling them would import, in order of first use."""
 
 
 class StateDict(Mapping[str, LazyTensor]):
@@ -65,7 +28,7 @@ class StateDict(Mapping[str, LazyTensor]):
         self, key: str, role: Role, tensors: dict[str, LazyTensor], class_name: str | None, node: Inert = None
     ) -> None:
         self.key = key
-        """Full dotted path where it stands; empty for the root."""
+        """Its full dotted path; empty for the root."""
         self.role: Role = role
         self.class_name = class_name
         """The model's class, where the file holds the whole model."""
@@ -103,62 +66,48 @@ class Checkpoint:
     What is in one file, or in an index and its shards. Tensors are lazy: their bytes are read when ``LazyTensor.read``
     is called.
 
-    Nothing changes after opening, so threads may share one. It keeps its file open until ``close()``, or until the
-    end of a ``with`` block.
+    Nothing changes after opening (but see ``release_tree``), so threads may share one. It keeps its file open until
+    ``close()``, or until the end of a ``with`` block.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        format: str,  # noqa: A002 - the project's word for it
-        contents: Contents,
-        *,
-        form: Form | None = None,
-        root: Inert = None,
-        rebuilder: Rebuilder | None = None,
-        metadata: Mapping[str, str] | None = None,
-        class_sources: tuple[ClassSource, ...] = (),
-        notes: tuple[str, ...] = (),
-        damage: str | None = None,
-        members: tuple[Member, ...] = (),
-        streams: tuple[Stream, ...] = (),
-        archives: tuple[Archive, ...] = (),
-        shards: tuple[Shard, ...] = (),
-        shard_of: Mapping[str, str] | None = None,
-        announced_nbytes: int | None = None,
-    ) -> None:
-        self.path = ""
-        self.member: str | None = None
+    def __init__(self, path: str, source: Source, parsed: Parsed) -> None:
+        contents = parsed.contents
+        self.path = path
+        self.member = parsed.member
         """Name of the archive member that was opened, where the file is an archive of others."""
-        self.format = format
+        self.format = parsed.format
+        self.traits = parsed.traits
+        """What is true of every file of its format."""
         self.source = source
-        self.file_nbytes = source.nbytes + sum(shard.nbytes for shard in shards)
+        self.file_nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
         """Size in bytes; with shards, of the index and all of them."""
-        self.root = root
+        self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
-        self.rebuilder = rebuilder
+        self.rebuilder = parsed.rebuilder
         """What recognises the tensors of the tree."""
-        self.streams = streams
+        self.streams = parsed.streams
         """The pickles that were read."""
-        self.archives = archives
+        self.archives = parsed.archives
         """The archives that it lies in, outermost first; with shards, the one that each is, in their order."""
-        self.shards = shards
+        self.shards = parsed.shards
         """The files that hold the tensors, where the one that was opened is an index of them. They are all open."""
-        self.shard_of: Mapping[str, str] = shard_of or {}
-        """For each tensor, the name of the shard that it stands in."""
-        self.announced_nbytes = announced_nbytes
-        """What an index of shards says that all tensors have (``total_size``)."""
-        self.metadata: Mapping[str, str] = metadata or {}
+        self.shard_of = parsed.shard_of
+        """For each tensor, the name of the shard that holds it."""
+        self.announced_nbytes = parsed.announced_nbytes
+        """The size of all tensors, as an index of shards has it (``total_size``)."""
+        self.metadata = parsed.metadata
         """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
-        self.class_sources = class_sources
-        self.notes = notes
+        self.recorded = parsed.recorded
+        """What that text says about the tensors."""
+        self.class_sources = parsed.class_sources
+        self.notes = parsed.notes
         """What is odd about the container though nothing in it can be misread."""
-        self.damage = damage
+        self.damage = parsed.damage
         """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
-        self.members = members
-        self.inside: Mapping[str, Checkpoint] = {}
+        self.members = parsed.members
+        self.inside = {name: Checkpoint("", one.source, one) for name, one in parsed.inside.items()}
         """The other checkpoints in its archive by name, as ``FILE::NAME`` opens them; all, where none was picked."""
-        self.unopened: tuple[tuple[str, str], ...] = ()
+        self.unopened = parsed.unopened
         """Members of its archive that seem to be checkpoints and cannot be opened: their names, and why."""
         self.walks: tuple[tuple[str, StateDictWalk], ...] = tuple(contents.walks)
         self.unreadable: tuple[tuple[str, str], ...] = tuple(contents.unreadable)
@@ -167,8 +116,10 @@ class Checkpoint:
         """Names that were given to tensors whose own name another has already (``a.b#2``), and that own name."""
         self.bound_method = contents.bound_method
         self.tensors: dict[str, LazyTensor] = {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
-        """Every tensor by full dotted name, in file order; one that is tied stands under each of its names."""
-        self.attributes = {name: LazyTensor(name, info) for name, info in contents.attributes.items()}
+        """Every tensor by full dotted name, in file order; a tied one has an entry for each of its names."""
+        self.attributes = {
+            name: LazyTensor(name, info) for name, info in (contents.attributes | dict(parsed.constants)).items()
+        }
         """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
         self.extras: tuple[tuple[str, Inert], ...] = tuple(contents.extras)
         """What is not a tensor: the largest subtrees without one, by path."""
@@ -183,7 +134,13 @@ class Checkpoint:
             for group in contents.groups
             if group.names
         )
-        self.form: Form = form or _form(contents, self.state_dicts)
+        self.form: Form = parsed.form
+        self._is_open = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_is_open" in self.__dict__:
+            raise AttributeError(f"a checkpoint does not change after opening: {name!r} cannot be set")
+        super().__setattr__(name, value)
 
     @property
     def globals(self) -> tuple[Global, ...]:
@@ -201,12 +158,6 @@ class Checkpoint:
         chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
         return None if chosen is None else self.state_dicts[chosen]
 
-    def add_attributes(self, prefix: str, contents: Contents) -> None:
-        """Add tensors that no state_dict() holds. For readers of formats, while they read."""
-        for name, info in (contents.tensors | contents.attributes).items():
-            full = f"{prefix}.{name}" if name else prefix
-            self.attributes[full] = LazyTensor(full, info)
-
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""
         if isinstance(self.source, FileSource):
@@ -218,11 +169,8 @@ class Checkpoint:
             raise DamagedFile(self.damage, hint="Download the file again.")
 
     def release_tree(self) -> None:
-        """Let go of the pickled tree, which nobody needs who only wants tensors. For long-lived checkpoints."""
-        self.root = self.rebuilder = None
-        self.extras = ()
-        self.walks = ()
-        self.inside = {}
+        """Free the pickled tree: the one change after opening. Tensors stay readable. For long-lived checkpoints."""
+        self.__dict__.update(root=None, rebuilder=None, extras=(), walks=(), inside={})
         for state_dict in self.state_dicts:
             state_dict.node = None
 
@@ -240,29 +188,3 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
-
-
-def _form(contents: Contents, state_dicts: tuple[StateDict, ...]) -> Form:
-    if not contents.tensors and not contents.attributes:
-        return "data"
-    if not state_dicts:
-        return "tensors" if all(name.startswith("_") for name, _ in contents.extras) else "checkpoint"
-    first = state_dicts[0]
-    if first.key:
-        return "checkpoint"
-    if first.class_name is not None:
-        return "model"
-    if first.role == "optimizer" or len(state_dicts) > 1:
-        return "checkpoint"
-    return "state_dict" if first.role == "model" and len(first) == len(contents.tensors) else "checkpoint"
-
-
-class Shard(NamedTuple):
-    """One of the files that an index names, with some of the tensors."""
-
-    name: str
-    """As the index has it: a path from the index's folder."""
-    tensors: int
-    nbytes: int
-    """Size of the file."""
-    source: Source

@@ -20,20 +20,10 @@ from typing import NamedTuple
 from ckptool.cancellation import worklist
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.limits import Limits
+from ckptool.names.wrappers import COMPONENTS
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
 from ckptool.tensors.tensor import Kind
-
-WRAPPERS = {
-    "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
-}
-"""Classes that put a component of their own in front of every name of the model that they wrap: that component."""
-
-DATA_PARALLEL = frozenset(cls for cls, component in WRAPPERS.items() if component == "module")
 
 _MOST_MODULES = 200_000
 _NAMES_NBYTES = 1 << 26
@@ -267,12 +257,12 @@ def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
         return None
     name = nodes.class_name(node)
     body = _body(node) if name in classes else None
-    return nodes.lookup(body.children, WRAPPERS[name]) if body is not None else None
+    return nodes.lookup(body.children, COMPONENTS[name]) if body is not None else None
 
 
 def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str]:
     """Return the name that each entry has once wrappers of ``classes`` give way to the model inside them."""
-    gone = {f"{path}.{WRAPPERS[cls]}" if path else WRAPPERS[cls] for path, cls in walk.modules if cls in classes}
+    gone = {f"{path}.{COMPONENTS[cls]}" if path else COMPONENTS[cls] for path, cls in walk.modules if cls in classes}
     return {entry.name: _without(entry.name, gone) for entry in walk.entries} if gone else {}
 
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity
-
-WRAPPER_COMPONENTS = {
-    "module": "DataParallel or DistributedDataParallel",
-    "_orig_mod": "torch.compile",
-    "_fsdp_wrapped_module": "FullyShardedDataParallel",
-    "_fpw_module": "FullyShardedDataParallel",
-    "_checkpoint_wrapped_module": "activation checkpointing",
-    "_forward_module": "Lightning Fabric",
-}
-"""Name components that training wrappers add, and who adds them."""
 
 
 class Summary(NamedTuple):
@@ -114,19 +105,3 @@ def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:
         else:
             merged.append((source, begin, end))
     return merged
-
-
-def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
-    """Return the components that all names begin with, up to and including the first that no wrapper adds."""
-    if not names:
-        return ()
-    found: list[str] = []
-    # What the first and the last in the alphabet begin with, all that stand between them do.
-    first, last = min(names).split("."), max(names).split(".")
-    for component, other in zip(first[:-1], last[:-1], strict=False):
-        if component != other:
-            break
-        found.append(component)
-        if component not in WRAPPER_COMPONENTS:
-            break
-    return tuple(f"{component}." for component in found)

@@ -25,7 +25,7 @@ from ckptool.tensors.reading import LazyTensor
 Which: TypeAlias = Literal["auto", "raw", "ema"]
 
 ORDER_KEY = "ckptool.order"
-MODULES_KEY = "ckptool.checkpoints.modules"
+MODULES_KEY = "ckptool.modules"
 """Keys of a safetensors file's metadata under which the order of names and the facts of modules survive."""
 
 RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})

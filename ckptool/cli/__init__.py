@@ -35,7 +35,7 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except CkptoolError as error:
-            from ckptool.cli.inspect_report import error_text
+            from ckptool.cli.text import error_text
 
             click.echo(error_text(error), err=True)
             ctx.exit(2)

@@ -12,12 +12,11 @@ import click
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.torch_load import Asked, place_of
-from ckptool.cli.inspect_report import error_text, finding_lines
+from ckptool.cli.json_output import error_object, finding_object, print_json
+from ckptool.cli.text import error_text, finding_lines, labelled
 from ckptool.messages import counted, show, show_nbytes
 
-SCHEMA = "ckptool.check/1"
-
-_LABEL = 13
+SCHEMA = "ckptool.check/2"
 
 
 @click.command()
@@ -64,8 +63,6 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo(error_text(report.error), err=True)
         click.echo("\n".join(_lines(report, show_globals=options["show_globals"])))
     if options["as_json"]:
-        from ckptool.cli.json_output import print_json
-
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
 
@@ -89,19 +86,15 @@ def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
     yield show(report.path)
     if report.format is not None and report.file_nbytes is not None:
         shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
-        yield _line("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
+        yield labelled("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
     for finding in report.findings:
         yield from finding_lines(finding)
     if show_globals:
         for one in report.globals:
-            yield _line(
+            yield labelled(
                 "global", f"{show(one.name)} {'allowed' if one.is_allowed else 'not allowed'}, {show(place_of(one))}"
             )
-    yield _line("verdict", report.verdict)
-
-
-def _line(label: str, text: str) -> str:
-    return f"  {label:<{_LABEL}}{text}"
+    yield labelled("verdict", report.verdict)
 
 
 def _object(report: CheckReport) -> dict[str, object]:
@@ -111,12 +104,10 @@ def _object(report: CheckReport) -> dict[str, object]:
         "depth": report.depth,
         "worst": report.worst,
         "verdict": report.verdict,
-        "findings": [finding._asdict() for finding in report.findings],
+        "findings": [finding_object(finding) for finding in report.findings],
     }
     if report.error is not None:
-        error = report.error
-        facts = {"kind": error.kind, "message": error.message, "hint": error.hint}
-        return {**found, "error": {**facts, "offset": error.offset, "needed": error.needed, "actual": error.actual}}
+        return {**found, "error": error_object(report.error)}
     return {
         **found,
         "format": report.format,
@@ -144,8 +135,6 @@ def _explain(text: str, *, as_json: bool) -> int:
 
     found = explain(sys.stdin.read() if text == "-" else text)
     if as_json:
-        from ckptool.cli.json_output import print_json
-
         print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
     elif not found:
         click.echo("not a message that is known here", err=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from ckptool.cli.inspect_report import error_text
+from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.text import LISTED, error_text, grouped, head_of, labelled, listed
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffedFile, DiffReport
 from ckptool.diffing.trees import Change
@@ -16,10 +17,7 @@ from ckptool.errors import CkptoolError
 from ckptool.messages import show
 from ckptool.torch_ops.differences import Number
 
-SCHEMA = "ckptool.diff/1"
-
-_LISTED = 8
-_LABEL = 13
+SCHEMA = "ckptool.diff/2"
 
 
 @click.command()
@@ -76,15 +74,11 @@ def diff(
         )
     except CkptoolError as error:
         if as_json:
-            from ckptool.cli.json_output import print_json
-
             print_json(_error_object(a, b, error))
         else:
             click.echo(error_text(error), err=True)
         sys.exit(2)
     if as_json:
-        from ckptool.cli.json_output import print_json
-
         print_json(_object(report))
     else:
         click.echo("\n".join([_verdict(report)] if quiet else _lines(report)))
@@ -94,24 +88,24 @@ def diff(
 def _lines(report: DiffReport) -> Iterator[str]:
     yield f"A  {_file(report.a)}"
     yield f"B  {_file(report.b)}"
-    yield from _listed("only in A", _grouped(report.only_a))
-    yield from _listed("only in B", _grouped(report.only_b))
+    yield from listed("only in A", _grouped(report.only_a))
+    yield from listed("only in B", _grouped(report.only_b))
     if report.wrapped:
-        yield _line("", "More names are the same without what wrappers added: compare with --ignore-wrappers.")
+        yield labelled("", "More names are the same without what wrappers added: compare with --ignore-wrappers.")
     if report.order is not None:
         at = report.order
-        yield _line("order", f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}")
+        yield labelled("order", f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}")
     shapes = (f"{show(change.name)}: {list(change.a)} -> {list(change.b)}" for change in report.shapes)
-    yield from _listed("shape", list(shapes))
+    yield from listed("shape", list(shapes))
     for label, changes in (("dtype", report.dtypes), ("device", report.devices), ("layout", report.layouts)):
-        yield from _listed(label, _by_change(changes))
+        yield from listed(label, _by_change(changes))
     for label, ties in (("tied in A", report.ties_a), ("tied in B", report.ties_b)):
-        yield from _listed(label, [show(" = ".join(names)) for names in ties])
-    yield from _listed("metadata", _by_change(report.metadata))
-    yield from _listed("other values", [_change(change) for change in report.others])
-    yield from _listed("values", _largest_first(report.values))
-    yield from _listed("close", _largest_first(report.close))
-    yield from _listed("not compared", [show(what) for what in report.not_compared])
+        yield from listed(label, [show(" = ".join(names)) for names in ties])
+    yield from listed("metadata", _by_change(report.metadata))
+    yield from listed("other values", [_change(change) for change in report.others])
+    yield from listed("values", _largest_first(report.values))
+    yield from listed("close", _largest_first(report.close))
+    yield from listed("not compared", [show(what) for what in report.not_compared])
     yield _verdict(report)
 
 
@@ -154,21 +148,10 @@ def _file(file: DiffedFile) -> str:
 
 
 def _grouped(names: Sequence[str]) -> list[str]:
-    """Return names for people to read: those under one head together, where there are many."""
-    if len(names) <= _LISTED:
-        return [show(name) for name in names]
-    depth, heads = 0, {""}
-    while len(heads) == 1 and depth < _LISTED:  # what all begin with says nothing
+    depth = 1
+    while depth < LISTED and len({head_of(name, depth) for name in names}) == 1:  # what all begin with says nothing
         depth += 1
-        heads = {_head(name, depth) for name in names}
-    counts = dict.fromkeys((_head(name, depth) for name in names), 0)
-    for name in names:
-        counts[_head(name, depth)] += 1
-    return [show(head) if count == 1 else f"{show(head)}: {count:,} tensors" for head, count in counts.items()]
-
-
-def _head(name: str, depth: int) -> str:
-    return ".".join(name.split(".")[:depth])
+    return grouped(names, "tensors", depth)
 
 
 def _by_change(changes: Sequence[Change]) -> list[str]:
@@ -187,10 +170,10 @@ def _change(change: Change) -> str:
 
 
 def _largest_first(found: Sequence[ValueDiff]) -> list[str]:
-    return [_value_line(one) for one in sorted(found, key=lambda one: (not one.nan, -(one.max_abs or 0)))]
+    return [_valuelabelled(one) for one in sorted(found, key=lambda one: (not one.nan, -(one.max_abs or 0)))]
 
 
-def _value_line(found: ValueDiff) -> str:
+def _valuelabelled(found: ValueDiff) -> str:
     differing = f"{found.differing:,} of {found.numel:,}" if found.differing else "within the tolerance"
     place = f"at {list(found.at)}"
     values = f"({_number(found.a)} -> {_number(found.b)})"
@@ -206,17 +189,6 @@ def _value_line(found: ValueDiff) -> str:
 
 def _number(value: Number | None) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _listed(label: str, items: list[str]) -> Iterator[str]:
-    for index, item in enumerate(items[:_LISTED]):
-        yield _line(label if index == 0 else "", item)
-    if len(items) > _LISTED:
-        yield _line("", f"and {len(items) - _LISTED:,} more")
-
-
-def _line(label: str, text: str) -> str:
-    return f"  {label:<{_LABEL}}{text}"
 
 
 def _object(report: DiffReport) -> dict[str, object]:
@@ -260,5 +232,4 @@ def _plain(value: object) -> object:
 
 
 def _error_object(a: str, b: str, error: CkptoolError) -> dict[str, object]:
-    facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
-    return {"schema": SCHEMA, "a": {"path": a}, "b": {"path": b}, "error": facts}
+    return {"schema": SCHEMA, "a": {"path": a}, "b": {"path": b}, "error": error_object(error)}

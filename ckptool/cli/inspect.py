@@ -14,7 +14,8 @@ from ckptool import messages
 from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
-from ckptool.cli import inspect_report, tables
+from ckptool.cli import inspect_report, json_output, tables
+from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.tensors.reading import LazyTensor
@@ -138,13 +139,11 @@ def inspect(
         except CkptoolError as error:
             failed = True
             if as_json:
-                objects.append(inspect_report.error_as_json(path, error))
+                objects.append(json_output.inspect_error(path, error))
             else:
-                click.echo(inspect_report.error_text(error), err=True)
+                click.echo(error_text(error), err=True)
     if as_json:
-        from ckptool.cli.json_output import print_json
-
-        print_json(objects[0] if len(objects) == 1 else objects)
+        json_output.print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
 
 
@@ -210,7 +209,7 @@ def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
 def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
     summary = summarise(checkpoint)
     tensors = selection.of(checkpoint.tensors.values())
-    return inspect_report.as_json(checkpoint, summary, examine(checkpoint, summary), tensors)
+    return json_output.inspect_object(checkpoint, summary, examine(checkpoint, summary), tensors)
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

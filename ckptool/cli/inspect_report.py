@@ -1,37 +1,19 @@
-"""What ``inspect`` says of one checkpoint: text for people, JSON for programs."""
+"""What ``inspect`` prints about one checkpoint for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
 
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.summary import Summary, sharing
-from ckptool.cli.tables import tensor_file_offset
-from ckptool.errors import CkptoolError
-from ckptool.messages import counted, cut, show, show_nbytes
+from ckptool.checkpoints.summary import Summary
+from ckptool.cli.text import FORMS, counts, finding_lines, labelled, listed
+from ckptool.messages import counted, show, show_nbytes
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
-SCHEMA = "ckptool.inspect/1"
-
-FORMS = {
-    "state_dict": "state_dict",
-    "checkpoint": "checkpoint: weights and more",
-    "model": "model",
-    "tensors": "tensors, not named by a model",
-    "data": "no tensors",
-    "archive": "archive of several checkpoints",
-}
-"""What people are told of each form."""
-
 _EXTRAS_SHOWN = 8
-_SHARDS_SHOWN = 8
-_SHARED_LISTED = 32
-_SHARED_LENGTH = 1 << 12
-_LABEL = 13
 _WORD = 32
 _LONGEST_PATH = 48
 
@@ -53,16 +35,18 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if summary.prefixes:
         yield labelled("prefix", show("".join(summary.prefixes)))
     if len(checkpoint.state_dicts) > 1 or checkpoint.form == "checkpoint":
-        for index, state_dict in enumerate(checkpoint.state_dicts):
-            yield labelled("state dicts" if index == 0 else "", _state_dict(state_dict, checkpoint.weights))
-    for index, shard in enumerate(checkpoint.shards[:_SHARDS_SHOWN]):
-        facts = f"{counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
-        yield labelled("shards" if index == 0 else "", f"{show(shard.name)}: {facts}")
-    if len(checkpoint.shards) > _SHARDS_SHOWN:
-        yield labelled("", f"and {len(checkpoint.shards) - _SHARDS_SHOWN:,} more")
-    for index, member_found in enumerate(checkpoint.members):
-        facts = f"{member_found.format}, {member_found.form}, {counted(member_found.tensors, 'tensor')}"
-        yield labelled("members" if index == 0 else "", f"{show(member_found.name)}: {facts}")
+        lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
+        yield from listed("state dicts", lines, most=None)
+    shards = [
+        f"{show(shard.name)}: {counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
+        for shard in checkpoint.shards
+    ]
+    yield from listed("shards", shards)
+    members = [
+        f"{show(found.name)}: {found.format}, {found.form}, {counted(found.tensors, 'tensor')}"
+        for found in checkpoint.members
+    ]
+    yield from listed("members", members, most=None)
     if checkpoint.metadata:
         yield labelled(
             "metadata", show(", ".join(f"{key}={value[:200]}" for key, value in checkpoint.metadata.items())[:200])
@@ -72,13 +56,6 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         yield labelled("also holds", _extras(extras))
     for finding in findings:
         yield from finding_lines(finding)
-
-
-def finding_lines(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding, and below it what to do; the command that does it stands on a line of its own."""
-    yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
-    why, found, command = (finding.hint or "").partition("Run: ")
-    yield from (labelled("", show(text)) for text in (why.rstrip(), found + command) if text)
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
@@ -123,114 +100,6 @@ class _Branch:
         self.nbytes = 0
 
 
-def as_json(
-    checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], tensors: Iterable[LazyTensor]
-) -> dict[str, object]:
-    """Return the object that ``inspect --json`` prints for a file."""
-    groups = sharing(checkpoint.tensors.values())
-    shared = {name: group for group in groups for name in group}
-    return {
-        "schema": SCHEMA,
-        "path": checkpoint.path,
-        "member": checkpoint.member,
-        "file_nbytes": checkpoint.file_nbytes,
-        "format": checkpoint.format,
-        "form": checkpoint.form,
-        "summary": {
-            "tensors": summary.tensors,
-            "tied": summary.tied,
-            "numel": summary.numel,
-            "nbytes": summary.nbytes,
-            "devices": summary.devices,
-            "dtypes": summary.dtypes,
-            "prefixes": list(summary.prefixes),
-        },
-        "state_dicts": [
-            {
-                "key": found.key,
-                "role": found.role,
-                "tensors": len(found),
-                "numel": found.numel,
-                "class": found.class_name,
-                "is_weights": found is checkpoint.weights,
-            }
-            for found in checkpoint.state_dicts
-        ],
-        "tensors": [_tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name)) for tensor in tensors],
-        "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
-        "members": [member._asdict() for member in checkpoint.members],
-        "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
-        "metadata": {cut(key): cut(value) for key, value in checkpoint.metadata.items()},
-        "extras": [
-            {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}
-            for path, node in checkpoint.extras
-        ],
-        "globals": [str(found) for found in checkpoint.globals],
-        "findings": [{"code": f.code, "severity": f.severity, "message": f.message, "hint": f.hint} for f in findings],
-    }
-
-
-def error_text(error: CkptoolError) -> str:
-    """Return the one or two lines that a person sees of an error: the fact, and what to do about it."""
-    hint = f"\nHint: {show(error.hint)}" if error.hint else ""
-    return f"Error: {show(str(error))}{hint}"
-
-
-def error_as_json(path: str, error: CkptoolError) -> dict[str, object]:
-    """Return the object that ``inspect --json`` prints for a file that cannot be read."""
-    return {
-        "schema": SCHEMA,
-        "path": path,
-        "error": {
-            "kind": error.kind,
-            "message": error.message,
-            "hint": error.hint,
-            "offset": error.offset,
-            "needed": error.needed,
-            "actual": error.actual,
-        },
-    }
-
-
-def _tensor_json(
-    tensor: LazyTensor, shared: Mapping[str, Sequence[str]], shard: str | None = None
-) -> dict[str, object]:
-    info = tensor.info
-    others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
-    lengths = accumulate(map(len, others))  # each of a thousand tensors would list the same long names
-    others = [name for name, length in zip(others, lengths, strict=True) if length <= _SHARED_LENGTH]
-    found: dict[str, object] = {
-        "name": tensor.name,
-        "shape": list(info.shape),
-        "dtype": info.dtype.name,
-        "device": info.location,
-        "numel": info.numel,
-        "nbytes": info.total_nbytes,
-        "stride": list(info.stride),
-        "storage_offset": info.storage_offset,
-        "requires_grad": info.requires_grad,
-        "kind": info.kind,
-        "storage": info.storage.key if info.storage else "",
-        "file_offset": tensor_file_offset(info),
-        "shared_with": others[:_SHARED_LISTED],
-        "layout": info.layout,
-    }
-    if shard is not None:
-        found["shard"] = shard
-    if info.subclass:
-        found["subclass"] = info.subclass
-    if info.details:
-        found["details"] = dict(info.details)
-    if info.parts:
-        found["parts"] = [_tensor_json(LazyTensor(name, part), {}) for name, part in info.parts]
-    return found
-
-
-def labelled(label: str, text: str) -> str:
-    """Return one line of a head: a fact, and what it is about."""
-    return f"  {label:<{_LABEL}}{text}"
-
-
 def _shards(checkpoint: Checkpoint) -> str:
     return f" in {counted(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
 
@@ -240,11 +109,6 @@ def _form(checkpoint: Checkpoint) -> str:
         return FORMS[checkpoint.form]
     cls = checkpoint.state_dicts[0].class_name if checkpoint.state_dicts else None
     return f"model: {show(cls)}" if cls else "model"
-
-
-def counts(found: Mapping[str, int]) -> str:
-    """Return what there is, and how many of each."""
-    return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())
 
 
 def _extras(extras: Sequence[tuple[str, Inert]]) -> str:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import click
 
+from ckptool.checking.finding import Finding
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import Summary, sharing
+from ckptool.cli.tables import tensor_file_offset
+from ckptool.errors import CkptoolError
+from ckptool.messages import cut
+from ckptool.pickles.describe import describe, kind_of, scalar_of
+from ckptool.tensors.reading import LazyTensor
+
+INSPECT = "ckptool.inspect/2"
+
+_SHARED_LISTED = 32
+_SHARED_LENGTH = 1 << 12
 _AT_ONCE = 1 << 16
 _DEPTH = 2
 """Of an object, the members of its members are pieces; a list of objects is one level more."""
@@ -38,3 +52,108 @@ def _pieces(found: object, depth: int) -> Iterator[str]:
         yield "]" if found else "[]"
     else:
         yield json.dumps(found, ensure_ascii=True, allow_nan=False)
+
+
+def inspect_object(
+    checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], tensors: Iterable[LazyTensor]
+) -> dict[str, object]:
+    """Return the object that ``inspect --json`` prints for a file."""
+    groups = sharing(checkpoint.tensors.values())
+    shared = {name: group for group in groups for name in group}
+    return {
+        "schema": INSPECT,
+        "path": checkpoint.path,
+        "member": checkpoint.member,
+        "file_nbytes": checkpoint.file_nbytes,
+        "format": checkpoint.format,
+        "form": checkpoint.form,
+        "summary": {
+            "tensors": summary.tensors,
+            "tied": summary.tied,
+            "numel": summary.numel,
+            "nbytes": summary.nbytes,
+            "devices": summary.devices,
+            "dtypes": summary.dtypes,
+            "prefixes": list(summary.prefixes),
+        },
+        "state_dicts": [
+            {
+                "key": found.key,
+                "role": found.role,
+                "tensors": len(found),
+                "numel": found.numel,
+                "class": found.class_name,
+                "is_weights": found is checkpoint.weights,
+            }
+            for found in checkpoint.state_dicts
+        ],
+        "tensors": [_tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name)) for tensor in tensors],
+        "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
+        "members": [member._asdict() for member in checkpoint.members],
+        "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
+        "metadata": {cut(key): cut(value) for key, value in checkpoint.metadata.items()},
+        "extras": [
+            {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}
+            for path, node in checkpoint.extras
+        ],
+        "globals": [str(found) for found in checkpoint.globals],
+        "findings": [finding_object(finding) for finding in findings],
+    }
+
+
+def inspect_error(path: str, error: CkptoolError) -> dict[str, object]:
+    """Return the object that ``inspect --json`` prints for a file that cannot be read."""
+    return {"schema": INSPECT, "path": path, "error": error_object(error)}
+
+
+def error_object(error: CkptoolError) -> dict[str, object]:
+    """Return an error as every verb's JSON has it."""
+    return {
+        "path": error.path,
+        "kind": error.kind,
+        "message": error.message,
+        "hint": error.hint,
+        "command": error.command,
+        "offset": error.offset,
+        "needed": error.needed,
+        "actual": error.actual,
+    }
+
+
+def finding_object(finding: Finding) -> dict[str, object]:
+    """Return a finding as every verb's JSON has it."""
+    return finding._asdict()
+
+
+def _tensor_json(
+    tensor: LazyTensor, shared: Mapping[str, Sequence[str]], shard: str | None = None
+) -> dict[str, object]:
+    info = tensor.info
+    others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
+    lengths = accumulate(map(len, others))  # each of a thousand tensors would list the same long names
+    others = [name for name, length in zip(others, lengths, strict=True) if length <= _SHARED_LENGTH]
+    found: dict[str, object] = {
+        "name": tensor.name,
+        "shape": list(info.shape),
+        "dtype": info.dtype.name,
+        "device": info.location,
+        "numel": info.numel,
+        "nbytes": info.total_nbytes,
+        "stride": list(info.stride),
+        "storage_offset": info.storage_offset,
+        "requires_grad": info.requires_grad,
+        "kind": info.kind,
+        "storage": info.storage.key if info.storage else "",
+        "file_offset": tensor_file_offset(info),
+        "shared_with": others[:_SHARED_LISTED],
+        "layout": info.layout,
+    }
+    if shard is not None:
+        found["shard"] = shard
+    if info.subclass:
+        found["subclass"] = info.subclass
+    if info.details:
+        found["details"] = dict(info.details)
+    if info.parts:
+        found["parts"] = [_tensor_json(LazyTensor(name, part), {}) for name, part in info.parts]
+    return found

@@ -11,11 +11,13 @@ from typing import Any
 
 import click
 
-from ckptool.cli.inspect_report import error_text
+from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json, report_lines
+from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import TARGETS
+from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
@@ -113,7 +115,12 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     sources, target = _sources(paths, options["out_dir"])
     as_json, jobs = options.pop("as_json"), options.pop("jobs")
-    arguments = _arguments(options, click.get_current_context().meta[_ORDER])
+    arguments = {
+        "changes": _changes(options, click.get_current_context().meta[_ORDER]),
+        "force": options["force"],
+        "verify": not options["no_verify"],
+        "dry_run": options["dry_run"],
+    }
     code = 0
     reports: list[dict[str, object]] = []
     for source, outcome in _run(sources, target, arguments, jobs):
@@ -127,8 +134,6 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
                 click.echo("\n".join(["" for _ in reports[:1]] + list(report_lines(outcome))))
             reports.append(report_as_json(outcome))
     if as_json:
-        from ckptool.cli.json_output import print_json
-
         print_json(reports[0] if len(sources) == 1 else reports)
     sys.exit(code)
 
@@ -148,17 +153,10 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
     return list(paths), os.path.join(out_dir, "")  # noqa: PTH118
 
 
-def _arguments(options: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    same = (
-        "form to key weights strip_module strip_wrappers include exclude drop dtype keep_dtype saturate expand_tied "
-        "drop_unsupported allow_empty model force dry_run"
-    )
-    return {
-        **{name: options[name] for name in same.split()},
-        "rules": list(_rules(options, order)),
-        "verify": not options["no_verify"],
-        "model_arguments": dict(model_argument(text) for text in options["model_args"]),
-    }
+def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
+    same = {name: value for name, value in options.items() if name in Changes._fields and name != "rename"}
+    model_arguments = dict(model_argument(text) for text in options["model_args"])
+    return Changes(**same, rename=tuple(_rules(options, order)), model_arguments=model_arguments)
 
 
 def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.Rule]:

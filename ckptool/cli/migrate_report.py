@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ckptool.cli.inspect_report import FORMS, counts, labelled
+from ckptool.cli.json_output import error_object
 from ckptool.cli.tables import plain_table
+from ckptool.cli.text import FORMS, counts, grouped, labelled, listed
 from ckptool.errors import CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import Cast
-from ckptool.migration.report import MigrationReport, Side
+from ckptool.migration.report import FileFacts, MigrationReport
 
-SCHEMA = "ckptool.migrate/1"
+SCHEMA = "ckptool.migrate/2"
 
-_LISTED = 8
 _LABEL = 11
 
 
@@ -26,28 +26,29 @@ def report_lines(report: MigrationReport) -> Iterator[str]:
     rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
     yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
     devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]
-    yield from _listed("device", devices)
-    yield from _listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
-    yield from _listed("cast", list(_casts(report)))
-    yield from _listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
-    yield from _listed("left out", _grouped(report.dropped))
-    yield from _listed("note", [show(note) for note in report.notes])
+    yield from listed("device", devices)
+    yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
+    yield from listed("cast", list(_casts(report)))
+    yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
+    yield from listed("left out", grouped(report.dropped, "entries"))
+    yield from listed("note", [show(note) for note in report.notes])
 
 
 def report_as_json(report: MigrationReport) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source."""
-    found = report._asdict()
+    fields = report._asdict()
+    head = {name: fields.pop(name) for name in ("source", "target", "form")}
+    found = {**head, "source_format": report.before.format, **fields}
     found["renamed"] = [list(pair) for pair in report.renamed]
     found["casts"] = [cast._asdict() for cast in report.casts]
-    for name, side in (("before", report.before), ("after", report.after)):
-        found[name] = side._asdict()
+    for name, file in (("before", report.before), ("after", report.after)):
+        found[name] = file._asdict()
     return {"schema": SCHEMA, **found}
 
 
 def error_as_json(source: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source that was not migrated."""
-    facts = {"kind": error.kind, "message": error.message, "hint": error.hint, "path": error.path}
-    return {"schema": SCHEMA, "source": source, "error": facts}
+    return {"schema": SCHEMA, "source": source, "error": error_object(error)}
 
 
 def _result(report: MigrationReport) -> str:
@@ -63,15 +64,15 @@ def _taken(report: MigrationReport) -> str:
     return f"the weights{where}{', into a model that is built' if report.form == 'model' else ''}"
 
 
-def _rows(*sides: Side) -> Iterator[tuple[str, ...]]:
-    yield "format", *(f"{side.format}, {show_nbytes(side.file_nbytes)}" for side in sides)
-    yield "form", *(FORMS[side.form] for side in sides)
-    yield "tensors", *(f"{side.tensors:,}" + (f", {side.tied:,} of them tied" if side.tied else "") for side in sides)
-    yield "parameters", *(f"{side.numel:,}" for side in sides)
-    yield "devices", *(counts(side.devices) or "-" for side in sides)
-    yield "dtypes", *(counts(side.dtypes) or "-" for side in sides)
-    if any(side.prefixes for side in sides):
-        yield "prefix", *(show("".join(side.prefixes)) or "-" for side in sides)
+def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
+    yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
+    yield "form", *(FORMS[file.form] for file in files)
+    yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
+    yield "parameters", *(f"{file.numel:,}" for file in files)
+    yield "devices", *(counts(file.devices) or "-" for file in files)
+    yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
+    if any(file.prefixes for file in files):
+        yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
 
 
 def _casts(report: MigrationReport) -> Iterator[str]:
@@ -91,21 +92,3 @@ def _casts(report: MigrationReport) -> Iterator[str]:
 
 def _cut(overflowed: int) -> str:
     return f", {overflowed:,} cut to the largest value" if overflowed else ""
-
-
-def _grouped(names: Sequence[str]) -> list[str]:
-    """Return names for people to read: those under one head together, where there are many."""
-    if len(names) <= _LISTED:
-        return [show(name) for name in names]
-    heads: dict[str, int] = {}
-    for name in names:
-        head = name.partition(".")[0]
-        heads[head] = heads.get(head, 0) + 1
-    return [show(head) if count == 1 else f"{show(head)}: {count:,} entries" for head, count in heads.items()]
-
-
-def _listed(label: str, items: Sequence[str]) -> Iterator[str]:
-    for index, item in enumerate(items[:_LISTED]):
-        yield labelled(label if index == 0 else "", item)
-    if len(items) > _LISTED:
-        yield labelled("", f"and {len(items) - _LISTED:,} more")

@@ -23,9 +23,6 @@ Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "valu
 
 _Found = TypeVar("_Found")
 
-_TREES = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
-"""Formats whose state dicts carry ``_metadata``."""
-
 
 class Side(NamedTuple):
     """One of the two."""
@@ -66,7 +63,7 @@ def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None)
     """Return what to compare of two checkpoints: their weights, unless both are of one kind and have more."""
     if key_a is not None or key_b is not None:
         return "weights"
-    if a.form == b.form != "state_dict" and "safetensors" not in (a.format, b.format):
+    if a.form == b.form != "state_dict":
         roots = [one.weights is not None and not one.weights.key for one in (a, b)]
         if roots[0] == roots[1]:  # else one holds under a key what the other is
             return "everything"
@@ -224,7 +221,7 @@ def _module_facts(
 
 def _metadata(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor]) -> dict[str, str] | None:
     """Return the text in a safetensors file, without what encodes something else: ties, an order, versions."""
-    if checkpoint.format != "safetensors":
+    if not checkpoint.traits.is_plain:
         return None
     taken = (RESERVED - {"format"}) | {removed for removed, kept in checkpoint.metadata.items() if kept in tensors}
     return {key: repr(text) for key, text in checkpoint.metadata.items() if key not in taken}
@@ -232,11 +229,13 @@ def _metadata(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor]) -> dict
 
 def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
     lacks: set[Aspect] = set()
-    if checkpoint.format == "safetensors":
-        lacks |= {"devices", "ties"}
-        if ORDER_KEY not in checkpoint.metadata:
-            lacks.add("order")
-    if checkpoint.format not in _TREES and MODULES_KEY not in checkpoint.metadata:
+    if not checkpoint.traits.keeps_devices:
+        lacks.add("devices")
+    if not checkpoint.traits.keeps_ties:
+        lacks.add("ties")
+    if not checkpoint.traits.keeps_order and ORDER_KEY not in checkpoint.metadata:
+        lacks.add("order")
+    if not checkpoint.traits.has_tree and MODULES_KEY not in checkpoint.metadata:
         lacks.add("module versions")
     if checkpoint.shards:  # an index is sorted
         lacks |= {"order", "module versions"}

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, LimitExceeded, UnknownFormat
 from ckptool.formats import (
     packed,
@@ -31,7 +32,23 @@ from ckptool.sources import files, paths
 from ckptool.sources.cancellable import open_source
 from ckptool.sources.files import Origin
 
-FORMATS: tuple[ModuleType, ...] = (
+
+class Format(Protocol):
+    """What the module of a format has."""
+
+    NAME: str
+    TRAITS: Traits
+
+    def sniff(self, probe: Probe) -> bool:
+        """Say whether the file is in this format."""
+        ...
+
+    def read(self, probe: Probe) -> Parsed:
+        """Read the index of a file that ``sniff`` recognised; no tensor is read."""
+        ...
+
+
+FORMATS: tuple[Format, ...] = (
     safetensors,  # before pickles: the low byte of its length may be 0x80
     torchscript,  # before torch_zip, which it is a kind of
     torch_zip,
@@ -40,9 +57,9 @@ FORMATS: tuple[ModuleType, ...] = (
     torch_tar,
     packed,  # after every format that is itself a zip or a tar
     plain_pickle,
-    sharded,  # text, which none of the others is
+    sharded,  # text, unlike all others
 )
-"""One module each: ``NAME``, ``sniff(probe) -> bool``, ``read(probe) -> Checkpoint``. In the order they are asked."""
+"""One module each, in the order in which they look at a file."""
 
 _MEMBER_MARK = "::"
 
@@ -69,24 +86,20 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         try:
             with _naming(shown):
                 probe = Probe(source, limits, _read)
-                checkpoint = packed.read_member(probe, member) if member else _read(probe)
+                parsed = packed.read_member(probe, member) if member else _read(probe)
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
+                return Checkpoint(shown, source, parsed)
         except BaseException:
             source.close()
             raise
-    checkpoint.path = shown
-    checkpoint.source = source
-    checkpoint.file_nbytes = source.nbytes + sum(shard.nbytes for shard in checkpoint.shards)
-    return checkpoint
 
 
-def _read(probe: Probe) -> Checkpoint:
-    for format_module in FORMATS:
-        if format_module.sniff(probe):
-            checkpoint: Checkpoint = format_module.read(probe)
-            return checkpoint
-    from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when it is none of ours
+def _read(probe: Probe) -> Parsed:
+    for one in FORMATS:
+        if one.sniff(probe):
+            return one.read(probe)
+    from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when no format fits
 
     raise name_foreign(probe.source) or _unknown(probe)
 

@@ -8,8 +8,9 @@ member that holds a model's weights is opened; where several do, they are listed
 from __future__ import annotations
 
 from ckptool.archives.archive import Archive, gunzip
-from ckptool.checkpoints.checkpoint import Checkpoint, Member
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.parsed import Member, Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.sources.cancellable import cancellable
@@ -17,6 +18,7 @@ from ckptool.sources.paths import is_likely
 from ckptool.sources.source import BytesSource, Source
 
 NAME = "packed"
+TRAITS = Traits()
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _KNOWN_OF = (
@@ -31,7 +33,7 @@ def sniff(probe: Probe) -> bool:
     return probe.head.startswith(_GZIP_MAGIC) or probe.zip is not None or probe.tar is not None
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Open the one checkpoint inside, or list those that are there."""
     if probe.head.startswith(_GZIP_MAGIC):
         content = _unpacked(probe)
@@ -51,7 +53,7 @@ def read(probe: Probe) -> Checkpoint:
     return _choose(probe, archive)
 
 
-def read_member(probe: Probe, name: str) -> Checkpoint:
+def read_member(probe: Probe, name: str) -> Parsed:
     """
     Open the named member of a packed file; ``A::B`` is the member B of the member A.
 
@@ -74,14 +76,15 @@ def read_member(probe: Probe, name: str) -> Checkpoint:
     return _placed(probe.read_inner(archive.open(name)), archive, name)
 
 
-def _placed(checkpoint: Checkpoint, archive: Archive, name: str) -> Checkpoint:
-    """Say in a checkpoint that it is this member of an archive: so do the names of members that it knows."""
-    checkpoint.member = name if checkpoint.member is None else f"{name}::{checkpoint.member}"
-    checkpoint.archives = (archive, *checkpoint.archives)
-    checkpoint.members = tuple(one._replace(name=f"{name}::{one.name}") for one in checkpoint.members)
-    checkpoint.inside = {f"{name}::{key}": _placed(one, archive, name) for key, one in checkpoint.inside.items()}
-    checkpoint.unopened = tuple((f"{name}::{key}", why) for key, why in checkpoint.unopened)
-    return checkpoint
+def _placed(parsed: Parsed, archive: Archive, name: str) -> Parsed:
+    """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
+    return parsed._replace(
+        member=name if parsed.member is None else f"{name}::{parsed.member}",
+        archives=(archive, *parsed.archives),
+        members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
+        inside={f"{name}::{key}": _placed(one, archive, name) for key, one in parsed.inside.items()},
+        unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
+    )
 
 
 def _unpacked(probe: Probe) -> Source:
@@ -89,21 +92,25 @@ def _unpacked(probe: Probe) -> Source:
     return cancellable(content, probe.limits.cancellation)
 
 
-def _choose(probe: Probe, archive: Archive) -> Checkpoint:
+def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive)
-    holding = {name: found for name, found in opened.items() if found.tensors or found.attributes or found.members}
-    modelled = {name: found for name, found in holding.items() if found.weights is not None or found.members}
-    for candidates in (modelled, holding, opened):
+    holding = {name: found for name, found in opened.items() if _holds_tensors(found)}
+    for candidates in (holding, _with_weights(holding), opened):
         if len(candidates) == 1:
             return _chosen(next(iter(candidates)), opened, failures, archive)
     if opened:
-        members = tuple(_member(name, found, archive) for name, found in (holding or opened).items())
-        listed = Checkpoint(
-            archive.source, NAME, Contents(), form="archive", members=members, notes=archive.notes, archives=(archive,)
+        return Parsed(
+            archive.source,
+            NAME,
+            TRAITS,
+            Contents(),
+            fixed_form="archive",
+            members=tuple(_member(name, found, archive) for name, found in (holding or opened).items()),
+            inside={name: _placed(found, archive, name) for name, found in opened.items()},
+            unopened=_unopened(failures, archive),
+            notes=archive.notes,
+            archives=(archive,),
         )
-        listed.inside = {name: _placed(found, archive, name) for name, found in opened.items()}
-        listed.unopened = _unopened(failures, archive)
-        return listed
     for name, error in failures.items():
         if is_likely(name):
             error.message = f"member {name!r}: {error.message}"
@@ -114,24 +121,39 @@ def _choose(probe: Probe, archive: Archive) -> Checkpoint:
     raise foreign or _no_checkpoint(archive)
 
 
-def _chosen(
-    name: str, opened: dict[str, Checkpoint], failures: dict[str, CkptoolError], archive: Archive
-) -> Checkpoint:
+def _holds_tensors(parsed: Parsed) -> bool:
+    contents = parsed.contents
+    return bool(contents.tensors or contents.attributes or parsed.constants or parsed.members)
+
+
+def _with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
+    """Return those that hold the weights of a model."""
+    if len(holding) < 2:  # nothing to tell apart
+        return {}
+    return {
+        name: found
+        for name, found in holding.items()
+        if found.members or Checkpoint("", found.source, found).weights is not None
+    }
+
+
+def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolError], archive: Archive) -> Parsed:
     """Return the checkpoint that is meant, with what is known of the others."""
     chosen = _placed(opened[name], archive, name)
     members: list[Member] = []
     for other, found in opened.items():
-        members += (found is chosen and chosen.members) or (_member(other, found, archive),)
-    others = {other: _placed(found, archive, other) for other, found in opened.items() if found is not chosen}
-    chosen.notes += archive.notes
-    chosen.members = tuple(members)
-    chosen.inside = {**chosen.inside, **others}
-    chosen.unopened += _unopened(failures, archive)
-    return chosen
+        members += (other == name and chosen.members) or (_member(other, found, archive),)
+    others = {other: _placed(found, archive, other) for other, found in opened.items() if other != name}
+    return chosen._replace(
+        notes=chosen.notes + archive.notes,
+        members=tuple(members),
+        inside={**chosen.inside, **others},
+        unopened=chosen.unopened + _unopened(failures, archive),
+    )
 
 
-def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Checkpoint], dict[str, CkptoolError]]:
-    opened: dict[str, Checkpoint] = {}
+def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Parsed], dict[str, CkptoolError]]:
+    opened: dict[str, Parsed] = {}
     failures: dict[str, CkptoolError] = {}
     # What may be inflated is limited for all together: likely members first.
     for name in sorted(archive, key=lambda name: not is_likely(name)):
@@ -154,8 +176,8 @@ def _unopened(failures: dict[str, CkptoolError], archive: Archive) -> tuple[tupl
     )
 
 
-def _member(name: str, checkpoint: Checkpoint, archive: Archive) -> Member:
-    return Member(name, checkpoint.format, checkpoint.form, len(checkpoint.tensors), archive[name].nbytes)
+def _member(name: str, found: Parsed, archive: Archive) -> Member:
+    return Member(name, found.format, found.form, len(found.contents.tensors), archive[name].nbytes)
 
 
 def _no_checkpoint(archive: Archive) -> CkptoolError:

@@ -8,8 +8,8 @@ Protocols 0 and 1 have no mark of their own, so those are taken for pickles only
 
 from __future__ import annotations
 
-from ckptool.checkpoints.checkpoint import Checkpoint, Stream
 from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
@@ -20,6 +20,7 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import TypedStorage
 
 NAME = "pickle"
+TRAITS = Traits(has_tree=True, refusal="it was written by pickle.dump() and not by torch.save()")
 
 _MAX_UNMARKED_NBYTES = 1 << 26
 
@@ -40,7 +41,7 @@ def sniff(probe: Probe) -> bool:
     return pickled.end == probe.source.nbytes and is_container(pickled.root)
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
     pickled = read_pickle(probe.source)
     rebuilder = Rebuilder(InlineStorages(probe.limits))
@@ -48,9 +49,10 @@ def read(probe: Probe) -> Checkpoint:
     notes = []
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes behind the pickle")
-    return Checkpoint(
+    return Parsed(
         probe.source,
         NAME,
+        TRAITS,
         contents,
         root=pickled.root,
         rebuilder=rebuilder,

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.sources.source import Source
-
-if TYPE_CHECKING:
-    from ckptool.checkpoints.checkpoint import Checkpoint
-
 
 _HEAD_NBYTES = 4096
 _MAX_DEPTH = 4
@@ -28,7 +24,7 @@ class Probe:
     """
 
     def __init__(
-        self, source: Source, limits: Limits, read_inner: Callable[[Probe], Checkpoint], *, depth: int = 0
+        self, source: Source, limits: Limits, read_inner: Callable[[Probe], Parsed], *, depth: int = 0
     ) -> None:
         self.source = source
         self.limits = limits
@@ -43,12 +39,12 @@ class Probe:
 
     @cached_property
     def zip(self) -> Archive | None:
-        """The members of a zip; None if this is none. Raises what ``read_zip`` raises."""
+        """The members of a zip; None if it is not one. Raises what ``read_zip`` raises."""
         return zips.read_zip(self.source, self.limits) if self.head.startswith(zips.MAGIC) else None
 
     @cached_property
     def tar(self) -> Archive | None:
-        """The members of a tar; None if this is none. Raises what ``read_tar`` raises."""
+        """The members of a tar; None if it is not one. Raises what ``read_tar`` raises."""
         return tars.read_tar(self.source, self.limits) if tars.is_tar(self.head) else None
 
     def inner(self, source: Source) -> Probe:
@@ -57,6 +53,6 @@ class Probe:
             raise UnsupportedFeature(f"archives packed more than {_MAX_DEPTH} deep", kind="nested-archives")
         return Probe(source, self.limits, self._read_inner, depth=self.depth + 1)
 
-    def read_inner(self, source: Source) -> Checkpoint:
-        """Open a checkpoint that is packed inside this source."""
+    def read_inner(self, source: Source) -> Parsed:
+        """Read a checkpoint that is packed inside this source."""
         return self._read_inner(self.inner(source))

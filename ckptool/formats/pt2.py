@@ -18,14 +18,15 @@ See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 from __future__ import annotations
 
 from ckptool.archives.archive import Archive, Record
-from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import Contents, Group
+from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
 from ckptool.errors import AmbiguousFile, Cancelled, CkptoolError, MalformedFile
 from ckptool.formats.probe import Probe
 from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
 NAME = "pt2"
+TRAITS = Traits(program="the graph of an exported program", loader="torch.export.load")
 
 _OLD_PROGRAM = "serialized_exported_program.json"
 _OLD_TENSORS = ("serialized_state_dict.pt", "serialized_constants.pt")
@@ -42,17 +43,24 @@ def sniff(probe: Probe) -> bool:
     return _old_folder(probe.zip) is not None or _new_folder(probe.zip) is not None
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read the index of an exported program; its graph is not looked at."""
     archive = probe.zip
     assert archive is not None  # noqa: S101 - sniff saw it
     folder = _new_folder(archive)
     pickled: set[str] = set()
-    checkpoint = _read_old(probe, archive) if folder is None else _read_new(probe, archive, folder, pickled)
+    parsed = _read_old(probe, archive) if folder is None else _read_new(probe, archive, folder, pickled)
+    streams, unopened = list(parsed.streams), []
     for name in archive:
-        if name in pickled or _is_pickled(archive[name]):
-            _add_pickles(probe, archive, checkpoint, name)
-    return checkpoint
+        if name not in pickled and not _is_pickled(archive[name]):
+            continue
+        try:
+            streams += _pickles(probe, archive, name)
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            unopened.append((name, error.message))
+    return parsed._replace(streams=tuple(streams), unopened=tuple(unopened))
 
 
 def _is_pickled(record: Record) -> bool:
@@ -61,18 +69,10 @@ def _is_pickled(record: Record) -> bool:
     return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or name.startswith(_OBJECTS)
 
 
-def _add_pickles(probe: Probe, archive: Archive, checkpoint: Checkpoint, name: str) -> None:
-    """Add the pickles of a member to those that tell what unpickling would import."""
-    try:
-        inner = probe.read_inner(archive.open(name))
-    except Cancelled:
-        raise
-    except CkptoolError as error:
-        checkpoint.unopened += ((name, error.message),)
-        return
-    checkpoint.streams += tuple(
-        one._replace(record=f"{name}::{one.record}" if one.record else name) for one in inner.streams
-    )
+def _pickles(probe: Probe, archive: Archive, name: str) -> list[Stream]:
+    """Return the pickles of a member: unpickling them imports something, too."""
+    inner = probe.read_inner(archive.open(name))
+    return [one._replace(record=f"{name}::{one.record}" if one.record else name) for one in inner.streams]
 
 
 def _new_folder(archive: Archive) -> str | None:
@@ -87,7 +87,7 @@ def _old_folder(archive: Archive) -> str | None:
     return found[0][: -len(_OLD_PROGRAM)] if found else None
 
 
-def _read_new(probe: Probe, archive: Archive, folder: str, pickled: set[str]) -> Checkpoint:
+def _read_new(probe: Probe, archive: Archive, folder: str, pickled: set[str]) -> Parsed:
     contents = Contents()
     for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS, pickled).items():
         group = Group(model, "module", class_name="torch.export.ExportedProgram")
@@ -98,10 +98,19 @@ def _read_new(probe: Probe, archive: Archive, folder: str, pickled: set[str]) ->
                 raise AmbiguousFile(f"two tensors are called {full!r}", kind="ambiguous-name")
             contents.tensors[full] = info
             group.names.append(full)
-    checkpoint = Checkpoint(archive.source, NAME, contents, form="model", notes=archive.notes, archives=(archive,))
+    constants: dict[str, TensorInfo] = {}
     for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS, pickled).items():
-        checkpoint.add_attributes(f"constants.{model}" if model else "constants", Contents(tensors=infos))
-    return checkpoint
+        constants |= under(f"constants.{model}" if model else "constants", infos)
+    return Parsed(
+        archive.source,
+        NAME,
+        TRAITS,
+        contents,
+        fixed_form="model",
+        constants=constants,
+        notes=archive.notes,
+        archives=(archive,),
+    )
 
 
 def _read_configs(
@@ -128,13 +137,10 @@ def _read_configs(
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
-    import json
+    from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
 
-    record = archive[name]
-    try:
-        config = json.loads(str(archive.open(name).read(0, record.nbytes), "utf-8"))["config"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2") from error
+    data = archive.open(name).read(0, archive[name].nbytes)
+    config = parse_object(data, repr(name), "pt2", archive.limits.cancellation).get("config")
     if not (isinstance(config, dict) and all(isinstance(entry, dict) for entry in config.values())):
         raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2")
     return config
@@ -157,7 +163,7 @@ def _tensor(
         return None  # a custom object: code, not a tensor
     if entry.get("use_pickle"):
         inner = probe.read_inner(archive.open(record_name))
-        return next((tensor.info for tensor in inner.tensors.values()), None)
+        return next(iter(inner.contents.tensors.values()), None)
     record = archive[record_name]
     number = meta.get("dtype")
     dtype = dtypes.BY_PT2.get(number) if isinstance(number, int) else None
@@ -199,7 +205,7 @@ def _device(value: object) -> str:
     return f"{value.get('type')}" if index is None else f"{value.get('type')}:{index}"
 
 
-def _read_old(probe: Probe, archive: Archive) -> Checkpoint:
+def _read_old(probe: Probe, archive: Archive) -> Parsed:
     folder = _old_folder(archive)
     inner = {}
     for which in ("state_dict", "constants"):
@@ -209,19 +215,17 @@ def _read_old(probe: Probe, archive: Archive) -> Checkpoint:
                 inner[which] = probe.read_inner(archive.open(name))
     if "state_dict" not in inner:
         raise MalformedFile("an exported program without its state dict", kind="malformed-pt2")
-    weights = {name: tensor.info for name, tensor in inner["state_dict"].tensors.items()}
+    weights = dict(inner["state_dict"].contents.tensors)
     contents = Contents(tensors=weights)
     contents.groups.append(Group("", "module", list(weights), class_name="torch.export.ExportedProgram"))
-    checkpoint = Checkpoint(
+    return Parsed(
         archive.source,
         NAME,
+        TRAITS,
         contents,
-        form="model",
+        fixed_form="model",
+        constants=under("constants", inner["constants"].contents.tensors) if "constants" in inner else {},
         notes=archive.notes,
         streams=tuple(stream for one in inner.values() for stream in one.streams),
         archives=(archive, *(found for one in inner.values() for found in one.archives)),
     )
-    if "constants" in inner:
-        infos = {name: tensor.info for name, tensor in inner["constants"].tensors.items()}
-        checkpoint.add_attributes("constants", Contents(tensors=infos))
-    return checkpoint

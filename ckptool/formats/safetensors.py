@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from math import prod
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import Contents, Group
+from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
@@ -24,6 +24,9 @@ from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 NAME = "safetensors"
+TRAITS = Traits(
+    is_plain=True, keeps_devices=False, keeps_ties=False, keeps_order=False, loader="safetensors.torch.load_file"
+)
 
 _MAX_SIZE = 1 << 63
 _MAX_DEPTH = 64
@@ -38,7 +41,7 @@ def sniff(probe: Probe) -> bool:
     return int.from_bytes(head[:8], "little") < 1 << 40
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read the header of a safetensors file; no tensor is read."""
     source, limits = probe.source, probe.limits
     length = int.from_bytes(probe.head[:8], "little")
@@ -89,7 +92,7 @@ def read(probe: Probe) -> Checkpoint:
     # The header's own order is the writer's; the bytes follow it, or it follows the bytes.
     contents.tensors = {name: contents.tensors[name] for name in header}
     group.names = list(header)
-    return Checkpoint(source, NAME, contents, form="state_dict" if header else "data", metadata=metadata)
+    return Parsed(source, NAME, TRAITS, contents, fixed_form="state_dict" if header else "data", metadata=metadata)
 
 
 def places(source: Source) -> dict[str, tuple[int, int]]:

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.checkpoint import Checkpoint, Shard, Stream
 from ckptool.checkpoints.contents import Contents, Group
+from ckptool.checkpoints.parsed import Parsed, Shard, Stream, Traits
+from ckptool.checkpoints.roles import role_of
 from ckptool.errors import (
     AmbiguousFile,
     CkptoolError,
@@ -34,6 +35,8 @@ from ckptool.sources.files import FileSource
 from ckptool.sources.siblings import components
 
 NAME = "sharded"
+TRAITS = Traits()
+"""Never those of a checkpoint, which has those of its shards."""
 
 _HEAD_NBYTES = 16 << 20
 
@@ -47,7 +50,7 @@ def sniff(probe: Probe) -> bool:
     return re.search(rb'"weight_map"\s{0,100}:\s{0,100}\{', data) is not None
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read an index, and the index of each shard; no tensor is read."""
     assert isinstance(probe.source, FileSource)  # noqa: S101 - sniff saw it
     if probe.depth:  # inside another source there are no files: it is beside one
@@ -66,7 +69,7 @@ class _Index(NamedTuple):
     announced_nbytes: int | None
 
 
-def read_shards(index: FileSource, probe: Probe) -> Checkpoint:
+def read_shards(index: FileSource, probe: Probe) -> Parsed:
     """
     Return what an index and its shards hold. Their own indexes are read, and no tensor.
 
@@ -83,7 +86,7 @@ def read_shards(index: FileSource, probe: Probe) -> Checkpoint:
     if len(formats) > 1:
         raise UnsupportedFeature(f"shards of several formats: {', '.join(formats)}", kind="shard-format")
     _compare(shard_of, opened)
-    tensors = {name: opened[shard].tensors[name].info for name, shard in shard_of.items()}
+    tensors = {name: opened[shard].contents.tensors[name] for name, shard in shard_of.items()}
     contents = Contents(tensors)
     contents.groups.append(Group("", "mapping", list(tensors)))
     metadata, notes = _metadata(opened)
@@ -95,17 +98,20 @@ def read_shards(index: FileSource, probe: Probe) -> Checkpoint:
         streams += [one._replace(record=f"{name}/{one.record}".rstrip("/")) for one in shard.streams]
         notes += [f"shard {name!r}: {note}" for note in shard.notes]
         damage = damage or (shard.damage and f"shard {name!r}: {shard.damage}")
-    return Checkpoint(
+    return Parsed(
         index,
         formats[0],
+        next(iter(opened.values())).traits,
         contents,
-        form="state_dict",
+        fixed_form="state_dict",
         metadata=metadata,
         notes=tuple(notes),
         damage=damage,
         streams=tuple(streams),
         archives=tuple(archives),
-        shards=tuple(Shard(name, len(one.tensors), one.source.nbytes, one.source) for name, one in opened.items()),
+        shards=tuple(
+            Shard(name, len(one.contents.tensors), one.source.nbytes, one.source) for name, one in opened.items()
+        ),
         shard_of=shard_of,
         announced_nbytes=announced_nbytes,
     )
@@ -180,30 +186,32 @@ def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSourc
     return opened
 
 
-def _read_shard(probe: Probe, name: str, source: FileSource) -> Checkpoint:
+def _read_shard(probe: Probe, name: str, source: FileSource) -> Parsed:
     """Return the state dict that a shard is; errors have its name."""
     try:
         shard = probe.read_inner(source)
         if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
             raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
-        others = [path for path, _ in shard.extras if path != _METADATA]
-        found = shard.state_dicts[0] if len(shard.state_dicts) == 1 else None
-        flat = found is not None and not found.key and found.class_name is None and found.role == "model"
-        if shard.attributes or others or not (flat or (not shard.tensors and not shard.state_dicts)):
+        contents = shard.contents
+        others = [path for path, _ in contents.extras if path != _METADATA]
+        groups = [group for group in contents.groups if group.names]
+        flat = [group for group in groups if not group.key and group.class_name is None]
+        is_flat = len(groups) == len(flat) == 1 and role_of(flat[0], contents) == "model"
+        if contents.attributes or others or not (is_flat or (not contents.tensors and not groups)):
             raise UnsupportedFeature("no state dict and nothing else", kind="shard-form")
     except CkptoolError as error:
         error.message = f"shard {name!r}: {error.message}"
         raise
-    if shard.extras:
-        shard.notes += ("the versions of modules that it holds are left out",)
-    return shard
+    if not contents.extras:
+        return shard
+    return shard._replace(notes=(*shard.notes, "the versions of modules that it holds are left out"))
 
 
-def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Checkpoint]) -> None:
+def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
     """Raise an error unless each tensor stands in the shard that the index names for it, and in no other."""
     holders: dict[str, str] = {}
-    for shard, checkpoint in opened.items():
-        for name in checkpoint.tensors:
+    for shard, parsed in opened.items():
+        for name in parsed.contents.tensors:
             other = holders.setdefault(name, shard)
             if other is not shard:
                 raise AmbiguousFile(f"tensor {name!r} stands in {other!r} and in {shard!r}", kind="ambiguous-shards")
@@ -226,7 +234,7 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Checkpoint]) -> N
         )
 
 
-def _metadata(opened: Mapping[str, Checkpoint]) -> tuple[dict[str, str], list[str]]:
+def _metadata(opened: Mapping[str, Parsed]) -> tuple[dict[str, str], list[str]]:
     """Return the text that shards keep beside tensors, and a note of what they do not agree on."""
     found: dict[str, str] = {}
     differing: dict[str, None] = {}

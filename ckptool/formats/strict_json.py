@@ -13,11 +13,25 @@ _ONLY_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byt
 
 def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation | None = None) -> dict[str, object]:
     """
-    Return a JSON object. ``what`` is its name in messages, ``kind`` ends the kinds of its errors.
+    Return a JSON object, as ``parse`` does.
 
     Raises:
-        MalformedFile: It is no JSON (``malformed-KIND``), or no object.
-        AmbiguousFile: A key stands in it twice, however deep (``ambiguous-KIND``).
+        MalformedFile: It is not JSON, or not an object.
+        AmbiguousFile: An object in it has a key twice.
+    """
+    found = parse(data, what, kind, cancellation)
+    if not isinstance(found, dict):
+        raise MalformedFile(f"{what} is no JSON object", kind=f"malformed-{kind}")
+    return found
+
+
+def parse(data: bytes, what: str, kind: str, cancellation: Cancellation | None = None) -> object:
+    """
+    Return a JSON value. ``what`` is its name in messages, ``kind`` ends the kinds of its errors.
+
+    Raises:
+        MalformedFile: It is not JSON (``malformed-KIND``).
+        AmbiguousFile: An object in it has a key twice, however deep (``ambiguous-KIND``).
     """
     import json  # only files with JSON in them need it
 
@@ -31,7 +45,7 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
 
     parse_int = _number if _has_odd_integer(data) else None
     try:
-        found = json.loads(
+        found: object = json.loads(
             str(data, "utf-8"),
             object_pairs_hook=checked(unique, cancellation),
             parse_int=parse_int,
@@ -42,8 +56,6 @@ def parse_object(data: bytes, what: str, kind: str, cancellation: Cancellation |
             json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
     except (ValueError, RecursionError) as error:
         raise MalformedFile(f"{what} is no JSON: {_reason(error)}", kind=f"malformed-{kind}") from error
-    if not isinstance(found, dict):
-        raise MalformedFile(f"{what} is no JSON object", kind=f"malformed-{kind}")
     return found
 
 

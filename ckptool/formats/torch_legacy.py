@@ -15,8 +15,8 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 
 from __future__ import annotations
 
-from ckptool.checkpoints.checkpoint import Checkpoint, ClassSource, Stream
 from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
@@ -30,6 +30,7 @@ from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, uni
 from ckptool.tensors.tensor import StorageRef
 
 NAME = "torch_legacy"
+TRAITS = Traits(has_tree=True)
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
@@ -48,7 +49,7 @@ def is_legacy(head: bytes) -> bool:
     return _MAGIC_BINARY in head[:24] or _MAGIC_TEXT in head[:48]
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read the index of a legacy stream: its five pickles and the eight bytes in front of each storage."""
     stream = LegacyStream(probe.source, probe.limits)
     rebuilder = Rebuilder(stream)
@@ -60,9 +61,10 @@ def read(probe: Probe) -> Checkpoint:
     if behind:
         another = is_legacy(probe.source.read(stream.end, min(48, behind)))
         notes.append(f"{behind:,} bytes behind the last storage{': another saved object' if another else ''}")
-    return Checkpoint(
+    return Parsed(
         probe.source,
         NAME,
+        TRAITS,
         contents,
         root=stream.tree.root,
         rebuilder=rebuilder,

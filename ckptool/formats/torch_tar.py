@@ -16,8 +16,8 @@ from __future__ import annotations
 from struct import Struct
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.checkpoint import Checkpoint, Stream
 from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
@@ -29,6 +29,7 @@ from ckptool.tensors.storage_ids import TypedStorage, storage_id
 from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
 NAME = "torch_tar"
+TRAITS = Traits(has_tree=True, refusal="files of PyTorch 0.1 are not read with weights_only=True")
 
 _I64 = Struct("<q")
 _NDIM = Struct("<i4x")
@@ -41,7 +42,7 @@ def sniff(probe: Probe) -> bool:
     return tar is not None and all(name in tar for name in _MEMBERS)
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read the index of a 0.1.x file: its pickles, and what stands in front of each storage."""
     archive = probe.tar
     assert archive is not None  # noqa: S101 - sniff saw it
@@ -50,9 +51,10 @@ def read(probe: Probe) -> Checkpoint:
     tree = read_pickle(content)
     rebuilder = Rebuilder(tables)
     contents = collect(tree.root, rebuilder, probe.limits)
-    return Checkpoint(
+    return Parsed(
         probe.source,
         NAME,
+        TRAITS,
         contents,
         root=tree.root,
         rebuilder=rebuilder,

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import MAGIC
-from ckptool.checkpoints.checkpoint import Checkpoint, Stream
 from ckptool.checkpoints.contents import ModelGraph, collect
+from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
@@ -27,6 +27,7 @@ from ckptool.tensors.storage_ids import TypedStorage, storage_id, unify
 from ckptool.tensors.tensor import StorageRef
 
 NAME = "torch_zip"
+TRAITS = Traits(has_tree=True)
 
 NEWEST_VERSION = 10
 """kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
@@ -40,13 +41,13 @@ def sniff(probe: Probe) -> bool:
         raise truncated(probe.source, error) from error
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read the index of a torch zip: its directory, its local headers and data.pkl. No storage is read."""
     assert probe.zip is not None  # noqa: S101 - sniff saw it
-    return read_archive(probe.zip, NAME)
+    return read_archive(probe.zip, NAME, TRAITS)
 
 
-def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = None) -> Checkpoint:
+def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph | None = None) -> Parsed:
     """Read the index of a zip that holds ``data.pkl`` and its storages, and maybe models of another kind."""
     root = root_folder(archive)
     assert root is not None  # noqa: S101 - the caller saw it
@@ -62,9 +63,10 @@ def read_archive(archive: Archive, format_name: str, graph: ModelGraph | None = 
     if pickled.end != archive[f"{root}data.pkl"].nbytes:
         behind = archive[f"{root}data.pkl"].nbytes - pickled.end
         raise AmbiguousFile(f"{behind:,} bytes stand behind the pickle in data.pkl", kind="ambiguous-pickle")
-    return Checkpoint(
+    return Parsed(
         archive.source,
-        format_name,
+        name,
+        traits,
         contents,
         root=pickled.root,
         rebuilder=rebuilder,

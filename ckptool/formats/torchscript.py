@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterable
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.checkpoint import Checkpoint, Stream
 from ckptool.checkpoints.contents import collect
 from ckptool.checkpoints.modules import ModuleTensor, StateDictWalk
+from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import torch_zip
 from ckptool.formats.probe import Probe
@@ -30,6 +30,7 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import Kind
 
 NAME = "torchscript"
+TRAITS = Traits(program="the code of a TorchScript model", loader="torch.jit.load")
 
 _LINE = re.compile(r"^(?:class (\w+)\((\w+)\):|  __(parameters|buffers)__ = \[(.*?)\])", re.MULTILINE)
 """The head of a class, or one of its two lists."""
@@ -47,21 +48,25 @@ def sniff(probe: Probe) -> bool:
     return content.read(0, min(12, content.nbytes))[2:] == b"c__torch__" or f"{root}constants.pkl" in probe.zip
 
 
-def read(probe: Probe) -> Checkpoint:
+def read(probe: Probe) -> Parsed:
     """Read the index of a TorchScript archive, and of its code the lists of parameters and buffers."""
     archive = probe.zip
     assert archive is not None  # noqa: S101 - sniff saw it
     root = torch_zip.root_folder(archive)
-    checkpoint = torch_zip.read_archive(archive, NAME, ScriptModules(_class_tables(archive, f"{root}code/")))
+    parsed = torch_zip.read_archive(archive, NAME, TRAITS, ScriptModules(_class_tables(archive, f"{root}code/")))
     name = f"{root}constants.pkl"
-    if name in archive:  # tensors that the code refers to by number: in a frozen model, all its weights
-        big_endian = torch_zip.is_big_endian(archive, f"{root}byteorder")
-        content = archive.open(name)
-        pickled = read_pickle(content)
-        storages = torch_zip.ZipStorages(archive, f"{root}constants/", big_endian=big_endian)
-        checkpoint.add_attributes("constants", collect(pickled.root, Rebuilder(storages), archive.limits))
-        checkpoint.streams += (Stream(name, content, 0, pickled.end, pickled.globals),)
-    return checkpoint
+    if name not in archive:
+        return parsed
+    # Tensors that the code refers to by number: in a frozen model, all its weights.
+    big_endian = torch_zip.is_big_endian(archive, f"{root}byteorder")
+    content = archive.open(name)
+    pickled = read_pickle(content)
+    storages = torch_zip.ZipStorages(archive, f"{root}constants/", big_endian=big_endian)
+    found = collect(pickled.root, Rebuilder(storages), archive.limits)
+    return parsed._replace(
+        constants=under("constants", found.tensors | found.attributes),
+        streams=(*parsed.streams, Stream(name, content, 0, pickled.end, pickled.globals)),
+    )
 
 
 class ScriptModules:

@@ -161,12 +161,12 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
         if checkpoint is not None:
             error.path = error.path or checkpoint.path
         if isinstance(source, str | os.PathLike):
-            error.hint = _further(error, os.fspath(source), is_open=checkpoint is not None)
+            _add_command(error, os.fspath(source), is_open=checkpoint is not None)
         raise
 
 
-def _further(error: CkptoolError, path: str, *, is_open: bool) -> str | None:
-    """Return the hint of an error, followed by a command line for a POSIX shell."""
+def _add_command(error: CkptoolError, path: str, *, is_open: bool) -> None:
+    """Give an error the command line that tells more about the file, where one does, and a hint that says so."""
     command: tuple[str, ...]
     if isinstance(error, TruncatedFile):
         aim, command = "see what is left of it", ("check",)
@@ -175,9 +175,9 @@ def _further(error: CkptoolError, path: str, *, is_open: bool) -> str | None:
     elif isinstance(error, WeightsNotFound) and not error.candidates:
         aim, command = "see what it holds", ("inspect", "--all")
     else:
-        return error.hint
-    aim = f"{error.hint.rstrip('.')}, or {aim}" if error.hint else aim.capitalize()
-    return f"{aim}: {join(('ckptool', *command, f'./{path}' if path.startswith('-') else path))}"
+        return
+    error.hint = f"{error.hint.rstrip('.')}, or {aim}." if error.hint else f"{aim.capitalize()}."
+    error.command = join(("ckptool", *command, f"./{path}" if path.startswith("-") else path))
 
 
 def torch_state_dict(

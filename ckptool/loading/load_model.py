@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ckptool.checkpoints import modules
 from ckptool.errors import UnsafePickle, UnsupportedFeature
 from ckptool.formats import open_checkpoint
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.migration.migrate import migrate
+from ckptool.names.wrappers import COMPONENTS
 
 
 def load_model(
@@ -43,8 +43,9 @@ def load_model(
         )
     place = placement(map_location)
     with open_checkpoint(path) as checkpoint:
-        form, is_script, is_packed = checkpoint.form, checkpoint.format == "torchscript", checkpoint.member is not None
-        is_wrapped = bool(checkpoint.state_dicts) and checkpoint.state_dicts[0].class_name in modules.WRAPPERS
+        form, is_packed = checkpoint.form, checkpoint.member is not None
+        is_script = checkpoint.traits.loader == "torch.jit.load"
+        is_wrapped = bool(checkpoint.state_dicts) and checkpoint.state_dicts[0].class_name in COMPONENTS
         inside = next((one.key for one in checkpoint.state_dicts if one.class_name is not None), None)
     if is_script:
         return _made(name, partial(torch.jit.load, name, map_location=place.everywhere or CPU))

@@ -1,61 +1,101 @@
-"""What a caller wants to be different in a migrated file, and which wishes exclude each other."""
+"""What a caller wants to be different in a migrated file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 from ckptool.checkpoints.weights import Which
-from ckptool.errors import MigrationRefused
-from ckptool.migration.targets import TargetForm
+from ckptool.limits import check_choice
 from ckptool.names import renaming
+
+TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
+NameRule: TypeAlias = tuple[str, str] | renaming.Rule
 
 
 class Changes(NamedTuple):
-    """What is to be different in the target. Everything else stays as it is."""
+    """
+    What is to be different in the target. Everything else stays as it is.
+
+    Names change in this order: wrappers are stripped, then the items of ``rename`` apply, one after the other. An item
+    is a pair of a regular expression and its replacement, as for ``re.sub``: ``(r"^model\\.", "")`` strips a prefix,
+    ``("^", "model.")`` adds one. It can also be a function from all names to as many new ones, in the same order.
+    """
 
     form: TargetForm | None = None
-    """None goes by the target's suffix."""
+    """What to write; None goes by the target's suffix."""
     to: str | None = None
     """The device tag that every storage gets."""
     key: str | None = None
     """Which state dict to take, by its path in the source."""
     weights: Which = "auto"
+    """Which weights to take where there are several: ``raw``, ``ema``, or ``auto`` for the model's."""
     strip_module: bool = False
+    """Remove what DataParallel and DistributedDataParallel added to names."""
     strip_wrappers: bool = False
-    rules: tuple[renaming.Rule, ...] = ()
-    """Changes of names, applied in order; the wrappers are stripped before."""
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    """Globs: which names of the weights to take, as they were before."""
-    drop: tuple[str, ...] = ()
+    """Remove what any training wrapper added to names, in any nest."""
+    rename: Sequence[NameRule] = ()
+    include: Sequence[str] = ()
+    """Globs: take only names that match one. They are compared with the names in the source."""
+    exclude: Sequence[str] = ()
+    """Globs: leave out names that match one."""
+    drop: Sequence[str] = ()
     """Paths or roles (``optimizer``, ``ema``) to leave out."""
     dtype: str | None = None
     """Floating type that weights are cast to, averaged ones too; an optimizer's state is not."""
-    keep_dtype: tuple[str, ...] = ()
+    keep_dtype: Sequence[str] = ()
+    """Regular expressions: names that match one keep their type."""
     saturate: bool = False
+    """Values too large for ``dtype`` become its largest."""
     expand_tied: bool = False
+    """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
+    """Leave out what the target cannot hold."""
     allow_empty: bool = False
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
     model: str | None = None
     """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
     model_arguments: Mapping[str, object] = {}
+    """Keyword arguments for ``model``."""
 
 
-def refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:
-    """Raise MigrationRefused where one thing asked for would make another have no effect."""
-    if changes.model is not None and form != "model":
-        _refuse(f"form {form!r} builds no model", "Leave --form out, or --model.")
-    if changes.model is not None and changes.to not in (None, "cpu"):
-        _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with --to.")
-    if form == "same" and picks:
-        _refuse("form 'same' takes everything", "Leave --form out to take those weights alone.")
-    if (changes.keep_dtype or changes.saturate) and changes.dtype is None:
-        _refuse("nothing is cast", "Say to which type with --dtype.")
-    if changes.model_arguments and changes.model is None:
-        _refuse("no model is built", "Name its class with --model package.module:Class.")
+class ChangeOptions(TypedDict, total=False):
+    """The fields of ``Changes`` as keywords, for type checkers: Python has no type that says so of another."""
+
+    form: TargetForm | None
+    to: str | None
+    key: str | None
+    weights: Which
+    strip_module: bool
+    strip_wrappers: bool
+    rename: Sequence[NameRule]
+    include: Sequence[str]
+    exclude: Sequence[str]
+    drop: Sequence[str]
+    dtype: str | None
+    keep_dtype: Sequence[str]
+    saturate: bool
+    expand_tied: bool
+    drop_unsupported: bool
+    allow_empty: bool
+    model: str | None
+    model_arguments: Mapping[str, object]
 
 
-def _refuse(fact: str, hint: str) -> NoReturn:
-    raise MigrationRefused(fact, kind="contradiction", hint=hint)
+def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
+    """
+    Return the changes that were passed whole or as keywords.
+
+    Raises:
+        ValueError: Both were given, or there is no such form or choice of weights.
+        TypeError: A keyword is not a field of ``Changes``.
+    """
+    if given is not None and options:
+        raise ValueError(f"changes were given, and as keywords {', '.join(options)}: pass one or the other")
+    unknown = [name for name in options if name not in Changes._fields]
+    if unknown:
+        raise TypeError(f"migrate() got an unexpected keyword argument {unknown[0]!r}")
+    changes = Changes(**options) if given is None else given
+    check_choice("form", changes.form, (None, *get_args(TargetForm)))
+    check_choice("weights", changes.weights, get_args(Which))
+    return changes

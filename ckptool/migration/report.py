@@ -1,21 +1,25 @@
-"""What a migration did, or would do: one record, with the file before and the file after beside each other."""
+"""What a migration did, or would do: one record, with the facts of the file before and of the file after."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import count, prefixes_of
+from ckptool.checkpoints.summary import count
+from ckptool.migration import selection
 from ckptool.migration.casting import Cast
-from ckptool.migration.targets import TargetForm
+from ckptool.migration.changes import Changes, TargetForm
+from ckptool.migration.plan import Plan
+from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
+from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.tensor import TensorInfo
 
 
-class Side(NamedTuple):
-    """One of the two files, in the words of ``inspect``."""
+class FileFacts(NamedTuple):
+    """What ``inspect`` says about one of the two files; of the target, before it is written too."""
 
     format: str
     form: str
@@ -34,7 +38,6 @@ class MigrationReport(NamedTuple):
     source: str
     target: str
     form: TargetForm
-    source_format: str
     tensors: int
     nbytes: int
     """Size of what was written, in bytes; of a dry run too, but where torch is to save a model that it builds."""
@@ -47,37 +50,108 @@ class MigrationReport(NamedTuple):
     casts: tuple[Cast, ...]
     """Tensors that got another type, and the largest error of each."""
     tied: dict[str, str]
-    """Names that a safetensors file leaves out, and the name that stands for each."""
+    """Names that a safetensors file leaves out, and the name under which each tensor is stored."""
     loses_training: bool
     """The source holds an optimizer's state and the target does not: training cannot be resumed from it."""
     weights_key: str | None
-    """Where in the source the weights stand that were taken; None if everything was."""
+    """The path in the source of the weights that were taken; None if everything was."""
     verified: bool
     written: bool
     """False for a dry run."""
-    before: Side
-    after: Side
+    before: FileFacts
+    after: FileFacts
     notes: tuple[str, ...]
     """What cannot be done with the target any more, or was asked for without effect."""
 
 
-def side_of(checkpoint: Checkpoint) -> Side:
-    """Return the side of a file that is there."""
+def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationReport:
+    """Return the report of a migration that is planned, and not carried out yet."""
+    key = None if plan.weights is None else plan.weights.state_dict.key
+    dropped = [f"{key}.{name}" if key else name for name in plan.file.dropped]
+    if key:  # whatever is not inside the weights is left out too
+        outside = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
+        dropped += [path for path in outside if path and not path.startswith(f"{key}.")]
+    loses_training = _loses_training(checkpoint, plan, dropped)
+    nbytes = plan.file.nbytes
+    return MigrationReport(
+        source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
+        target=plan.target,
+        form=plan.form,
+        tensors=plan.file.tensor_count,
+        nbytes=nbytes,
+        retagged=plan.file.retagged,
+        location=plan.location,
+        renamed=plan.file.renamed,
+        dropped=tuple(dropped),
+        casts=plan.casting.casts if plan.casting else (),
+        tied=plan.file.tied,
+        loses_training=loses_training,
+        weights_key=key,
+        verified=False,
+        written=False,
+        before=_facts(checkpoint),
+        after=_planned_facts(checkpoint, plan, nbytes),
+        notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
+    )
+
+
+def _facts(checkpoint: Checkpoint) -> FileFacts:
     cancellation = cancellation_of(checkpoint.source)
     counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
     prefixes = prefixes_of(checkpoint.weights or ())
-    return Side(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
+    return FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
 
 
-def planned_torch(form: str, plan: TorchPlan, nbytes: int, location: str | None, weights: Collection[str]) -> Side:
-    """Return the side of a torch zip that is not written yet; ``weights`` are the names of the weights in it."""
+def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
+    """Return what ``inspect`` will say about the target."""
+    file, weights = plan.file, plan.weights
+    if isinstance(file, SafetensorsPlan):
+        assert weights is not None  # noqa: S101 - it holds nothing else
+        return _safetensors_facts({name: weights.tensors[name].info for name, _ in file.tensors}, nbytes)
+    form = "model" if plan.form == "model" else checkpoint.form
+    if weights is not None:
+        plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
+        return _torch_facts("model" if plan.builds_model else plain, file, nbytes, plan.location, weights.tensors)
+    chosen, new = checkpoint.weights, dict(file.renamed)
+    head = f"{chosen.key}." if chosen is not None and chosen.key else ""
+    names = [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
+    return _torch_facts(form, file, nbytes, plan.location, names)
+
+
+def _torch_facts(form: str, plan: TorchPlan, nbytes: int, location: str | None, weights: Collection[str]) -> FileFacts:
+    """Return the facts of a torch zip that is not written yet; ``weights`` are the names of the weights in it."""
     counts = count([info for _, info in plan.expected], location)
-    return Side("torch_zip", form, nbytes, *counts, prefixes_of(weights))
+    return FileFacts("torch_zip", form, nbytes, *counts, prefixes_of(weights))
 
 
-def planned_safetensors(infos: dict[str, TensorInfo], nbytes: int) -> Side:
-    """Return the side of a safetensors file that is not written yet: it keeps no devices and no ties."""
+def _safetensors_facts(infos: dict[str, TensorInfo], nbytes: int) -> FileFacts:
+    """Return the facts of a safetensors file that is not written yet: it keeps no devices and no ties."""
     counts = count(list(infos.values()), "cpu")
     numel = sum(info.numel for info in infos.values())
     form = "state_dict" if infos else "data"
-    return Side("safetensors", form, nbytes, *counts._replace(tied=0, numel=numel), prefixes_of(infos))
+    return FileFacts("safetensors", form, nbytes, *counts._replace(tied=0, numel=numel), prefixes_of(infos))
+
+
+def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_training: bool) -> Iterator[str]:
+    if loses_training:
+        yield "training cannot be resumed from it: the optimizer's state is left out"
+    if plan.weights is not None and not plan.builds_model:
+        if checkpoint.traits.program is not None:
+            yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
+        elif plan.weights.state_dict.class_name is not None:
+            yield f"it holds weights alone: to load them, build {plan.weights.state_dict.class_name} first"
+    if checkpoint.member:
+        yield "the other files of the archive are left out"
+    if checkpoint.class_sources:
+        classes = len(checkpoint.class_sources)
+        yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: inspect --source prints it"
+    if plan.form == "safetensors" and changes.to is not None:
+        yield "safetensors keeps no device tags: there is none to set"
+    if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
+        yield "no name begins with what a wrapper adds: nothing was stripped"
+    yield from selection.notes(checkpoint, plan.weights, plan.names)
+
+
+def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:
+    optimizers = [one.key for one in checkpoint.state_dicts if one.role == "optimizer"]
+    return bool(optimizers) and (plan.weights is not None or any(key in dropped for key in optimizers))

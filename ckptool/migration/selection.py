@@ -11,7 +11,7 @@ from shlex import join
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.migration.changes import Changes
+from ckptool.migration.changes import Changes, NameRule
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
@@ -33,8 +33,9 @@ class _Noted:
         return renamed
 
 
-def noted(rules: Sequence[renaming.Rule]) -> tuple[renaming.Rule, ...]:
+def noted(items: Sequence[NameRule]) -> tuple[renaming.Rule, ...]:
     """Return the rules of one migration so that ``notes`` can tell which did nothing."""
+    rules = [item if callable(item) else renaming.substitute(*item) for item in items]
     return tuple(_Noted(rule) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
 
 
@@ -73,7 +74,7 @@ def refuse_nothing(
             )
 
 
-def notes(checkpoint: Checkpoint, weights: Weights | None, changes: Changes) -> Iterator[str]:
+def notes(checkpoint: Checkpoint, weights: Weights | None, changes: NameChanges) -> Iterator[str]:
     """Yield what was asked for by name and has changed nothing, and whether weights that are taken hold nothing."""
     taken = checkpoint.weights if weights is None else weights.state_dict
     if taken and not any(tensor.info.numel for tensor in taken.values()):

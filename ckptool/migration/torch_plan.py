@@ -7,22 +7,20 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
-from ckptool.checkpoints.weights import ModuleFacts, NameChanges, Weights, by_name, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.limits import Limits
-from ckptool.migration import verify as verify_torch
+from ckptool.migration import verify
 from ckptool.migration.casting import Casting
 from ckptool.migration.output import Output
+from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
-from ckptool.names import renaming
-from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.cancellable import cancellation_of
@@ -33,12 +31,6 @@ from ckptool.tensors.storage_ids import TypedStorage
 from ckptool.tensors.tensor import TensorInfo
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
-
-_REWRITABLE = ("torch_zip", "torch_legacy", "torch_tar", "pickle")
-"""Formats that are a pickled tree and nothing else."""
-
-_BESIDE = {"torchscript": "the code of a TorchScript model", "pt2": "the graph of an exported program"}
-"""What other formats hold that no one but torch can write."""
 
 
 class TorchPlan(NamedTuple):
@@ -75,8 +67,8 @@ class TorchPlan(NamedTuple):
         return written
 
     def verify(self, path: str, written: WrittenZip, limits: Limits) -> None:
-        """Read the file back; see ``verify_torch.verify``."""
-        verify_torch.verify(path, written, self.storages, self.expected, limits)
+        """Read the file back; see ``verify.verify``."""
+        verify.verify(path, written, self.storages, self.expected, limits)
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:
@@ -99,7 +91,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
         for name in weights.names
     ]
     if weights.modules:
-        tree.state = Dict([("_metadata", _metadata_node(weights.modules))])
+        tree.state = Dict([("_metadata", metadata_node(weights.modules))])
     pickled = write_pickle(tree, rewriter, cancellation)
     return TorchPlan(
         root,
@@ -118,7 +110,7 @@ def plan_same(
     location: str | None,
     root: str,
     *,
-    peel: frozenset[str] = frozenset(),
+    wrappers: frozenset[str] = frozenset(),
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
     casting: Casting | None = None,
@@ -126,9 +118,9 @@ def plan_same(
     """
     Return how a checkpoint becomes itself: everything it holds, with device tags set and names changed.
 
-    ``peel`` names the classes of training wrappers that give way to the model inside them, ``drop`` the paths and
-    roles of what is left out; with ``model``, that whole model is all that is written. ``casting`` casts weights, and
-    nothing of an optimizer.
+    ``wrappers`` are the classes of training wrappers that models are taken out of, ``drop`` the paths and roles of
+    what is left out; with ``model``, that whole model is all that is written. ``casting`` casts weights, and nothing of
+    an optimizer.
 
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
@@ -137,145 +129,34 @@ def plan_same(
     _refuse_names_of_a_model(checkpoint, changes, model)
     recast = casting.info if casting is not None else None
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location, recast)
-    tree = checkpoint.root if model is None else model.node
-    tensors = checkpoint.tensors if model is None else dict(model)
-    walks = checkpoint.walks if model is None else [("", walk) for path, walk in checkpoint.walks if path == model.key]
-    new_names = _peeled_names(walks, peel)
-    if new_names:
-        _peel(tree, rewriter, peel)
-    edits = _Edits()
-    renamed_mappings, left_out = _rename_state_dicts(checkpoint, changes, edits) if model is None else ({}, {})
-    new_names |= renamed_mappings
-    dropped = _drop(checkpoint, drop, edits) if model is None else ()
-    for node, other in edits.mappings():
-        rewriter.replace(node, other)
-    gone = tuple(f"{path}." for path in dropped) or ("\0",)
-    kept = {name: t for name, t in tensors.items() if name not in left_out and not f"{name}.".startswith(gone)}
+    if model is None:
+        tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
+    else:
+        tree, tensors = model.node, dict(model)
+        walks = tuple(("", walk) for path, walk in checkpoint.walks if path == model.key)
+    new_names = unwrap(tree, walks, wrappers, rewriter)
+    edited = edit(checkpoint, changes, drop, rewriter) if model is None else Edited()
+    new_names |= edited.new_names
+    gone = tuple(f"{path}." for path in edited.dropped) or ("\0",)  # no name begins with that
+    kept = {name: t for name, t in tensors.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
     pickled = write_pickle(tree, rewriter, cancellation_of(checkpoint.source))
     if casting is not None:
-        casting.refuse_what_was_missed(rewriter.storages)
+        casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     expected = tuple(
         (new_names.get(name, name), recast(tensor.info) if recast else tensor.info) for name, tensor in kept.items()
     )
     renamed = tuple((old, new) for old, new in new_names.items() if new != old)
-    return TorchPlan(
-        root, pickled, tuple(rewriter.storages), expected, rewriter.retagged, renamed, (*dropped, *left_out)
-    )
-
-
-class _Edits:
-    """What is to change in mappings of the tree: keys that go, keys that get another name."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[int, Inert] = {}
-        self._keys: dict[int, dict[str, str | None]] = {}
-        self._modules: dict[int, dict[str, ModuleFacts]] = {}
-
-    def rename(self, node: Inert, names: dict[str, str | None], modules: dict[str, ModuleFacts]) -> None:
-        self._nodes[id(node)] = node
-        self._keys.setdefault(id(node), {}).update(names)
-        self._modules[id(node)] = modules
-
-    def drop(self, node: Inert, key: str) -> None:
-        self._nodes[id(node)] = node
-        self._keys.setdefault(id(node), {})[key] = None
-
-    def mappings(self) -> list[tuple[Inert, Inert]]:
-        """Return each mapping, and the mapping that takes its place."""
-        found = []
-        for own, node in self._nodes.items():
-            keys = self._keys[own]
-            pairs = [
-                (keys.get(key, key) if isinstance(key, str) else key, value)
-                for key, value in nodes.mapping_pairs(node) or []
-                if not (isinstance(key, str) and keys.get(key, key) is None)
-            ]
-            found.append((node, _mapping_like(node, pairs, self._modules.get(own))))
-        return found
-
-
-def _mapping_like(node: Inert, pairs: nodes.Pairs, modules: dict[str, ModuleFacts] | None) -> Inert:
-    if isinstance(node, Dict):
-        return Dict(pairs)
-    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
-    made.items, made.pairs, made.state = node.items, pairs, node.state
-    if modules and isinstance(node.state, Dict):
-        metadata = _metadata_node(modules)
-        made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in node.state.pairs])
-    return made
-
-
-def _metadata_node(modules: dict[str, ModuleFacts]) -> Inert:
-    metadata = Call(_ORDERED_DICT, ())
-    metadata.pairs = [(path, _dict_node(facts)) for path, facts in modules.items()]
-    return metadata
-
-
-def _dict_node(facts: ModuleFacts) -> Dict:
-    return Dict([(key, _dict_node(fact) if isinstance(fact, dict) else fact) for key, fact in facts.items()])
-
-
-def _rename_state_dicts(
-    checkpoint: Checkpoint, changes: NameChanges, edits: _Edits
-) -> tuple[dict[str, str], dict[str, None]]:
-    """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
-    new_names: dict[str, str] = {}
-    left_out: dict[str, None] = {}
-    for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
-        own = changes
-        # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it.
-        if state_dict is not checkpoint.weights and not renaming.COMPANIONS.isdisjoint(state_dict):
-            own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
-        weights = prepare(checkpoint, state_dict, own)
-        renamed = dict(weights.renamed)
-        gone = set(weights.dropped)
-        if not renamed and not gone:
-            continue
-        edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.modules)
-        head = f"{state_dict.key}." if state_dict.key else ""
-        new_names |= {head + name: head + renamed.get(name, name) for name in state_dict if name not in gone}
-        left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
-    return new_names, left_out
-
-
-def _drop(checkpoint: Checkpoint, asked: tuple[str, ...], edits: _Edits) -> tuple[str, ...]:
-    """Note what is to be left out, and return the paths that go: of a role, every state dict that has it."""
-    paths = []
-    for what in asked:
-        found = [one.key for one in checkpoint.state_dicts if one.role == what and one.key] or [what]
-        for path in found:
-            place = _entry_of(checkpoint.root, path)
-            if place is None:
-                raise MigrationRefused(f"there is nothing called {what!r} to drop", kind="nothing-to-drop")
-            mapping, key, full = place
-            edits.drop(mapping, key)
-            paths.append(full)
-    return tuple(dict.fromkeys(paths))
-
-
-def _entry_of(root: Inert, path: str) -> tuple[Inert, str, str] | None:
-    """Return the innermost mapping on the way to a path, its key there, and the path of that entry."""
-    node, walked, rest = root, "", path
-    found = None
-    while rest:
-        pairs = nodes.mapping_pairs(node)
-        keys = [key for key, _ in pairs or [] if isinstance(key, str) and (rest == key or rest.startswith(f"{key}."))]
-        if not keys:
-            break
-        key = max(keys, key=len)
-        walked = f"{walked}.{key}" if walked else key
-        found = (node, key, walked)
-        node, rest = nodes.lookup(pairs or [], key), rest[len(key) + 1 :]
-    return found
+    dropped = (*edited.dropped, *edited.left_out)
+    return TorchPlan(root, pickled, tuple(rewriter.storages), expected, rewriter.retagged, renamed, dropped)
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
-    if checkpoint.format not in _REWRITABLE:
-        beside = _BESIDE.get(checkpoint.format)
+    if not checkpoint.traits.has_tree:
+        program = checkpoint.traits.program
         raise MigrationRefused(
-            f"{beside} cannot be written by anything but torch" if beside else f"{checkpoint.format} has no objects",
+            f"{program} cannot be written by anything but torch" if program else f"{checkpoint.format} has no objects",
             kind="no-tree",
             hint="Take its weights: --form state_dict or --form safetensors.",
         )
@@ -306,32 +187,8 @@ def _to_cast(
                 yield head + entry.name, LazyTensor(head + entry.name, info)
 
 
-def _peeled_names(walks: Iterable[tuple[str, StateDictWalk]], classes: frozenset[str]) -> dict[str, str]:
-    """Return the new full name of every tensor of every whole model that has a wrapper of these classes."""
-    return {
-        f"{path}.{old}" if path else old: f"{path}.{new}" if path else new
-        for path, walk in walks
-        for old, new in names_without(walk, classes).items()
-    }
-
-
-def _peel(root: Inert, rewriter: TreeRewriter, classes: frozenset[str]) -> None:
-    """Put the model in the place of each wrapper of these classes, wherever in the tree."""
-    seen: set[int] = set()
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if not nodes.is_container(node) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        inside = unwrapped(node, classes)
-        if inside is not None:
-            rewriter.replace(node, inside)
-        todo.extend(child for _, child in nodes.children(node))
-
-
 def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | None, TensorInfo]]:
-    """Yield the tensors in order, those that lie deeper in an entry where the entry stands."""
+    """Yield the tensors in order, those that lie deeper in an entry where the entry is."""
     key = weights.state_dict.key
     for name, old in weights.old_names.items():
         if name in weights.tensors:

@@ -12,24 +12,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from ckptool.errors import MigrationRefused
+from ckptool.names.wrappers import ANYWHERE, COMPANIONS, DATA_PARALLEL, HEADS
 
 Rule = Callable[[Sequence[str]], Sequence[str | None]]
 
-HEAD_WRAPPERS = ("module",)
-"""Components that DataParallel and DistributedDataParallel put at the head of every name; models use the word too."""
-
-MARKED_WRAPPERS = (
-    "_orig_mod",
-    "_fsdp_wrapped_module",
-    "_fpw_module",
-    "_checkpoint_wrapped_module",
-    "_forward_module",
-)
-"""Components that no model has of its own: they go wherever they stand."""
-
-COMPANIONS = frozenset({"n_averaged"})
-"""Entries of a wrapper's own that stand beside ``module.…``, and go with it: AveragedModel's counter."""
-_MARKS = re.compile("|".join(MARKED_WRAPPERS))
+_ANYWHERE = re.compile("|".join(ANYWHERE))
 
 
 def strip_module(names: Sequence[str]) -> Sequence[str | None]:
@@ -41,7 +28,7 @@ def strip_module(names: Sequence[str]) -> Sequence[str | None]:
     Raises:
         MigrationRefused: Some names have one and some have not.
     """
-    return _strip_heads(names, HEAD_WRAPPERS)
+    return _strip_heads(names, (DATA_PARALLEL.component,))
 
 
 def strip_wrappers(names: Sequence[str]) -> Sequence[str | None]:
@@ -49,12 +36,12 @@ def strip_wrappers(names: Sequence[str]) -> Sequence[str | None]:
     Return the names without what any training wrapper put there, in any nest.
 
     Raises:
-        MigrationRefused: Some names have a ``module`` at their head and some have not.
+        MigrationRefused: Some names have a ``module`` or ``_module`` at their head and some have not.
     """
-    if _MARKS.search("\n".join(names)) is None:
-        return _strip_heads(names, HEAD_WRAPPERS)
-    wrapped = all(name.partition(".")[0] in MARKED_WRAPPERS for name in names)
-    return _strip_heads([_without_marked(name) for name in names], HEAD_WRAPPERS, wrapped=wrapped)
+    if _ANYWHERE.search("\n".join(names)) is None:
+        return _strip_heads(names, HEADS)
+    wrapped = all(name.partition(".")[0] in ANYWHERE for name in names)
+    return _strip_heads([_without_marked(name) for name in names], HEADS, wrapped=wrapped)
 
 
 WRAPPER_RULES = (strip_module, strip_wrappers)
@@ -183,25 +170,26 @@ def _module_of(name: str, marker: str) -> str | None:
 def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = False) -> list[str | None]:
     """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
     stripped: list[str | None] = list(names)
-    dotted = tuple(f"{head}." for head in heads)
     text = "\n".join(["", *names])  # most names have none of them, and one search is faster than thousands
-    if not any(f"\n{head}" in text for head in dotted):
+    if not any(f"\n{head}." in text for head in heads):
         return stripped
-    while any(name is not None and name.startswith(dotted) for name in stripped):
+    while True:
         left = [name for name in stripped if name is not None and name not in COMPANIONS]
-        bare = [name for name in left if not _has_head(name, heads)]
-        if not left or len(bare) == len(left) or (wrapped and bare):
-            break
-        if bare:
-            headed = next(name for name in left if _has_head(name, heads))
+        headed = next((name for name in left if _has_head(name, heads)), None)
+        if headed is None:
+            return stripped
+        head = headed.partition(".")[0]
+        bare = next((name for name in left if not _has_head(name, (head,))), None)
+        if bare is not None and wrapped:
+            return stripped
+        if bare is not None:
             raise MigrationRefused(
-                f"{headed!r} has the prefix and {bare[0]!r} has not",
+                f"{headed!r} has the prefix and {bare!r} has not",
                 kind="mixed-prefix",
                 hint="Name the prefix with --strip-prefix to remove it from those that have it.",
             )
-        stripped = [None if name is None or name in COMPANIONS else name.partition(".")[2] for name in stripped]
+        stripped = [None if name is None or name in COMPANIONS else name[len(head) + 1 :] for name in stripped]
         wrapped = True
-    return stripped
 
 
 def _has_head(name: str, heads: Sequence[str]) -> bool:
@@ -210,5 +198,5 @@ def _has_head(name: str, heads: Sequence[str]) -> bool:
 
 
 def _without_marked(name: str) -> str:
-    parts = [part for part in name.split(".") if part not in MARKED_WRAPPERS]
+    parts = [part for part in name.split(".") if part not in ANYWHERE]
     return ".".join(parts)

@@ -55,6 +55,8 @@ def main(**options: Any) -> None:
         click.echo(f"Error: {error}", err=True)
         if error.hint:
             click.echo(f"Hint: {error.hint}", err=True)
+        if error.command:
+            click.echo(f"Run: {error.command}", err=True)
         sys.exit(2)
 
 

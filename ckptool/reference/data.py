@@ -28,7 +28,7 @@ def optional(module: str, package: str, requirement: str | None = None) -> Any:
     Import a module that ckptool does not depend on.
 
     Raises:
-        CkptoolError: It is not installed; the hint is the line that installs it.
+        CkptoolError: It is not installed; ``command`` installs it.
     """
     try:
         return importlib.import_module(module)
@@ -36,7 +36,7 @@ def optional(module: str, package: str, requirement: str | None = None) -> Any:
         raise CkptoolError(
             f"{package} is not installed",
             kind="missing-package",
-            hint=f"Run: pip install {requirement or package}",
+            command=f"pip install {requirement or package}",
         ) from error
 
 

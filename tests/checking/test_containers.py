@@ -172,8 +172,8 @@ def test_the_command_that_is_given_writes_a_file_without_them(tmp_path: Path) ->
     path.write_bytes(gzip.compress(torch_zip({"model": {"w": tensor(storage())}, "x": SYSTEM}, {"0": floats()})))
     (finding,) = [one for one in check(path).findings if one.code == "CK204"]
 
-    assert finding.hint is not None
-    result = CliRunner().invoke(cli, [*shlex.split(finding.hint.partition("Run: ")[2])[1:], "--json"])
+    assert finding.command is not None
+    result = CliRunner().invoke(cli, [*shlex.split(finding.command)[1:], "--json"])
     assert alarms(check(json.loads(result.output)["target"])) == []
 
 
@@ -231,7 +231,7 @@ def test_each_member_with_a_problem_is_named_with_the_command_that_says_more(tmp
     found = [one for one in report.findings if one.code == "CK115"]
     assert [one.message.partition(":")[0] for one in found] == ["member 'a.pth'", "member 'd/b.pth'"]
     for finding, member in zip(found, ("a.pth", "d/b.pth"), strict=True):
-        assert finding.hint == f"Run: ckptool check {path}::{member}"
+        assert finding.command == f"ckptool check {path}::{member}"
         assert finding.message.partition(": ")[2] in dict(alarms(check(f"{path}::{member}")))["CK204"]
     records = {one.record for one in report.globals if one.name == "os.system"}
     assert records == {"a.pth::archive/data.pkl", "d/b.pth"}
@@ -244,9 +244,10 @@ def test_a_member_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     for others in ({"a.pth": zipped(INNOCENT)}, {"a.pth": zipped(INNOCENT), "b.pth": zipped(INNOCENT)}):
         path.write_bytes(zip_file(others | {"c.pth": broken}))
         (finding,) = [one for one in check(path).findings if one.severity == "error"]
-        assert (finding.code, finding.hint) == (
+        assert (finding.code, finding.hint, finding.command) == (
             "CK114",
-            f"Nothing is known of what it holds. Run: ckptool check {path}::c.pth",
+            "Nothing is known of what it holds.",
+            f"ckptool check {path}::c.pth",
         )
         assert "'c.pth' cannot be opened: " in finding.message
         run(path, code=1)

@@ -37,6 +37,7 @@ def wrapped(prefix: str) -> Callable[[OrderedDict[str, torch.Tensor]], object]:
 CASES: dict[str, Callable[[OrderedDict[str, torch.Tensor]], object]] = {
     "data parallel": wrapped("module."),
     "compiled": wrapped("module._orig_mod."),
+    "private": wrapped("_module."),
     "a prefix": wrapped("model."),
     "a checkpoint": lambda state: {"epoch": 3, "state_dict": wrapped("module.")(state)},
     "beside another": lambda state: {**wrapped("model.")(state), "loss.weight": torch.ones(3)},  # type: ignore[dict-item]
@@ -51,8 +52,8 @@ def write(folder: Path, value: object) -> Path:
 
 
 def commands(report: CheckReport) -> list[list[str]]:
-    hints = [finding.hint for finding in report.findings if finding.code.startswith("CK6")]
-    return [shlex.split(hint.partition("Run: ")[2]) for hint in hints if hint and "Run: " in hint]
+    commands = [finding.command for finding in report.findings if finding.code.startswith("CK6")]
+    return [shlex.split(command) for command in commands if command]
 
 
 def migrated(command: list[str]) -> Path:
@@ -149,8 +150,8 @@ def test_a_rename_is_suggested_where_a_name_is_missing_and_one_like_it_is_left(t
     (finding,) = [one for one in report.findings if one.code == "CK603"]
 
     assert finding.message == "2 missing: head.weight (like fc.weight?), head.bias (like fc.bias?)"
-    assert finding.hint is not None
-    assert finding.hint.startswith("If these are the same tensors, rename them. Run: ")
+    assert finding.hint == "If these are the same tensors, rename them."
+    assert finding.command is not None
 
 
 def test_many_unexpected_names_are_left_out_by_their_heads(tmp_path: Path) -> None:

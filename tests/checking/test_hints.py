@@ -23,8 +23,9 @@ OURS = [path for path in sorted(FIXTURES.iterdir()) if path.suffix != ".json"]
 
 def run(finding: Finding) -> str:
     """Run what a hint says, and return what was printed."""
-    assert finding.hint is not None
-    program, verb, *arguments = shlex.split(finding.hint.partition("Run: ")[2])
+    assert finding.command is not None
+    assert finding.command not in (finding.hint or "")
+    program, verb, *arguments = shlex.split(finding.command)
     assert program == "ckptool"
     extra = ["--force", "--json"] if verb == "migrate" else []
     result = CliRunner().invoke(cli, [verb, *arguments, *extra])
@@ -36,7 +37,7 @@ def run_all(path: Path, folder: Path) -> None:
     copied = folder / path.name
     shutil.copyfile(path, copied)
     for finding in check(copied).findings:
-        if finding.hint is None or "Run: " not in finding.hint:
+        if finding.command is None:
             continue
         printed = run(finding)
         if finding.code in ("CK202", "CK301", "CK405", "CK501", "CK503"):

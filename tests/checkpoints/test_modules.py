@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from ckptool import LimitExceeded, Limits, MalformedFile
 from ckptool.checkpoints import modules
 from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_state_dict
+from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 
 LIMITS = Limits()
@@ -226,9 +228,10 @@ def test_wrappers_are_known_by_class_and_not_by_the_name_of_a_child() -> None:
     inner = module(p={"w": tensor()})
     wrapped = module("torch.nn.parallel.data_parallel.DataParallel", c={"module": inner})
     alike = module("models.DataParallel", c={"module": inner})
+    classes = frozenset(DATA_PARALLEL.classes)
 
-    assert modules.unwrapped(wrapped, modules.DATA_PARALLEL) is inner
-    assert modules.unwrapped(alike, modules.DATA_PARALLEL) is None
+    assert modules.unwrapped(wrapped, classes) is inner
+    assert modules.unwrapped(alike, classes) is None
     assert names(alike) == names(wrapped) == ["module.w"]
 
 
@@ -242,10 +245,8 @@ def test_versions_of_torchs_own_classes_are_known(cls: type[nn.Module]) -> None:
     assert modules.version_of(f"{cls.__module__}.{cls.__qualname__}") == cls._version
 
 
-@pytest.mark.parametrize("name", modules.WRAPPERS)
+@pytest.mark.parametrize("name", COMPONENTS)
 def test_wrappers_are_where_the_table_says(name: str) -> None:
-    import importlib
-
     path, _, cls = name.rpartition(".")
     assert issubclass(getattr(importlib.import_module(path), cls), nn.Module)
 

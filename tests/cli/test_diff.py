@@ -90,7 +90,7 @@ def test_output_is_the_snapshot(case: str) -> None:
 def test_json_has_the_published_shape() -> None:
     found = as_json("weights.pth", "tuned.pth", code=1)
 
-    assert found["schema"] == "ckptool.diff/1"
+    assert found["schema"] == "ckptool.diff/2"
     assert found["same"] is False
     assert (found["a"], found["scope"]) == (
         {"path": "weights.pth", "format": "torch_zip", "form": "state_dict", "key": ""},

@@ -67,7 +67,7 @@ def test_output_is_the_snapshot(case: str) -> None:
 def test_json_has_the_published_shape() -> None:
     found = as_json(CHECKPOINT)
 
-    assert found["schema"] == "ckptool.inspect/1"
+    assert found["schema"] == "ckptool.inspect/2"
     assert {"path", "file_nbytes", "format", "form", "summary", "state_dicts", "tensors", "extras", "globals"} < set(
         found
     )

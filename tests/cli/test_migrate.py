@@ -70,7 +70,7 @@ def test_output_is_the_snapshot(case: str) -> None:
 def test_json_has_the_published_shape() -> None:
     found = as_json(CHECKPOINT, "out.pth", "--strip-module", "--to", "cpu")
 
-    assert found["schema"] == "ckptool.migrate/1"
+    assert found["schema"] == "ckptool.migrate/2"
     assert set(found) == {
         *("schema", "source", "target", "form", "source_format", "tensors", "nbytes", "retagged", "location"),
         *("renamed", "dropped", "casts", "tied", "loses_training", "weights_key", "verified", "written"),

@@ -9,13 +9,13 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
 
 from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_checkpoint
-from ckptool.formats import FORMATS
+from ckptool.formats import FORMATS, Format
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.files import FileSource
@@ -215,8 +215,7 @@ def test_every_format_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("module", FORMATS, ids=lambda module: module.NAME)
-def test_every_format_is_a_name_a_sniff_and_a_read(module: ModuleType) -> None:
-    assert module.__name__.startswith("ckptool.formats.")
+def test_every_format_is_a_name_a_sniff_and_a_read(module: Format) -> None:
     assert callable(module.sniff)
     assert callable(module.read)
     assert module.__doc__
@@ -264,6 +263,17 @@ def test_reading_the_index_reads_no_tensor(name: str) -> None:
     formats._read(Probe(source, DEFAULT_LIMITS, formats._read))
 
     assert source.total < source.nbytes / 10
+
+
+@every_format
+def test_nothing_can_be_set_after_opening(name: str) -> None:
+    checkpoint = opened(name)
+    before = dict(vars(checkpoint))
+
+    for attribute in (*before, "something_new"):
+        with pytest.raises(AttributeError, match=attribute):
+            setattr(checkpoint, attribute, None)
+    assert vars(checkpoint) == before
 
 
 @every_format

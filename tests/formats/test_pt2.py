@@ -84,6 +84,16 @@ def test_an_index_that_is_none_is_refused(text: bytes) -> None:
     assert caught.value.kind == "malformed-pt2"
 
 
+@pytest.mark.parametrize("text", [b'{"config": {"w": %s, "w": %s}}', b'{"config": {"w": %s}, "config": {"w": %s}}'])
+def test_a_key_that_stands_twice_is_refused(text: bytes) -> None:
+    one, other = (json.dumps(entry(tensor_meta=meta(dtype=dtype))).encode() for dtype in (7, 4))
+
+    with pytest.raises(AmbiguousFile) as caught:
+        opened(text % (one, other))
+    assert caught.value.kind == "ambiguous-pt2"
+    assert "twice" in caught.value.message
+
+
 @pytest.mark.parametrize(
     "changes",
     [

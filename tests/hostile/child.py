@@ -33,7 +33,7 @@ from click.testing import CliRunner
 
 import ckptool
 from ckptool.cli import cli
-from ckptool.cli.inspect_report import error_text
+from ckptool.cli.text import error_text
 from tests import build
 
 MIB = 1 << 20

@@ -348,26 +348,26 @@ def test_hints_name_the_command_that_tells_more(tmp_path: Path) -> None:
     data = bytearray(saved({"a": torch.arange(1000.0), "b": torch.arange(999.0)}))
     quoted = f"'{tmp_path}/it'\"'\"'s new.pth'"
 
-    def hint(content: bytes, **options: Any) -> str | None:
+    def told(content: bytes, **options: Any) -> tuple[str | None, str | None]:
         path.write_bytes(content)
         with pytest.raises(ckptool.CkptoolError) as caught:
             load(path, **options)
-        return caught.value.hint
+        return caught.value.hint, caught.value.command
 
-    left = f"Download the file again, or see what is left of it: ckptool check {quoted}"
-    assert hint(data[:5000]) == left
+    left = "Download the file again, or see what is left of it.", f"ckptool check {quoted}"
+    assert told(data[:5000]) == left
     for verb in (ckptool.predict_memory, partial(ckptool.load_into, LeNet()), partial(ckptool.LiveModel, LeNet())):
         with pytest.raises(ckptool.TruncatedFile) as caught:
             verb(path)  # type: ignore[operator]
-        assert caught.value.hint == left
+        assert (caught.value.hint, caught.value.command) == left
     with pytest.raises(ckptool.TruncatedFile) as nameless:
         load(bytes(data[:5000]))
     assert nameless.value.hint == "Download the file again."
     data[data.index(torch.arange(1000.0).numpy().tobytes()) + 8] ^= 1
-    deep = f"Download the file again, or see which parts are damaged: ckptool check --deep {quoted}"
-    assert hint(bytes(data), verify=True) == deep
-    assert hint(saved({"epoch": 3})) == f"See what it holds: ckptool inspect --all {quoted}"
-    assert hint(b"<html></html>") == "Download the file itself: the address gave a page about it."
+    deep = "Download the file again, or see which parts are damaged.", f"ckptool check --deep {quoted}"
+    assert told(bytes(data), verify=True) == deep
+    assert told(saved({"epoch": 3})) == ("See what it holds.", f"ckptool inspect --all {quoted}")
+    assert told(b"<html></html>") == ("Download the file itself: the address gave a page about it.", None)
 
 
 def test_ema_and_raw_weights_are_told_apart(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_stripped_names_fit_the_bare_model(what: str, count: int, tmp_path: Path
 def test_metadata_follows_the_names(form: Any, tmp_path: Path) -> None:
     source = saved(wrapped().state_dict(), tmp_path / "a.pth")
 
-    migrate(source, tmp_path / "b.pth", form=form, strip_module=True, rules=[add_prefix("net")])
+    migrate(source, tmp_path / "b.pth", form=form, strip_module=True, rename=[add_prefix("net")])
 
     found = torch.load(tmp_path / "b.pth")
     expected = {f"net.{key}" if key else "net": value for key, value in Net().state_dict()._metadata.items()}
@@ -348,7 +348,7 @@ def test_rules_run_after_stripping_and_in_order(tmp_path: Path) -> None:
     source = saved(wrapped().state_dict(), tmp_path / "a.pth")
     rules = [add_prefix("a"), substitute(r"^a\.conv", "first"), strip_prefix("a.norm")]
 
-    migrate(source, tmp_path / "b.pth", strip_module=True, rules=rules)
+    migrate(source, tmp_path / "b.pth", strip_module=True, rename=rules)
 
     names = ["first.weight", "first.bias", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
     assert list(torch.load(tmp_path / "b.pth")) == names
@@ -358,7 +358,7 @@ def test_rules_run_after_stripping_and_in_order(tmp_path: Path) -> None:
 def test_a_collision_is_refused_before_anything_is_written(form: Any, tmp_path: Path) -> None:
     source = saved(Net().state_dict(), tmp_path / "a.pth")
     with pytest.raises(MigrationRefused) as caught:
-        migrate(source, tmp_path / "b", form=form, rules=[substitute("conv|norm", "x")])
+        migrate(source, tmp_path / "b", form=form, rename=[substitute("conv|norm", "x")])
 
     assert caught.value.kind == "name-collision"
     assert list(tmp_path.iterdir()) == [source]

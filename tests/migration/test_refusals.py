@@ -172,7 +172,7 @@ EMPTYING: dict[str, tuple[dict[str, Any], str]] = {
     "includes": ({"include": ["zzz*", "conv"]}, "--include 'zzz*' --include conv match none"),
     "exclude": ({"exclude": ["module.*"]}, "--exclude 'module.*'"),
     "both": ({"include": ["*.bias"], "exclude": ["*conv*"]}, "--include '*.bias' --exclude '*conv*'"),
-    "renamed": ({"exclude": ["*"], "rules": [substitute("conv", "x")]}, "--exclude '*'"),
+    "renamed": ({"exclude": ["*"], "rename": [substitute("conv", "x")]}, "--exclude '*'"),
 }
 
 
@@ -221,7 +221,7 @@ def test_globs_and_rules_that_change_nothing_are_noted(form: Any, folder: Path) 
     (folder / "old.pth").write_bytes(build.torch_zip(TRAINING | {"n": 1}, {"0": build.floats()}))
     rules = [substitute("nothing", "x"), substitute("conv", "fold"), substitute("fold", "c")]
     report = migrate(
-        folder / "old.pth", folder / "b", form=form, exclude=["zzz*", "*.bias"], rules=rules, include=["*conv*"]
+        folder / "old.pth", folder / "b", form=form, exclude=["zzz*", "*.bias"], rename=rules, include=["*conv*"]
     )
 
     effects = [note for note in report.notes if "matches" in note or "changes" in note]

@@ -12,7 +12,7 @@ from torch import nn
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.migration.migrate import migrate
-from ckptool.migration.report import Side
+from ckptool.migration.report import FileFacts
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -36,11 +36,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def side_of(path: Path | str) -> Side:
+def facts_of(path: Path | str) -> FileFacts:
     with open_checkpoint(path) as found:
         said = summarise(found)
         counts = (said.tensors, said.tied, said.numel, said.devices, said.dtypes, said.prefixes)
-        return Side(found.format, found.form, found.file_nbytes, *counts)
+        return FileFacts(found.format, found.form, found.file_nbytes, *counts)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -54,8 +54,8 @@ def test_both_sides_are_what_inspect_says_of_the_files(name: str, way: str, tmp_
     assert not target.exists()
     done = migrate(VALID / name, target, **WAYS[way])
 
-    assert done.before == side_of(VALID / name)
-    assert done.after == side_of(target)
+    assert done.before == facts_of(VALID / name)
+    assert done.after == facts_of(target)
     assert (plan.before, plan.after, plan.renamed, plan.dropped) == (
         done.before,
         done.after,

@@ -290,12 +290,18 @@ def test_an_installation_has_the_numpy_that_the_reference_reader_asks_for_first(
 
 def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:
     save_file({"a.b": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"format": "pt", "title": "tiny", "x": "a"})
-    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rules=[renaming.strip_prefix("a")])
+    migrate(tmp_path / "a.safetensors", tmp_path / "b.safetensors", rename=[renaming.strip_prefix("a")])
     report = migrate(tmp_path / "a.safetensors", tmp_path / "c.pth")
 
     with safe_open(tmp_path / "b.safetensors", framework="pt") as found:
         assert found.metadata() == {"format": "pt", "title": "tiny", "x": "a"}
     assert set(report.dropped) == {"__metadata__.title", "__metadata__.x"}
+
+
+def test_the_facts_of_modules_keep_the_key_that_older_files_have(tmp_path: Path) -> None:
+    path, _ = converted(nn.Sequential(nn.BatchNorm1d(2)).state_dict(), tmp_path)
+
+    assert json.loads(header_of(path)["__metadata__"]["ckptool.modules"]) == {"": 1, "0": 2}
 
 
 def test_what_hangs_on_a_plain_tensor_keeps_it_from_nothing(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ckptool.errors import MigrationRefused
 from ckptool.names import renaming
-from ckptool.names.renaming import HEAD_WRAPPERS, MARKED_WRAPPERS
+from ckptool.names.wrappers import ANYWHERE, HEADS
 
-WRAPPERS = (*HEAD_WRAPPERS, *MARKED_WRAPPERS)
+WRAPPERS = (*HEADS, *ANYWHERE)
 
 # Of the model's own: words like the wrappers', and "module" itself, which a model may use too.
 COMPONENTS = st.sampled_from(["submodule", "mlp_module", "module_", "modules", "orig_mod", "conv", "0", "weight"])
-DEEPER = st.lists(COMPONENTS | st.just("module"), max_size=4)
+DEEPER = st.lists(COMPONENTS | st.sampled_from(HEADS), max_size=4)
 
 
 @st.composite
@@ -33,7 +33,7 @@ def names_of_models(draw: st.DrawFn) -> list[str]:
 
 
 def starts_mixed(names: Sequence[str]) -> bool:
-    return any(name.startswith("module.") for name in names)
+    return any(name.startswith(tuple(f"{head}." for head in HEADS)) for name in names)
 
 
 @given(names_of_models(), st.integers(1, 3))
@@ -46,6 +46,7 @@ def test_names_come_back_out_of_any_number_of_data_parallels(names: list[str], c
 @given(names_of_models(), st.lists(st.sampled_from(WRAPPERS), min_size=1, max_size=5))
 @example(["module.weight", "conv.weight"], ["_orig_mod"])
 @example(["module.weight", "conv.weight"], ["_orig_mod", "module", "_fsdp_wrapped_module"])
+@example(["module.weight", "_module.weight"], ["_module", "module", "_module"])
 def test_names_come_back_out_of_any_nest_of_wrappers(names: list[str], nest: list[str]) -> None:
     assert renaming.strip_wrappers([".".join((*nest, name)) for name in names]) == names
 
@@ -55,7 +56,7 @@ def test_marked_wrappers_go_wherever_they_stand(names: list[str], data: st.DataO
     wrapped = []
     for name in names:
         parts = name.split(".")
-        for wrapper in data.draw(st.lists(st.sampled_from(MARKED_WRAPPERS), max_size=2)):
+        for wrapper in data.draw(st.lists(st.sampled_from(ANYWHERE), max_size=2)):
             parts.insert(data.draw(st.integers(1, len(parts) - 1)) if len(parts) > 1 else 0, wrapper)
         wrapped.append(".".join(("module", *parts)))
 
@@ -87,6 +88,10 @@ def test_what_a_wrapper_counts_beside_its_model_goes_with_it(strip: renaming.Rul
     assert strip(["n_averaged"]) == ["n_averaged"]
     rules = [strip, renaming.add_prefix("net")]
     assert renaming.rename(["n_averaged", "module.a"], rules) == [None, "net.a"]
+
+
+def test_a_data_parallel_inside_another_wrapper_is_not_taken_for_the_first() -> None:
+    assert renaming.strip_module(["_module.module.a", "_module.module.b"]) == ["_module.module.a", "_module.module.b"]
 
 
 @given(names_of_models(), st.lists(COMPONENTS, min_size=1, max_size=3), st.booleans())

@@ -45,6 +45,7 @@ def test_equal_names_and_shapes_need_no_change() -> None:
         ("module.module.", ["--strip-module"]),
         ("module._orig_mod.", ["--strip-wrappers"]),
         ("_forward_module.", ["--strip-wrappers"]),
+        ("_module.", ["--strip-wrappers"]),
         ("model.", ["--strip-prefix", "model"]),
         ("model.net.", ["--strip-prefix", "model.net"]),
         ("module.encoder_q.", ["--strip-prefix", "module.encoder_q"]),

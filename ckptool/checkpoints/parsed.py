@@ -1,0 +1,148 @@
+"""``Parsed``: what the reader of a format found in a file. A ``Checkpoint`` is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.archives.archive import Archive
+from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.roles import role_of
+from ckptool.pickles.nodes import Global, Inert
+from ckptool.sources.source import Source
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.tensor import TensorInfo
+
+Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
+
+ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
+"""What a module wrote beside its tensors: its version, mostly."""
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Traits(NamedTuple):
+    """What is true of every file of a format. Other packages ask for these, never for a format by its name."""
+
+    has_tree: bool = False
+    """It is a pickled tree of objects and nothing else, so it can be written again as a whole."""
+    is_plain: bool = False
+    """It holds named tensors and text alone: no pickle, no object."""
+    keeps_devices: bool = True
+    keeps_ties: bool = True
+    keeps_order: bool = True
+    program: str | None = None
+    """What it holds that only torch can write: the code or the graph of a model."""
+    loader: str = "torch.load"
+    """The function that opens such a file."""
+    refusal: str | None = None
+    """Why ``torch.load(weights_only=True)`` refuses every such file."""
+
+
+class ClassSource(NamedTuple):
+    """The source of a class, as legacy files carry it. Text: never compiled."""
+
+    name: str
+    path: str
+    """Of the source file on the machine that saved the checkpoint."""
+    text: str
+
+
+class Member(NamedTuple):
+    """A checkpoint inside an archive that holds several: open it as ``FILE::NAME``."""
+
+    name: str
+    format: str
+    form: Form
+    tensors: int
+    nbytes: int
+    """Size of the member, unpacked."""
+
+
+class Stream(NamedTuple):
+    """Consecutive pickles: bytes ``start`` to ``end`` of ``source``, which is a record or the file."""
+
+    record: str
+    """Name of the archive member; empty for the file itself."""
+    source: Source
+    start: int
+    end: int
+    globals: tuple[Global, ...]
+    """Every name that unpickling them would import, in order of first use."""
+
+
+class Shard(NamedTuple):
+    """One of the files that an index names, with some of the tensors."""
+
+    name: str
+    """As the index has it: a path from the index's folder."""
+    tensors: int
+    nbytes: int
+    """Size of the file."""
+    source: Source
+
+
+class Recorded(NamedTuple):
+    """What the text of a file says about its tensors, and the text that says nothing about them."""
+
+    ties: Mapping[str, str] = _NOTHING
+    """Names that were left out of the file, and for each the name under which its tensor is stored."""
+    order: tuple[str, ...] = ()
+    """All names, the left-out ones too, in the order that they had; empty where it is not recorded."""
+    modules: Mapping[str, ModuleFacts] = MappingProxyType({})
+    texts: Mapping[str, str] = _NOTHING
+
+
+class Parsed(NamedTuple):
+    """What is in one file, or in an index and its shards. ``Checkpoint`` describes the fields that it shares."""
+
+    source: Source
+    format: str
+    traits: Traits
+    contents: Contents
+    fixed_form: Form | None = None
+    """The form, where the format knows it without looking at the contents."""
+    root: Inert = None
+    rebuilder: Rebuilder | None = None
+    constants: Mapping[str, TensorInfo] = MappingProxyType({})
+    """Tensors of a program that are no attributes of its modules."""
+    metadata: Mapping[str, str] = _NOTHING
+    recorded: Recorded = Recorded()
+    class_sources: tuple[ClassSource, ...] = ()
+    notes: tuple[str, ...] = ()
+    damage: str | None = None
+    member: str | None = None
+    members: tuple[Member, ...] = ()
+    inside: Mapping[str, Parsed] = MappingProxyType({})
+    unopened: tuple[tuple[str, str], ...] = ()
+    streams: tuple[Stream, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    shard_of: Mapping[str, str] = _NOTHING
+    announced_nbytes: int | None = None
+
+    @property
+    def form(self) -> Form:
+        """What the file is as a whole: one state dict, a whole model, or more than that."""
+        return self.fixed_form or _form(self.contents)
+
+
+def _form(contents: Contents) -> Form:
+    if not contents.tensors and not contents.attributes:
+        return "data"
+    groups = [group for group in contents.groups if group.names]
+    if not groups:
+        return "tensors" if all(name.startswith("_") for name, _ in contents.extras) else "checkpoint"
+    first = groups[0]
+    if first.key:
+        return "checkpoint"
+    if first.class_name is not None:
+        return "model"
+    is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors)
+    return "state_dict" if is_whole and role_of(first, contents) == "model" else "checkpoint"
+
+
+def under(path: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return tensors by their full names below a path; one without a name has the path itself."""
+    return {f"{path}.{name}" if name else path: info for name, info in tensors.items()}

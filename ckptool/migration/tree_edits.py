@@ -1,0 +1,183 @@
+"""
+Edits of a pickled tree before it is written again: names in mappings, entries that go, wrappers round whole models.
+
+Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter`` is told what to write in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
+from ckptool.checkpoints.weights import ModuleFacts, NameChanges, by_name, prepare
+from ckptool.errors import MigrationRefused
+from ckptool.migration.tree_rewriter import TreeRewriter
+from ckptool.names import renaming
+from ckptool.names.wrappers import COMPANIONS
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert
+
+_ORDERED_DICT = Global("collections", "OrderedDict")
+
+
+class Edited(NamedTuple):
+    """What edits did to the full names of tensors and other entries."""
+
+    new_names: Mapping[str, str] = {}
+    """New full name by old full name."""
+    left_out: Mapping[str, None] = {}
+    """Full names of weights that were not to be taken, in order."""
+    dropped: tuple[str, ...] = ()
+    """Paths of the entries that go with everything in them."""
+
+
+def edit(checkpoint: Checkpoint, changes: NameChanges, drop: tuple[str, ...], rewriter: TreeRewriter) -> Edited:
+    """
+    Rename the weights wherever they are in a checkpoint, and leave out entries by path or role.
+
+    Raises:
+        MigrationRefused: Two names would become one, or there is nothing to drop.
+    """
+    edits = _Edits()  # both kinds of edits may meet in one mapping, which is replaced once
+    new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
+    dropped = _drop(checkpoint, drop, edits)
+    for node, other in edits.mappings():
+        rewriter.replace(node, other)
+    return Edited(new_names, left_out, dropped)
+
+
+def unwrap(
+    root: Inert, walks: Iterable[tuple[str, StateDictWalk]], classes: frozenset[str], rewriter: TreeRewriter
+) -> dict[str, str]:
+    """
+    Take whole models out of wrappers of some classes, wherever they are in the tree.
+
+    Return the new full name of every tensor of the models that have such a wrapper.
+    """
+    new_names = {
+        f"{path}.{old}" if path else old: f"{path}.{new}" if path else new
+        for path, walk in walks
+        for old, new in names_without(walk, classes).items()
+    }
+    seen: set[int] = set()
+    todo = [root] if new_names else []  # without a name to change there is no wrapper to look for
+    while todo:
+        node = todo.pop()
+        if not nodes.is_container(node) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        inside = unwrapped(node, classes)
+        if inside is not None:
+            rewriter.replace(node, inside)
+        todo.extend(child for _, child in nodes.children(node))
+    return new_names
+
+
+def metadata_node(modules: dict[str, ModuleFacts]) -> Inert:
+    """Return the ``_metadata`` of a state dict: what each module wrote about itself, by its path."""
+    metadata = Call(_ORDERED_DICT, ())
+    metadata.pairs = [(path, _dict_node(facts)) for path, facts in modules.items()]
+    return metadata
+
+
+def _dict_node(facts: ModuleFacts) -> Dict:
+    return Dict([(key, _dict_node(fact) if isinstance(fact, dict) else fact) for key, fact in facts.items()])
+
+
+class _Edits:
+    """Keys of mappings that go or get another name, by mapping. A node is known by its id, for nodes have no hash."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Inert] = {}
+        self._keys: dict[int, dict[str, str | None]] = {}
+        self._modules: dict[int, dict[str, ModuleFacts]] = {}
+
+    def rename(self, node: Inert, names: dict[str, str | None], modules: dict[str, ModuleFacts]) -> None:
+        self._nodes[id(node)] = node
+        self._keys.setdefault(id(node), {}).update(names)
+        self._modules[id(node)] = modules
+
+    def drop(self, node: Inert, key: str) -> None:
+        self._nodes[id(node)] = node
+        self._keys.setdefault(id(node), {})[key] = None
+
+    def mappings(self) -> list[tuple[Inert, Inert]]:
+        """Return each mapping, and the mapping that takes its place."""
+        found = []
+        for own, node in self._nodes.items():
+            keys = self._keys[own]
+            pairs = [
+                (keys.get(key, key) if isinstance(key, str) else key, value)
+                for key, value in nodes.mapping_pairs(node) or []
+                if not (isinstance(key, str) and keys.get(key, key) is None)
+            ]
+            found.append((node, _mapping_like(node, pairs, self._modules.get(own))))
+        return found
+
+
+def _mapping_like(node: Inert, pairs: nodes.Pairs, modules: dict[str, ModuleFacts] | None) -> Inert:
+    """Return a mapping of the same class with other pairs, and with facts of ``modules`` where it had metadata."""
+    if isinstance(node, Dict):
+        return Dict(pairs)
+    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
+    made.items, made.pairs, made.state = node.items, pairs, node.state
+    if modules and isinstance(node.state, Dict):
+        metadata = metadata_node(modules)
+        made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in node.state.pairs])
+    return made
+
+
+def _rename_state_dicts(
+    checkpoint: Checkpoint, changes: NameChanges, edits: _Edits
+) -> tuple[dict[str, str], dict[str, None]]:
+    """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
+    new_names: dict[str, str] = {}
+    left_out: dict[str, None] = {}
+    for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
+        own = changes
+        # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it.
+        if state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict):
+            own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
+        weights = prepare(checkpoint, state_dict, own)
+        renamed = dict(weights.renamed)
+        gone = set(weights.dropped)
+        if not renamed and not gone:
+            continue
+        edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.modules)
+        head = f"{state_dict.key}." if state_dict.key else ""
+        new_names |= {head + name: head + renamed.get(name, name) for name in state_dict if name not in gone}
+        left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
+    return new_names, left_out
+
+
+def _drop(checkpoint: Checkpoint, drop: tuple[str, ...], edits: _Edits) -> tuple[str, ...]:
+    """Note what is to be left out, and return the paths that go: of a role, every state dict that has it."""
+    paths = []
+    for what in drop:
+        found = [one.key for one in checkpoint.state_dicts if one.role == what and one.key] or [what]
+        for path in found:
+            entry = _entry_of(checkpoint.root, path)
+            if entry is None:
+                raise MigrationRefused(f"there is nothing called {what!r} to drop", kind="nothing-to-drop")
+            mapping, key, full = entry
+            edits.drop(mapping, key)
+            paths.append(full)
+    return tuple(dict.fromkeys(paths))
+
+
+def _entry_of(root: Inert, path: str) -> tuple[Inert, str, str] | None:
+    """Return the innermost mapping on the way to a path, its key there, and the path of that entry."""
+    node, walked, rest = root, "", path
+    found = None
+    while rest:
+        pairs = nodes.mapping_pairs(node)
+        keys = [key for key, _ in pairs or [] if isinstance(key, str) and (rest == key or rest.startswith(f"{key}."))]
+        if not keys:
+            break
+        key = max(keys, key=len)
+        walked = f"{walked}.{key}" if walked else key
+        found = (node, key, walked)
+        node, rest = nodes.lookup(pairs or [], key), rest[len(key) + 1 :]
+    return found

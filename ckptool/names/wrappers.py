@@ -1,0 +1,84 @@
+"""
+What training wrappers add to the names of the model inside them: one table, from which everything else follows.
+
+Pure: names and class names are texts here, and no class is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+
+class Wrapper(NamedTuple):
+    """A component that a wrapper puts in front of every name of the model that it wraps."""
+
+    component: str
+    added_by: str
+    classes: tuple[str, ...] = ()
+    """Full names of the wrapping classes whose models can be taken out of them in a pickle."""
+    at_head: bool = False
+    """
+    Models use the word for modules of their own too, so it is a wrapper's only in front of every name.
+
+    The other components are no model's own, and are removed wherever they are.
+    """
+    companions: frozenset[str] = frozenset()
+    """Entries beside the wrapped names that go with the wrapper."""
+
+
+DATA_PARALLEL = Wrapper(
+    "module",
+    "DataParallel or DistributedDataParallel",
+    (
+        "torch.nn.parallel.data_parallel.DataParallel",
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+    ),
+    at_head=True,
+    companions=frozenset({"n_averaged"}),  # AveragedModel uses the same component, and keeps a counter
+)
+
+WRAPPERS = (
+    DATA_PARALLEL,
+    # No class: hooks of the model inside are methods of GradSampleModule, so it cannot be taken out of a pickle.
+    Wrapper("_module", "opacus' GradSampleModule", at_head=True),
+    Wrapper("_orig_mod", "torch.compile", ("torch._dynamo.eval_frame.OptimizedModule",)),
+    Wrapper(
+        "_fsdp_wrapped_module",
+        "FullyShardedDataParallel",
+        ("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel",),
+    ),
+    Wrapper("_fpw_module", "FullyShardedDataParallel"),  # before torch 1.12
+    Wrapper(
+        "_checkpoint_wrapped_module",
+        "activation checkpointing",
+        ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper",),
+    ),
+    Wrapper("_forward_module", "Lightning Fabric"),
+)
+
+ADDED_BY = {wrapper.component: wrapper.added_by for wrapper in WRAPPERS}
+"""Who adds each component."""
+
+COMPONENTS = {name: wrapper.component for wrapper in WRAPPERS for name in wrapper.classes}
+"""The component that each wrapping class adds."""
+
+HEADS = tuple(wrapper.component for wrapper in WRAPPERS if wrapper.at_head)
+ANYWHERE = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.at_head)
+COMPANIONS = frozenset[str]().union(*(wrapper.companions for wrapper in WRAPPERS))
+
+
+def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
+    """Return the components that all names begin with, up to and including the first that no wrapper adds."""
+    if not names:
+        return ()
+    found: list[str] = []
+    # What the first and the last name in the alphabet begin with, all names between them begin with.
+    first, last = min(names).split("."), max(names).split(".")
+    for component, other in zip(first[:-1], last[:-1], strict=False):
+        if component != other:
+            break
+        found.append(component)
+        if component not in ADDED_BY:
+            break
+    return tuple(f"{component}." for component in found)
