@@ -7,33 +7,23 @@ from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.parsed import ClassSource, Member
 from ckptool.errors import (
-    AmbiguousFile,
     AmbiguousWeights,
     Cancelled,
     CkptoolError,
     DamagedFile,
-    DeviceUnavailable,
-    FileUnavailable,
     KeyMismatch,
-    LimitExceeded,
-    MalformedFile,
     MigrationRefused,
-    NotACheckpoint,
     OutOfMemory,
-    OutputExists,
-    OutputFailed,
     ShapeMismatch,
-    SourceChanged,
     TruncatedFile,
-    UnknownFormat,
     UnreadableFile,
-    UnsafePickle,
-    UnsupportedFeature,
-    WeightsMismatch,
     WeightsNotFound,
 )
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
+from ckptool.pickles.nodes import Global
+from ckptool.sources.source import Source
+from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
@@ -54,7 +44,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmbiguousFile",
     "AmbiguousWeights",
     "Cancellation",
     "Cancelled",
@@ -64,37 +53,28 @@ __all__ = [
     "CkptoolError",
     "ClassSource",
     "Cost",
+    "DType",
     "DamagedFile",
-    "DeviceUnavailable",
     "DiffReport",
-    "FileUnavailable",
+    "Global",
     "KeyMismatch",
     "LazyTensor",
-    "LimitExceeded",
     "Limits",
     "LiveModel",
     "LoadReport",
-    "MalformedFile",
     "Member",
     "MigrationRefused",
     "MigrationReport",
-    "NotACheckpoint",
     "OutOfMemory",
-    "OutputExists",
-    "OutputFailed",
     "Reload",
     "Serving",
     "ShapeMismatch",
-    "SourceChanged",
+    "Source",
     "StateDict",
     "StorageRef",
     "TensorInfo",
     "TruncatedFile",
-    "UnknownFormat",
     "UnreadableFile",
-    "UnsafePickle",
-    "UnsupportedFeature",
-    "WeightsMismatch",
     "WeightsNotFound",
     "check",
     "diff",
@@ -127,12 +107,34 @@ _LATER = {
 }
 """Names whose modules are imported when they are asked for: most of what there is to import, and seldom needed."""
 
+_ERRORS = frozenset(
+    {
+        "AmbiguousFile",
+        "DeviceUnavailable",
+        "FileUnavailable",
+        "LimitExceeded",
+        "MalformedFile",
+        "NotACheckpoint",
+        "OutputExists",
+        "OutputFailed",
+        "SourceChanged",
+        "UnknownFormat",
+        "UnsafePickle",
+        "UnsupportedFeature",
+        "WeightsMismatch",
+    }
+)
+"""Errors that few callers catch by name: they can be imported from here, and are listed in ``ckptool.errors`` alone."""
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name == "reports":
+        return import_module("ckptool.reports")
+    module = "ckptool.errors" if name in _ERRORS else _LATER.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__", "errors"]
+    return [*__all__, "__version__", "errors", "reports"]

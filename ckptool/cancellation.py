@@ -1,22 +1,20 @@
 """
 Stopping a call from another thread, or after so many seconds.
 
-Whoever works for long asks ``check`` at steps that are far shorter than a tenth of a second. What stands in a loop
-anyway asks for it: ``each``, ``worklist``, ``checked`` and ``steps`` are what they are given where there is no
-cancellation, so that work that nobody may cancel costs what it did.
+Whoever works for long calls ``check`` at steps that are far shorter than a tenth of a second; ``each`` and ``steps`` do
+so for a loop over many items or bytes. Most calls have no cancellation, and ``None`` must cost them nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from time import monotonic
-from typing import Final, SupportsIndex, TypeVar
+from typing import Final, TypeVar
 
 from ckptool.errors import Cancelled
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 STEP_NBYTES: Final = 4 << 20
 """What is read or computed at most between two checks."""
@@ -54,7 +52,7 @@ class Cancellation:
 
     def check(self) -> None:
         """
-        Go on, if that is still wanted. For progress callbacks and work of your own in between, too.
+        Raise Cancelled after ``cancel()`` or the deadline. For progress callbacks and work of your own, too.
 
         Raises:
             Cancelled: It was cancelled, or the seconds are over.
@@ -76,8 +74,14 @@ class Cancellation:
         return f"<Cancellation {'cancelled' if self._is_cancelled else 'open'} seconds={self._seconds}>"
 
 
+def check_cancelled(cancellation: Cancellation | None) -> None:
+    """Raise Cancelled if there is a cancellation, and it was cancelled or its seconds are over."""
+    if cancellation is not None:
+        cancellation.check()
+
+
 def each(items: Iterable[T], cancellation: Cancellation | None) -> Iterable[T]:
-    """Return the items for a loop over many of them, which then ends where it is cancelled."""
+    """Return the items for a loop over many of them; it ends in Cancelled where it is cancelled."""
     return items if cancellation is None else _each(items, cancellation)
 
 
@@ -88,40 +92,8 @@ def _each(items: Iterable[T], cancellation: Cancellation) -> Iterator[T]:
         yield item
 
 
-def worklist(items: list[T], cancellation: Cancellation | None) -> list[T]:
-    """Return a list of what is left to do, for a loop that takes from its end, and then ends where it is cancelled."""
-    return items if cancellation is None else _Worklist(items, cancellation)
-
-
-class _Worklist(list[T]):
-    __slots__ = ("_cancellation",)
-
-    def __init__(self, items: list[T], cancellation: Cancellation) -> None:
-        super().__init__(items)
-        self._cancellation = cancellation
-
-    def pop(self, index: SupportsIndex = -1) -> T:
-        self._cancellation.check()
-        return super().pop(index)
-
-
-def checked(function: Callable[[T], R], cancellation: Cancellation | None) -> Callable[[T], R]:
-    """Return a function for being called many times, each of which may be cancelled."""
-    if cancellation is None:
-        return function
-
-    def check_and_call(argument: T) -> R:
-        cancellation.check()
-        return function(argument)
-
-    return check_and_call
-
-
 def steps(buffer: memoryview, cancellation: Cancellation | None) -> Iterator[memoryview]:
-    """Yield bytes in memory in pieces that are computed on in a moment."""
-    if cancellation is None:
-        yield buffer
-        return
+    """Yield bytes in memory in pieces that are computed on in a moment, with a check before each."""
     for start in range(0, len(buffer), STEP_NBYTES):
-        cancellation.check()
+        check_cancelled(cancellation)
         yield buffer[start : start + STEP_NBYTES]

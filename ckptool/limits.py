@@ -44,6 +44,11 @@ class Limits(NamedTuple):
     cancellation: Cancellation | None = None
     """What can stop the call, and every later read of what it opened; None lets it run to its end."""
 
+    def __repr__(self) -> str:
+        # Every signature in help() has the defaults in it.
+        changed = [(name, value) for name, value in self._asdict().items() if value != self._field_defaults[name]]
+        return f"Limits({', '.join(f'{name}={value!r}' for name, value in changed)})"
+
     def inflated(self, stored_nbytes: int) -> int:
         """Return how many bytes ``stored_nbytes`` compressed bytes may grow to."""
         return max(self.inflated_nbytes, self.inflation_ratio * stored_nbytes)

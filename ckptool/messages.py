@@ -1,11 +1,25 @@
-"""Wording for people: counts, the first few names of many, sizes, text that is safe to print."""
+"""Wording for people: counts, the first few names of many, labelled lines, sizes, text that is safe to print."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 _LONGEST_VALUE: Final = 1 << 16
+
+FORMS: Final = {
+    "state_dict": "state_dict",
+    "checkpoint": "checkpoint: weights and more",
+    "model": "model",
+    "tensors": "tensors, not named by a model",
+    "data": "no tensors",
+    "archive": "archive of several checkpoints",
+}
+"""How each form is called in text."""
+
+LISTED: Final = 8
+"""Items of a list that are shown."""
+_LABEL: Final = 13
 
 
 def counted(number: int, noun: str) -> str:
@@ -58,3 +72,37 @@ def quoted(text: str, limit: int = 80) -> str:
 def cut(text: str, most: int = _LONGEST_VALUE) -> str:
     """Return text as it is, or its beginning and how many characters it has where these are more than ``most``."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def labelled(label: str, text: str) -> str:
+    """Return one line of a head: a fact, and what it is about."""
+    return f"  {label:<{_LABEL}}{text}"
+
+
+def listed(label: str, items: Sequence[str], most: int | None = LISTED) -> Iterator[str]:
+    """Yield a line for each of the first ``most`` items, and how many more there are."""
+    for index, item in enumerate(items[:most]):
+        yield labelled(label if index == 0 else "", item)
+    if most is not None and len(items) > most:
+        yield labelled("", f"and {len(items) - most:,} more")
+
+
+def grouped(names: Sequence[str], noun: str, depth: int = 1) -> list[str]:
+    """Return names, or where they are many, the first ``depth`` components of each, and how many begin with these."""
+    if len(names) <= LISTED:
+        return [show(name) for name in names]
+    heads: dict[str, int] = {}
+    for name in names:
+        head = head_of(name, depth)
+        heads[head] = heads.get(head, 0) + 1
+    return [show(head) if count == 1 else f"{show(head)}: {count:,} {noun}" for head, count in heads.items()]
+
+
+def head_of(name: str, depth: int) -> str:
+    """Return the first components of a name."""
+    return ".".join(name.split(".", depth)[:depth])
+
+
+def counts(found: Mapping[str, int]) -> str:
+    """Return what there is, and how many of each."""
+    return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())

@@ -25,7 +25,6 @@ INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
 
 LONG_MODULES = {
     "checking/error_messages.py": "one table",
-    "pickles/opcodes.py": "one table",
     "tensors/rebuild.py": "one table",
 }
 # Raised and caught inside the pickle code alone.

@@ -22,8 +22,7 @@ import torch
 import ckptool
 from ckptool import Cancellation, Cancelled, LimitExceeded, Limits, LiveModel
 from ckptool.cancellation import STEP_NBYTES
-from ckptool.sources.cancellable import open_source
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, open_source
 from tests import build
 from tests.loading.same import descriptors, saved
 
@@ -57,7 +56,7 @@ class At(Cancellation):
 def _is_between(code: CodeType) -> bool:
     """Say whether code only hands on what another asks for."""
     return (
-        Path(code.co_filename).name in ("cancellation.py", "cancellable.py", "files.py", "read_ahead.py", "source.py")
+        Path(code.co_filename).name in ("cancellation.py", "files.py", "read_ahead.py", "source.py")
         or code.co_name[0] == "<"
     )
 

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import Limits
-from ckptool.sources.cancellable import cancellable
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
@@ -80,8 +79,8 @@ class Archive(Mapping[str, Record]):
         if record.nbytes > self._inflatable:
             raise _too_large(name, record.nbytes, self._inflatable)
         self._inflatable -= record.nbytes
-        content = BytesSource(inflate(self.source, record, self.limits), packed_nbytes=self.source.nbytes)
-        return cancellable(content, self.limits.cancellation)
+        content = inflate(self.source, record, self.limits)
+        return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
 
     def damage(self, names: Iterable[str]) -> str | None:
         """Return what is wrong with the first of these small members that does not match its checksum, or None."""
@@ -108,6 +107,7 @@ class InflatedSource:
     """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
 
     def __init__(self, source: Source, record: Record, limits: Limits) -> None:
+        self.cancellation = source.cancellation
         self._source = source
         self._record = record
         self.limits = limits

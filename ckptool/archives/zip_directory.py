@@ -19,7 +19,6 @@ from typing import NamedTuple
 from ckptool.archives.archive import Compression
 from ckptool.cancellation import each
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.sources.source import Source
 
 FULL32 = 0xFFFFFFFF
@@ -146,7 +145,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
     data = source.read(directory.offset, directory.nbytes)
     entries = []
     position = 0
-    for _ in each(range(directory.members), cancellation_of(source)):
+    for _ in each(range(directory.members), source.cancellation):
         at = directory.offset + position
         if position + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, position):
             raise ambiguous("the central directory does not stand where the end record says", at)

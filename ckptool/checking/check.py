@@ -10,17 +10,18 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
+from ckptool.cancellation import check_cancelled
 from ckptool.checking import finding, requirements, torch_load, value_survey
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Advice, Finding, state_dict_command
-from ckptool.checking.torch_load import Asked, StockLoad
+from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_command
+from ckptool.checking.torch_load import Asked, StockLoad, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import counted, some
-from ckptool.sources.cancellable import check_cancelled
+from ckptool.messages import counted, labelled, show, show_nbytes, some
+from ckptool.tables import html_table
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
@@ -49,6 +50,32 @@ class CheckReport(NamedTuple):
     """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
     error: CkptoolError | None = None
     """Why it cannot be opened."""
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines(), *(line for one in self._reason() for line in finding_lines(one))])
+
+    def _repr_html_(self) -> str:
+        found = [*self._reason(), *self.findings]
+        rows = ((one.severity, one.code, one.message, one.hint or "", one.command or "") for one in found)
+        headers = ("severity", "code", "finding", "hint", "command")
+        return html_table(f"{self.path}: {self.verdict}", headers, rows, len(found))
+
+    def _reason(self) -> list[Finding]:
+        error = self.error
+        return [Finding(error.kind, "error", error.message, error.hint, error.command)] if error is not None else []
+
+    def lines(self, *, show_globals: bool = False) -> Iterator[str]:
+        """Yield the text of the report, but for the error of a file that cannot be opened."""
+        yield show(self.path)
+        if self.format is not None and self.file_nbytes is not None:
+            shards = f" in {counted(self.shards, 'shard')}" if self.shards else ""
+            yield labelled("format", f"{self.format}{shards}, {show_nbytes(self.file_nbytes)}")
+        for one in self.findings:
+            yield from finding_lines(one)
+        for use in self.globals if show_globals else ():
+            allowed = "allowed" if use.is_allowed else "not allowed"
+            yield labelled("global", f"{show(use.name)} {allowed}, {show(place_of(use))}")
+        yield labelled("verdict", self.verdict)
 
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
@@ -190,10 +217,10 @@ def _structure(
 ) -> tuple[list[Finding], list[Asked]]:
     """Return what the structure alone shows, and the names that unpickling would import."""
     summary = summarise(checkpoint)
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     stock = torch_load.judge(checkpoint)
     found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     found += requirements.examine(checkpoint, summary, devices)
     if strict:
         found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]

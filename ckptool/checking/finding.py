@@ -7,6 +7,7 @@ from shlex import join
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.messages import labelled, show
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
@@ -69,3 +70,12 @@ def state_dict_command(checkpoint: Checkpoint, why: str | None = None) -> Advice
     chosen = checkpoint.weights or models[0]
     key = "" if checkpoint.weights is chosen else chosen.key
     return run(checkpoint, "migrate", why=why, form="state_dict", key=key)
+
+
+def finding_lines(finding: Finding) -> Iterator[str]:
+    """Yield the line of a finding, and below it what to do, and the command that does it."""
+    yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
+    if finding.hint:
+        yield labelled("", show(finding.hint))
+    if finding.command:
+        yield labelled("", f"Run: {show(finding.command)}")

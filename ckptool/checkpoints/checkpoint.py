@@ -11,6 +11,7 @@ from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Form, Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
+from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import Source
@@ -34,7 +35,7 @@ class StateDict(Mapping[str, LazyTensor]):
         """The model's class, where the file holds the whole model."""
         self.node = node
         """The mapping or model in the pickled tree; None where the format has no tree."""
-        self._tensors = tensors
+        self._tensors = ByName(tensors)
 
     @property
     def numel(self) -> int:
@@ -59,6 +60,9 @@ class StateDict(Mapping[str, LazyTensor]):
 
     def __repr__(self) -> str:
         return f"<StateDict {self.key!r} {self.role} of {len(self)} tensors>"
+
+    def _repr_html_(self) -> str:
+        return _html(repr(self), self._tensors)
 
 
 class Checkpoint:
@@ -115,7 +119,9 @@ class Checkpoint:
         self.clashes: Mapping[str, str] = dict(contents.clashes)
         """Names that were given to tensors whose own name another has already (``a.b#2``), and that own name."""
         self.bound_method = contents.bound_method
-        self.tensors: dict[str, LazyTensor] = {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
+        self.tensors: dict[str, LazyTensor] = ByName(
+            {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
+        )
         """Every tensor by full dotted name, in file order; a tied one has an entry for each of its names."""
         self.attributes = {
             name: LazyTensor(name, info) for name, info in (contents.attributes | dict(parsed.constants)).items()
@@ -188,3 +194,14 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
+
+    def _repr_html_(self) -> str:
+        return _html(repr(self), self.tensors)
+
+
+def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
+    """Return a table of tensors for a notebook."""
+    from ckptool.tables import html_table
+
+    rows = ((name, str(list(one.shape)), one.dtype, one.device) for name, one in tensors.items())
+    return html_table(caption, ("name", "shape", "dtype", "device"), rows, len(tensors))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from typing import Final, Literal, Protocol, TypeAlias
 
-from ckptool.cancellation import checked, each
+from ckptool.cancellation import check_cancelled, each
 from ckptool.checkpoints import modules
 from ckptool.checkpoints.key_names import KeyNames
 from ckptool.errors import AmbiguousFile, LimitExceeded
@@ -117,7 +117,7 @@ class _Collector:
     def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph) -> None:
         self._root = root
         self._graph = graph
-        self._tensor = checked(rebuilder.tensor, limits.cancellation)
+        self._tensor = rebuilder.tensor
         self._limits = limits
         self._contents = Contents(bound_method=modules.is_bound_method(root))
         self._holding, count = _mark_holding(root, self._tensor, limits)
@@ -132,6 +132,7 @@ class _Collector:
         todo: list[_Place] = [(self._root, "", None)]
         inside: set[int] = set()
         while todo:
+            check_cancelled(self._limits.cancellation)
             node, path, group = todo.pop()
             if node is _LEAVE:
                 inside.discard(int(path))
@@ -153,7 +154,7 @@ class _Collector:
     def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
         """Return a container's children, with the group that they belong to."""
         below = list(nodes.children(node))
-        infos = [self._tensor(child) for _, child in below]
+        infos = [self._tensor(child) for _, child in each(below, self._limits.cancellation)]
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below, infos)
         below = self._named(node, below)
@@ -217,7 +218,7 @@ class _Collector:
         own = {entry.name for entry in walk.entries}
         if len(own) < len(walk.entries):
             raise AmbiguousFile("a model has two tensors of one name", kind="ambiguous-name")
-        for entry in walk.entries:
+        for entry in each(walk.entries, self._limits.cancellation):
             name = self._join(path, entry.name)
             info = self._tensor(entry.node)
             if info is None:
@@ -233,6 +234,7 @@ class _Collector:
         todo = [(model, path)]
         seen: set[int] = set()
         while todo:
+            check_cancelled(self._limits.cancellation)
             node, name = todo.pop()
             if id(node) in seen:
                 continue
@@ -305,19 +307,21 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
     others: list[tuple[int, int]] = []  # further parents, of what is shared
     direct: list[int] = []
     level = [] if tensor(root) is not None else [root]
-    containers, deepest = nodes.CONTAINERS, limits.depth
+    containers, deepest, cancellation = nodes.CONTAINERS, limits.depth, limits.cancellation
     while level:
         depth += 1
         if depth > deepest:
             raise LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
         below: list[Inert] = []
-        for node in each(level, limits.cancellation):
+        for node in each(level, cancellation):
             own = id(node)
             for child in node if type(node) in _PLAIN else nodes.held(node):
                 count += 1
                 kind = type(child)
                 if kind not in containers:
                     continue
+                if cancellation is not None:
+                    cancellation.check()
                 key = id(child)
                 if kind in _TENSORS and tensor(child) is not None:
                     direct.append(own)

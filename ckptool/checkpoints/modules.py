@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from ckptool.cancellation import worklist
+from ckptool.cancellation import check_cancelled
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.limits import Limits
 from ckptool.names.wrappers import COMPONENTS
@@ -122,10 +122,11 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     seen_classes: set[str] = set()
     inside: set[int] = set()
     # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
-    todo: list[tuple[Inert, str, bool]] = worklist([(_behind_method(node), "", False)], limits.cancellation)
+    todo: list[tuple[Inert, str, bool]] = [(_behind_method(node), "", False)]
     visits = names_nbytes = 0
     bodies: dict[int, _Body | None] = {}  # a state that modules share is searched once
     while todo:
+        check_cancelled(limits.cancellation)
         current, prefix, leaving = todo.pop()
         if leaving:
             inside.discard(id(current))

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.names.wrappers import prefixes_of
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity
 
@@ -45,7 +44,7 @@ class Counts(NamedTuple):
 
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
-    cancellation = cancellation_of(checkpoint.source)
+    cancellation = checkpoint.source.cancellation
     counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
     nbytes = storage_nbytes(each(checkpoint.tensors.values(), cancellation))
     tensors, tied, numel, devices, dtypes = counts

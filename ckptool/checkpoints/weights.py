@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
@@ -19,7 +20,6 @@ from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, We
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.sources.cancellable import check_cancelled
 from ckptool.tensors.reading import LazyTensor
 
 Which: TypeAlias = Literal["auto", "raw", "ema"]
@@ -140,7 +140,7 @@ def prepare(
         AmbiguousFile: Two of its tensors have one name.
         MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
     """
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
     pairs = _entries(state_dict)
     direct = dict(pairs)
@@ -159,7 +159,7 @@ def prepare(
     kept = entries
     if drop or changes.include or changes.exclude:
         kept = [name for name in entries if changes.takes(name) and not f"{name}.".startswith(gone)]
-    check_cancelled(checkpoint.source)
+    check_cancelled(checkpoint.source.cancellation)
     renamed = dict(zip(kept, renaming.rename(kept, changes.rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = renaming.rename_metadata(list(modules), changes.rules, kept)

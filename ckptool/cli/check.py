@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
-from ckptool.checking.torch_load import Asked, place_of
+from ckptool.checking.torch_load import Asked
 from ckptool.cli.json_output import error_object, finding_object, print_json
-from ckptool.cli.text import error_text, finding_lines, labelled
-from ckptool.messages import counted, show, show_nbytes
+from ckptool.cli.text import error_text
+from ckptool.messages import show
 
 SCHEMA = "ckptool.check/2"
 
@@ -61,7 +60,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo("")
         if report.error is not None:
             click.echo(error_text(report.error), err=True)
-        click.echo("\n".join(_lines(report, show_globals=options["show_globals"])))
+        click.echo("\n".join(report.lines(show_globals=options["show_globals"])))
     if options["as_json"]:
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
@@ -80,21 +79,6 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         arguments["model_arguments"] = dict(model_argument(text) for text in options["model_args"])
     return {**arguments, "devices": devices}
-
-
-def _lines(report: CheckReport, *, show_globals: bool) -> Iterator[str]:
-    yield show(report.path)
-    if report.format is not None and report.file_nbytes is not None:
-        shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
-        yield labelled("format", f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}")
-    for finding in report.findings:
-        yield from finding_lines(finding)
-    if show_globals:
-        for one in report.globals:
-            yield labelled(
-                "global", f"{show(one.name)} {'allowed' if one.is_allowed else 'not allowed'}, {show(place_of(one))}"
-            )
-    yield labelled("verdict", report.verdict)
 
 
 def _object(report: CheckReport) -> dict[str, object]:

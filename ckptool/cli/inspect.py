@@ -18,6 +18,7 @@ from ckptool.cli import inspect_report, json_output, tables
 from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
+from ckptool.tables import plain_table
 from ckptool.tensors.reading import LazyTensor
 
 _LINES_AT_ONCE = 1000
@@ -182,7 +183,7 @@ def _everything_else(checkpoint: Checkpoint, columns: Sequence[str]) -> Iterator
 def _plain(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str]) -> Iterator[str]:
     headers, rows, numbers = _cells(checkpoint, tensors, columns)
     width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-    return tables.plain_table(headers, rows, numbers, width)
+    return plain_table(headers, rows, numbers, width)
 
 
 def _formatted(checkpoint: Checkpoint, tensors: Sequence[LazyTensor], columns: Sequence[str], table_format: str) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
-from ckptool.cli.text import FORMS, counts, finding_lines, labelled, listed
-from ckptool.messages import counted, show, show_nbytes
+from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ckptool.cli.json_output import print_json
-from ckptool.cli.migrate_report import error_as_json, report_as_json, report_lines
+from ckptool.cli.migrate_report import error_as_json, report_as_json
 from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
@@ -131,7 +131,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
                 click.echo(error_text(outcome), err=True)
         else:
             if not as_json:
-                click.echo("\n".join(["" for _ in reports[:1]] + list(report_lines(outcome))))
+                click.echo("\n".join(["" for _ in reports[:1]] + [str(outcome)]))
             reports.append(report_as_json(outcome))
     if as_json:
         print_json(reports[0] if len(sources) == 1 else reports)

@@ -1,37 +1,12 @@
-"""What ``migrate`` says of one migration: text for people, JSON for programs."""
+"""What ``migrate --json`` prints for one migration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ckptool.cli.json_output import error_object
-from ckptool.cli.tables import plain_table
-from ckptool.cli.text import FORMS, counts, grouped, labelled, listed
 from ckptool.errors import CkptoolError
-from ckptool.messages import show, show_nbytes
-from ckptool.migration.casting import Cast
-from ckptool.migration.report import FileFacts, MigrationReport
+from ckptool.migration.report import MigrationReport
 
 SCHEMA = "ckptool.migrate/2"
-
-_LABEL = 11
-
-
-def report_lines(report: MigrationReport) -> Iterator[str]:
-    """Yield the lines about a migration: the target, the file before and after, then every change."""
-    yield show(report.target)
-    yield labelled("result", _result(report))
-    yield labelled("source", show(report.source))
-    yield labelled("takes", _taken(report))
-    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
-    yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
-    devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]
-    yield from listed("device", devices)
-    yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
-    yield from listed("cast", list(_casts(report)))
-    yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
-    yield from listed("left out", grouped(report.dropped, "entries"))
-    yield from listed("note", [show(note) for note in report.notes])
 
 
 def report_as_json(report: MigrationReport) -> dict[str, object]:
@@ -49,46 +24,3 @@ def report_as_json(report: MigrationReport) -> dict[str, object]:
 def error_as_json(source: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source that was not migrated."""
     return {"schema": SCHEMA, "source": source, "error": error_object(error)}
-
-
-def _result(report: MigrationReport) -> str:
-    if not report.written:
-        return "not written: a dry run"
-    return "written and verified" if report.verified else "written, not verified"
-
-
-def _taken(report: MigrationReport) -> str:
-    if report.weights_key is None:
-        return "the model" if report.form == "model" else "everything"
-    where = f" under {show(report.weights_key)}" if report.weights_key else ""
-    return f"the weights{where}{', into a model that is built' if report.form == 'model' else ''}"
-
-
-def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
-    yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
-    yield "form", *(FORMS[file.form] for file in files)
-    yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
-    yield "parameters", *(f"{file.numel:,}" for file in files)
-    yield "devices", *(counts(file.devices) or "-" for file in files)
-    yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
-    if any(file.prefixes for file in files):
-        yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
-
-
-def _casts(report: MigrationReport) -> Iterator[str]:
-    """Yield what was cast: all together, then one by one, the largest error first."""
-    by_types: dict[tuple[str, str], list[Cast]] = {}
-    for cast in report.casts:
-        by_types.setdefault((cast.source, cast.target), []).append(cast)
-    for (source, target), casts in by_types.items():
-        many = f"{len(casts):,} tensor{'s' * (len(casts) > 1)}: {source} -> {target}"
-        if not report.written:
-            yield many
-            continue
-        casts.sort(key=lambda cast: -cast.max_error)
-        yield f"{many}, off by at most {casts[0].max_error:.3g}{_cut(sum(cast.overflowed for cast in casts))}"
-        yield from (f"{show(cast.name)}: {cast.max_error:.3g}{_cut(cast.overflowed)}" for cast in casts)
-
-
-def _cut(overflowed: int) -> str:
-    return f", {overflowed:,} cut to the largest value" if overflowed else ""

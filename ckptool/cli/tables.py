@@ -7,20 +7,15 @@ bidirectional marks, zero-width and private characters, lone surrogates).
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptool.messages import show, show_nbytes
+from ckptool.tables import Row, cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
-Row = Sequence[str]
-
-_NARROWEST_NAME = 24
 _SHARED_SHOWN = 3
-_WIDEST = 256
-"""Longer cells stand out of their column, which would otherwise be as wide in every line."""
 _LONGEST = 1 << 10
 """What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
 
@@ -44,7 +39,7 @@ def _file_offset(_name: str, info: TensorInfo, _shared: Mapping[str, Sequence[st
 
 
 def _shared_with(name: str, _info: TensorInfo, shared: Mapping[str, Sequence[str]]) -> str:
-    others = [show(_cut(other, _LONGEST)) for other in shared.get(name, ()) if other != name]
+    others = [show(cut_middle(other, _LONGEST)) for other in shared.get(name, ()) if other != name]
     more = f" and {len(others) - _SHARED_SHOWN:,} more" if len(others) > _SHARED_SHOWN else ""
     return ", ".join(others[:_SHARED_SHOWN]) + more
 
@@ -94,33 +89,13 @@ def tensor_rows(
             yield [value(f"{tensor.name}[{part}]", info, {}) for value in values]
 
 
-def plain_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], width: int | None) -> Iterator[str]:
-    """
-    Yield the lines of a table with aligned columns.
-
-    With a ``width`` (in terminal cells), names are cut in the middle until lines fit; never below a readable rest.
-    """
-    widths = [max(map(_cells, column)) for column in zip(headers, *rows, strict=True)]
-    if width is None:
-        widths = [min(room, _WIDEST) for room in widths]
-    else:
-        excess = sum(widths) + 2 * (len(widths) - 1) - width
-        widths[0] = max(min(widths[0], _NARROWEST_NAME), widths[0] - max(0, excess))
-    for row in (headers, *rows):
-        cells = [
-            _pad(_cut(cell, room) if width else cell, room, right=number)
-            for cell, room, number in zip(row, widths, numbers, strict=True)
-        ]
-        yield "  ".join(cells).rstrip()
-
-
 def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], table_format: str) -> str:
     """Return a table in one of tabulate's formats, or as CSV, with what the format would take for markup disarmed."""
     if table_format == "csv":
         return _csv(headers, rows)
     from tabulate import tabulate  # thirty milliseconds that only this path needs
 
-    rows = [[_cut(cell, _LONGEST) for cell in row] for row in rows]
+    rows = [[cut_middle(cell, _LONGEST) for cell in row] for row in rows]
     if table_format in ("github", "pipe", "jira"):
         rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return tabulate(
@@ -159,37 +134,3 @@ def _csv(headers: Row, rows: Sequence[Row]) -> str:
 
 def _yes_no(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
-
-
-def _cells(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return sum(_char_cells(char) for char in text)
-
-
-def _char_cells(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def _cut(text: str, room: int) -> str:
-    if _cells(text) <= room:
-        return text
-    head = (room - 1) // 2
-    tail = room - 1 - head
-    return f"{_take(text, head)}…{_take(text[::-1], tail)[::-1]}"
-
-
-def _take(text: str, room: int) -> str:
-    taken = 0
-    for index, char in enumerate(text):
-        taken += _char_cells(char)
-        if taken > room:
-            return text[:index]
-    return text
-
-
-def _pad(text: str, room: int, *, right: bool) -> str:
-    fill = " " * (room - _cells(text))
-    return fill + text if right else text + fill

@@ -22,7 +22,6 @@ from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Tolerance
@@ -284,7 +283,7 @@ def _others(
         return ()
     names = dict.fromkeys((*a.others, *b.others))
     trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
-    return tuple(islice(tree_changes(trees, same, cancellation_of(checkpoints[0].source)), _MOST_CHANGES))
+    return tuple(islice(tree_changes(trees, same, checkpoints[0].source.cancellation), _MOST_CHANGES))
 
 
 def _is_tensor(checkpoint: Checkpoint, node: Inert) -> bool:

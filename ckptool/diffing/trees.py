@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ckptool.cancellation import Cancellation, worklist
+from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
 from ckptool.pickles.nodes import Call, Global, Inert, Pairs, PersistentId, Set
@@ -60,9 +60,10 @@ def tree_changes(
 ) -> Iterator[Change]:
     """Yield the places where pairs of trees differ, below the path of each; a shared part differs in one place."""
     joined = _Joined()
-    todo = worklist([_Pair((path,), a, b) for path, a, b in trees], cancellation)
+    todo = [_Pair((path,), a, b) for path, a, b in trees]
     todo.reverse()
     while todo:
+        check_cancelled(cancellation)
         pair = todo.pop()
         left, right = pair.a, pair.b
         if left is right:

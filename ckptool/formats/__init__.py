@@ -29,8 +29,7 @@ from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import collector_paused
 from ckptool.sources import files, paths
-from ckptool.sources.cancellable import open_source
-from ckptool.sources.files import Origin
+from ckptool.sources.files import Origin, open_source
 
 
 class Format(Protocol):

@@ -13,7 +13,6 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
-from ckptool.sources.cancellable import cancellable
 from ckptool.sources.paths import is_likely
 from ckptool.sources.source import BytesSource, Source
 
@@ -88,8 +87,8 @@ def _placed(parsed: Parsed, archive: Archive, name: str) -> Parsed:
 
 
 def _unpacked(probe: Probe) -> Source:
-    content = BytesSource(gunzip(probe.source, probe.limits), packed_nbytes=probe.source.nbytes)
-    return cancellable(content, probe.limits.cancellation)
+    content = gunzip(probe.source, probe.limits)
+    return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes)
 
 
 def _choose(probe: Probe, archive: Archive) -> Parsed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import isinf
 
-from ckptool.cancellation import Cancellation, checked
+from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import AmbiguousFile, MalformedFile
 
 _ONLY_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
@@ -36,6 +36,7 @@ def parse(data: bytes, what: str, kind: str, cancellation: Cancellation | None =
     import json  # only files with JSON in them need it
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        check_cancelled(cancellation)
         found = dict(pairs)
         if len(found) != len(pairs):
             counts = Counter(name for name, _ in pairs)
@@ -47,7 +48,7 @@ def parse(data: bytes, what: str, kind: str, cancellation: Cancellation | None =
     try:
         found: object = json.loads(
             str(data, "utf-8"),
-            object_pairs_hook=checked(unique, cancellation),
+            object_pairs_hook=unique,
             parse_int=parse_int,
             parse_float=_number,
             parse_constant=_no_constant,

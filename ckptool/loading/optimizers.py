@@ -16,7 +16,6 @@ from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.plain_values import values_with_tensors
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.sources.cancellable import cancellation_of
 
 _DEPTH: Final = 3
 _DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
@@ -76,7 +75,7 @@ def _states(node: Inert, path: str, depth: int) -> Iterator[tuple[str, Inert]]:
 
 
 def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
-    assembly = Assembly(placement(CPU), mmap=mmap, cancellation=cancellation_of(checkpoint.source))
+    assembly = Assembly(placement(CPU), mmap=mmap, cancellation=checkpoint.source.cancellation)
     state = values_with_tensors({"optimizer": node}, checkpoint.rebuilder, assembly)["optimizer"]
     if isinstance(state, UnsupportedFeature):
         raise state

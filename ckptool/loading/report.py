@@ -14,6 +14,7 @@ from ckptool.loading.custom_loading import OwnLoading
 from ckptool.loading.model_plan import FillPlan
 from ckptool.messages import show
 from ckptool.names.matching import Changes
+from ckptool.tables import html_table
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -55,6 +56,15 @@ class LoadReport(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<LoadReport {self.path!r} {self.loaded} of {self.expected} tensors>"
+
+    def _repr_html_(self) -> str:
+        lists = (
+            ("missing", self.missing),
+            ("unexpected", self.unexpected),
+            ("still on the meta device", self.still_meta),
+        )
+        rows = [(what, name) for what, names in lists for name in names]
+        return html_table(self.line, ("", "name"), rows, len(rows))
 
     @property
     def line(self) -> str:

@@ -40,6 +40,7 @@ class CastSource:
     """The bytes of a tensor in another type, cast while they are read from the first to the last."""
 
     def __init__(self, tensor: LazyTensor, target: DType, *, saturate: bool) -> None:
+        self.cancellation = None  # the tensor is read with that of its own source
         self._tensor = tensor
         self._target = target
         self._saturate = saturate

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckptool.cancellation import Cancellation
+from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, OutputFailed
 from ckptool.formats import open_checkpoint
@@ -25,7 +25,6 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.migration.verify import verify_model
 from ckptool.pickles.nodes import collector_paused
-from ckptool.sources.cancellable import check_cancelled
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 
@@ -82,9 +81,9 @@ def migrate(
                 plan = make_plan(checkpoint, target, asked)
                 selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
             refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
-            check_cancelled(checkpoint.source)
+            check_cancelled(checkpoint.source.cancellation)
             planned = report.planned(checkpoint, plan, asked)
-            check_cancelled(checkpoint.source)
+            check_cancelled(checkpoint.source.cancellation)
             if dry_run:
                 return planned
             checkpoint.release_tree()  # it is in the plan by now, as bytes

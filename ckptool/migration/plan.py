@@ -21,7 +21,6 @@ from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
-from ckptool.sources.cancellable import cancellation_of
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
 _LAST_DEVICE = 127  # torch counts them in eight bits
@@ -77,7 +76,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
         weights = casting.apply(weights)
     if form == "safetensors":
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-        packed = safetensors_plan.plan(weights, **options, cancellation=cancellation_of(checkpoint.source))
+        packed = safetensors_plan.plan(weights, **options, cancellation=checkpoint.source.cancellation)
         return Plan(form, target, packed, changes.to, names, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import count
+from ckptool.messages import FORMS, counts, grouped, labelled, listed, show, show_nbytes
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
@@ -14,8 +15,10 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
-from ckptool.sources.cancellable import cancellation_of
+from ckptool.tables import html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
+
+_LABEL: Final = 11
 
 
 class FileFacts(NamedTuple):
@@ -63,6 +66,13 @@ class MigrationReport(NamedTuple):
     notes: tuple[str, ...]
     """What cannot be done with the target any more, or was asked for without effect."""
 
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        rows = list(_rows(self.before, self.after))
+        return html_table(f"{self.target}: {_result(self)}", ("", "before", "after"), rows, len(rows))
+
 
 def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationReport:
     """Return the report of a migration that is planned, and not carried out yet."""
@@ -96,7 +106,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
 
 
 def _facts(checkpoint: Checkpoint) -> FileFacts:
-    cancellation = cancellation_of(checkpoint.source)
+    cancellation = checkpoint.source.cancellation
     counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
     prefixes = prefixes_of(checkpoint.weights or ())
     return FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
@@ -155,3 +165,63 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
 def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:
     optimizers = [one.key for one in checkpoint.state_dicts if one.role == "optimizer"]
     return bool(optimizers) and (plan.weights is not None or any(key in dropped for key in optimizers))
+
+
+def _lines(report: MigrationReport) -> Iterator[str]:
+    """Yield the target, the file before and after, then every change."""
+    yield show(report.target)
+    yield labelled("result", _result(report))
+    yield labelled("source", show(report.source))
+    yield labelled("takes", _taken(report))
+    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
+    yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
+    devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]
+    yield from listed("device", devices)
+    yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
+    yield from listed("cast", list(_casts(report)))
+    yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
+    yield from listed("left out", grouped(report.dropped, "entries"))
+    yield from listed("note", [show(note) for note in report.notes])
+
+
+def _result(report: MigrationReport) -> str:
+    if not report.written:
+        return "not written: a dry run"
+    return "written and verified" if report.verified else "written, not verified"
+
+
+def _taken(report: MigrationReport) -> str:
+    if report.weights_key is None:
+        return "the model" if report.form == "model" else "everything"
+    where = f" under {show(report.weights_key)}" if report.weights_key else ""
+    return f"the weights{where}{', into a model that is built' if report.form == 'model' else ''}"
+
+
+def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
+    yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
+    yield "form", *(FORMS[file.form] for file in files)
+    yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
+    yield "parameters", *(f"{file.numel:,}" for file in files)
+    yield "devices", *(counts(file.devices) or "-" for file in files)
+    yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
+    if any(file.prefixes for file in files):
+        yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
+
+
+def _casts(report: MigrationReport) -> Iterator[str]:
+    """Yield what was cast: all together, then one by one, the largest error first."""
+    by_types: dict[tuple[str, str], list[Cast]] = {}
+    for cast in report.casts:
+        by_types.setdefault((cast.source, cast.target), []).append(cast)
+    for (source, target), casts in by_types.items():
+        many = f"{len(casts):,} tensor{'s' * (len(casts) > 1)}: {source} -> {target}"
+        if not report.written:
+            yield many
+            continue
+        casts.sort(key=lambda cast: -cast.max_error)
+        yield f"{many}, off by at most {casts[0].max_error:.3g}{_cut(sum(cast.overflowed for cast in casts))}"
+        yield from (f"{show(cast.name)}: {cast.max_error:.3g}{_cut(cast.overflowed)}" for cast in casts)
+
+
+def _cut(overflowed: int) -> str:
+    return f", {overflowed:,} cut to the largest value" if overflowed else ""

@@ -23,7 +23,6 @@ from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import write_pickle
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -80,7 +79,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     """
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(_NoStorages()), location)
     detached = weights.state_dict.class_name is not None
-    cancellation = cancellation_of(checkpoint.source)
+    cancellation = checkpoint.source.cancellation
     made: dict[int, Inert] = {}
     for tensor in each(weights.tensors.values(), cancellation):
         if id(tensor.info) not in made:
@@ -141,7 +140,7 @@ def plan_same(
     kept = {name: t for name, t in tensors.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
-    pickled = write_pickle(tree, rewriter, cancellation_of(checkpoint.source))
+    pickled = write_pickle(tree, rewriter, checkpoint.source.cancellation)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     expected = tuple(

@@ -20,8 +20,8 @@ from ckptool.limits import Limits
 from ckptool.migration.zip_writer import WrittenZip
 from ckptool.pickles.nodes import Inert, collector_paused
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.cancellable import open_source
 from ckptool.sources.checksums import checksums_of_file
+from ckptool.sources.files import open_source
 from ckptool.sources.source import BytesSource, SliceSource
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor

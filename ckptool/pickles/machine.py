@@ -13,11 +13,11 @@ from typing import Final
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
 from ckptool.pickles.nodes import Global, Inert, PersistentId
-from ckptool.sources.cancellable import cancellation_of
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 22
+_LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
 _INFLATED_NBYTES: Final = 1 << 20
@@ -60,7 +60,40 @@ class Machine:
         self.left = _most_read(source)
         """Bytes of opcodes that may still be read, long arguments apart."""
         # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
-        self._widest = _WIDEST if self.left == inf and cancellation_of(source) is None else _WINDOW
+        self._widest = _WIDEST if self.left == inf and source.cancellation is None else _WINDOW
+
+    def take(self, begin: int, nbytes: int) -> bytes:
+        """Return ``nbytes`` bytes of argument from window position ``begin`` and move behind them."""
+        end = begin + nbytes
+        if end > len(self.data):
+            raise NeedMore(end)
+        self.pos = end
+        return self.data[begin:end]
+
+    def lines(self, count: int) -> list[bytes]:
+        """Return the ``count`` lines that follow the opcode, without their ends, and move behind them."""
+        begin, lines = self.pos + 1, []
+        for _ in range(count):
+            end = self.data.find(b"\n", begin)
+            if end < 0:
+                # Twice as much each time: a long line would be searched over and over.
+                whole = self.source.nbytes - self.base
+                raise NeedMore(max(len(self.data) + 1, min(whole, 2 * len(self.data))))
+            lines.append(self.data[begin:end])
+            begin = end + 1
+        self.pos = begin
+        return lines
+
+    def line(self) -> bytes:
+        return self.lines(1)[0]
+
+    def pop_mark(self) -> list[Inert]:
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def push(self, value: Inert) -> None:
+        self.stack.append(value)
 
     def put(self, index: int, value: Inert) -> None:
         """Remember a value under an index, in whatever order they come."""
@@ -81,6 +114,11 @@ class Machine:
             refuse_long("a name that the pickle asks for", module, name)
             found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
         return found
+
+    def is_at_window_end(self) -> bool:
+        """Say whether the opcode at ``pos`` may reach over the end of the window, and there is more behind that."""
+        window = len(self.data)
+        return self.pos + _LONGEST_FIXED > window and self.base + window < self.source.nbytes
 
     def truncated(self, end: int) -> TruncatedFile:
         begin = self.base + self.pos

@@ -2,9 +2,9 @@
 Pickle bytes → inert nodes, for protocols 0 to 5. Looks up no name, calls nothing, hashes no key.
 
 Strategy: one loop over the opcodes. The dozen that make up nearly all of a checkpoint (strings, small ints, memo,
-tuples, calls) are handled in the loop itself, in order of frequency; the rest are methods of
-``Opcodes``. Bytes come from a window onto the source that is moved on demand, so a pickle at the head of a file of
-gigabytes costs what the pickle is long.
+tuples, calls) are handled in the loop itself, in order of frequency; the rest are functions in the table ``RARE``.
+Bytes come from a window onto the source that is moved on demand, so a pickle at the head of a file of gigabytes costs
+what the pickle is long.
 
 Rules:
 1. Nothing is read before its length has been compared with what is left.
@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import struct
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from ckptool.pickles.machine import NeedMore
+from ckptool.pickles.machine import Machine, NeedMore
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
-from ckptool.pickles.opcodes import RARE, Opcodes
+from ckptool.pickles.opcodes import RARE
 from ckptool.sources.source import Source
 
 _U16 = Struct("<H").unpack_from
@@ -30,8 +30,6 @@ _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
-
-_LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 
 class Pickle(NamedTuple):
@@ -58,183 +56,173 @@ def read_pickle(source: Source, start: int = 0) -> Pickle:
         MalformedFile: The bytes are no pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
-    return _Interpreter(source, start).run()
+    machine = Machine(source, start)
+    try:
+        while True:
+            try:
+                root = _loop(machine)
+                break
+            except NeedMore as need:
+                machine.move_window(need.end)
+            except (IndexError, struct.error):
+                if not machine.is_at_window_end():
+                    raise
+                machine.move_window(machine.pos + 1)
+    except UnicodeDecodeError as error:
+        machine.opcode = machine.pos
+        raise machine.malformed("text that is not UTF-8") from error
+    except struct.error as error:
+        raise machine.truncated(len(machine.data) + 1) from error
+    except (IndexError, KeyError, ValueError) as error:
+        if machine.pos + 1 >= len(machine.data):  # the last byte of the source, and no STOP
+            raise machine.truncated(len(machine.data) + 1) from error
+        # Stack underflow, a memo entry that was never put, a number that is none.
+        machine.opcode = machine.pos
+        raise machine.malformed(f"opcode 0x{machine.data[machine.pos]:02x} has no valid operand") from error
+    return Pickle(
+        root,
+        machine.start,
+        machine.base + machine.pos,
+        machine.protocol,
+        tuple(machine.globals.values()),
+        tuple(machine.persistent_ids),
+    )
 
 
-class _Interpreter(Opcodes):
-    """Runs a pickle from start to STOP, moving the window as it goes."""
+def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would double its time
+    """
+    Run until STOP and return the value, or raise with ``pos`` at the opcode to begin again from.
 
-    def run(self) -> Pickle:
-        try:
-            while True:
-                try:
-                    root = self._loop()
-                    break
-                except NeedMore as need:
-                    self.move_window(need.end)
-                except (IndexError, struct.error):
-                    if not self._is_at_window_end():
-                        raise
-                    self.move_window(self.pos + 1)
-        except UnicodeDecodeError as error:
-            self.opcode = self.pos
-            raise self.malformed("text that is not UTF-8") from error
-        except struct.error as error:
-            raise self.truncated(len(self.data) + 1) from error
-        except (IndexError, KeyError, ValueError) as error:
-            if self.pos + 1 >= len(self.data):  # the last byte of the source, and no STOP
-                raise self.truncated(len(self.data) + 1) from error
-            # Stack underflow, a memo entry that was never put, a number that is none.
-            self.opcode = self.pos
-            raise self.malformed(f"opcode 0x{self.data[self.pos]:02x} has no valid operand") from error
-        return Pickle(
-            root,
-            self.start,
-            self.base + self.pos,
-            self.protocol,
-            tuple(self.globals.values()),
-            tuple(self.persistent_ids),
-        )
-
-    def _is_at_window_end(self) -> bool:
-        """Say whether the opcode at ``pos`` may reach over the end of the window, and there is more behind that."""
-        window = len(self.data)
-        return self.pos + _LONGEST_FIXED > window and self.base + window < self.source.nbytes
-
-    def _loop(self) -> Inert:  # noqa: C901 - the hot loop: calls would double its time
-        """
-        Run until STOP and return the value, or raise with ``pos`` at the opcode to begin again from.
-
-        Every branch reads all of its argument before it touches the stack, so beginning again is safe. No branch asks
-        whether the window holds its opcode: where it ends too early, IndexError, struct.error or NeedMore say so.
-        """
-        data, pos, stack, marks = self.data, self.pos, self.stack, self.marks
-        memo: Any = self.memo
-        following = self.next_index()
-        rare, persistent_ids = RARE, self.persistent_ids
-        try:
-            while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
-                op = data[pos]
-                if op >= 0x68:  # half of them, for fewer comparisons on the way to each
-                    if op == 0x72:  # LONG_BINPUT
-                        index = _U32(data, pos + 1)[0]
-                        if index == following:
-                            memo.append(stack[-1])
-                            following += 1
-                        else:
-                            self.put(index, stack[-1])
-                            memo, following = self.memo, self.next_index()
-                        pos += 5
-                        continue
-                    if op == 0x68:  # BINGET
-                        stack.append(memo[data[pos + 1]])
-                        pos += 2
-                        continue
-                    if op == 0x74:  # TUPLE
-                        items = tuple(stack)
-                        stack = marks.pop()
-                        stack.append(items)
-                        pos += 1
-                        continue
-                    if op == 0x85:  # TUPLE1
-                        stack[-1] = (stack[-1],)
-                        pos += 1
-                        continue
-                    if op == 0x94:  # MEMOIZE
-                        if following >= 0:
-                            memo.append(stack[-1])
-                            following += 1
-                        else:
-                            memo[len(memo)] = stack[-1]
-                        pos += 1
-                        continue
-                    if op == 0x86:  # TUPLE2
-                        last = stack.pop()
-                        stack[-1] = (stack[-1], last)
-                        pos += 1
-                        continue
-                    if op == 0x89:  # NEWFALSE
-                        stack.append(False)
-                        pos += 1
-                        continue
-                    if op == 0x71:  # BINPUT
-                        self.put(data[pos + 1], stack[-1])
-                        memo, following = self.memo, self.next_index()
-                        pos += 2
-                        continue
-                    if op == 0x6A:  # LONG_BINGET
-                        stack.append(memo[_U32(data, pos + 1)[0]])
-                        pos += 5
-                        continue
-                    if op == 0x8C:  # SHORT_BINUNICODE
-                        begin = pos + 2
-                        end = begin + data[pos + 1]
-                        if end > len(data):
-                            raise NeedMore(end)
-                        stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
-                        pos = end
-                        continue
-                    if op == 0x88:  # NEWTRUE
-                        stack.append(True)
-                        pos += 1
-                        continue
-                elif op == 0x4B:  # BININT1
-                    stack.append(data[pos + 1])
+    Every branch reads all of its argument before it touches the stack, so beginning again is safe. No branch asks
+    whether the window holds its opcode: where it ends too early, IndexError, struct.error or NeedMore say so.
+    """
+    data, pos, stack, marks = machine.data, machine.pos, machine.stack, machine.marks
+    memo: Any = machine.memo
+    following = machine.next_index()
+    rare, persistent_ids = RARE, machine.persistent_ids
+    try:
+        while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
+            op = data[pos]
+            if op >= 0x68:  # half of them, for fewer comparisons on the way to each
+                if op == 0x72:  # LONG_BINPUT
+                    index = _U32(data, pos + 1)[0]
+                    if index == following:
+                        memo.append(stack[-1])
+                        following += 1
+                    else:
+                        machine.put(index, stack[-1])
+                        memo, following = machine.memo, machine.next_index()
+                    pos += 5
+                    continue
+                if op == 0x68:  # BINGET
+                    stack.append(memo[data[pos + 1]])
                     pos += 2
                     continue
-                elif op == 0x28:  # MARK
-                    marks.append(stack)
-                    stack = []
+                if op == 0x74:  # TUPLE
+                    items = tuple(stack)
+                    stack = marks.pop()
+                    stack.append(items)
                     pos += 1
                     continue
-                elif op == 0x52:  # REDUCE
-                    args = stack.pop()
-                    stack[-1] = Call(stack[-1], args)
+                if op == 0x85:  # TUPLE1
+                    stack[-1] = (stack[-1],)
                     pos += 1
                     continue
-                elif op == 0x58:  # BINUNICODE
-                    begin = pos + 5
-                    end = begin + _U32(data, pos + 1)[0]
+                if op == 0x94:  # MEMOIZE
+                    if following >= 0:
+                        memo.append(stack[-1])
+                        following += 1
+                    else:
+                        memo[len(memo)] = stack[-1]
+                    pos += 1
+                    continue
+                if op == 0x86:  # TUPLE2
+                    last = stack.pop()
+                    stack[-1] = (stack[-1], last)
+                    pos += 1
+                    continue
+                if op == 0x89:  # NEWFALSE
+                    stack.append(False)
+                    pos += 1
+                    continue
+                if op == 0x71:  # BINPUT
+                    machine.put(data[pos + 1], stack[-1])
+                    memo, following = machine.memo, machine.next_index()
+                    pos += 2
+                    continue
+                if op == 0x6A:  # LONG_BINGET
+                    stack.append(memo[_U32(data, pos + 1)[0]])
+                    pos += 5
+                    continue
+                if op == 0x8C:  # SHORT_BINUNICODE
+                    begin = pos + 2
+                    end = begin + data[pos + 1]
                     if end > len(data):
                         raise NeedMore(end)
                     stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
                     pos = end
                     continue
-                elif op == 0x51:  # BINPERSID
-                    stack[-1] = PersistentId(stack[-1])
-                    persistent_ids.append(stack[-1])
+                if op == 0x88:  # NEWTRUE
+                    stack.append(True)
                     pos += 1
                     continue
-                elif op == 0x29:  # EMPTY_TUPLE
-                    stack.append(())
-                    pos += 1
-                    continue
-                elif op == 0x4D:  # BININT2
-                    stack.append(_U16(data, pos + 1)[0])
-                    pos += 3
-                    continue
-                elif op == 0x4A:  # BININT
-                    stack.append(_I32(data, pos + 1)[0])
-                    pos += 5
-                    continue
-                elif op == 0x4E:  # NONE
-                    stack.append(None)
-                    pos += 1
-                    continue
-                elif op == 0x47:  # BINFLOAT
-                    stack.append(_F64(data, pos + 1)[0])
-                    pos += 9
-                    continue
-                elif op == 0x2E:  # STOP
-                    if len(stack) != 1 or marks:
-                        self.opcode = pos
-                        raise self.malformed("the pickle stops with an unfinished stack")
-                    pos += 1
-                    return stack[0]
-                self.opcode, self.pos, self.stack = pos, pos, stack
-                if self._is_at_window_end():  # they may touch the stack first
-                    raise NeedMore(pos + 1)
-                rare[op](self)
-                pos, stack, memo, following = self.pos, self.stack, self.memo, self.next_index()
-        finally:
-            self.pos, self.stack = pos, stack
+            elif op == 0x4B:  # BININT1
+                stack.append(data[pos + 1])
+                pos += 2
+                continue
+            elif op == 0x28:  # MARK
+                marks.append(stack)
+                stack = []
+                pos += 1
+                continue
+            elif op == 0x52:  # REDUCE
+                args = stack.pop()
+                stack[-1] = Call(stack[-1], args)
+                pos += 1
+                continue
+            elif op == 0x58:  # BINUNICODE
+                begin = pos + 5
+                end = begin + _U32(data, pos + 1)[0]
+                if end > len(data):
+                    raise NeedMore(end)
+                stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
+                pos = end
+                continue
+            elif op == 0x51:  # BINPERSID
+                stack[-1] = PersistentId(stack[-1])
+                persistent_ids.append(stack[-1])
+                pos += 1
+                continue
+            elif op == 0x29:  # EMPTY_TUPLE
+                stack.append(())
+                pos += 1
+                continue
+            elif op == 0x4D:  # BININT2
+                stack.append(_U16(data, pos + 1)[0])
+                pos += 3
+                continue
+            elif op == 0x4A:  # BININT
+                stack.append(_I32(data, pos + 1)[0])
+                pos += 5
+                continue
+            elif op == 0x4E:  # NONE
+                stack.append(None)
+                pos += 1
+                continue
+            elif op == 0x47:  # BINFLOAT
+                stack.append(_F64(data, pos + 1)[0])
+                pos += 9
+                continue
+            elif op == 0x2E:  # STOP
+                if len(stack) != 1 or marks:
+                    machine.opcode = pos
+                    raise machine.malformed("the pickle stops with an unfinished stack")
+                pos += 1
+                return stack[0]
+            machine.opcode, machine.pos, machine.stack = pos, pos, stack
+            if machine.is_at_window_end():  # they may touch the stack first
+                raise NeedMore(pos + 1)
+            rare[op](machine)
+            pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
+    finally:
+        machine.pos, machine.stack = pos, stack

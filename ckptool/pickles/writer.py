@@ -15,7 +15,7 @@ from collections.abc import Callable
 from struct import Struct, pack
 from typing import Final, NamedTuple
 
-from ckptool.cancellation import Cancellation, worklist
+from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
@@ -75,18 +75,21 @@ class _Writer:
     def __init__(self, substitute: Substitute, protocol: int, cancellation: Cancellation | None) -> None:
         self._substitute = substitute
         self._protocol = protocol
+        self._cancellation = cancellation
         self._out = bytearray()
         self._memo: dict[object, int] = {}
         self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
         self._words: dict[tuple[str, ...], list[bytes]] = {}
         # What is left to do, last first: nodes to write, and steps between them.
-        self._todo: list[Inert] = worklist([], cancellation)
+        self._todo: list[Inert] = []
 
     def write(self, root: Inert) -> bytes:
         self._out += bytes([0x80, self._protocol])
-        todo, memo, substitute = self._todo, self._memo, self._substitute
+        todo, memo, substitute, cancellation = self._todo, self._memo, self._substitute, self._cancellation
         todo.append(root)
         while todo:
+            if cancellation is not None:
+                cancellation.check()
             node = todo.pop()
             kind = type(node)
             if kind is _Step:

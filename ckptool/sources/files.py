@@ -17,9 +17,10 @@ import stat
 from contextlib import suppress
 from typing import BinaryIO, TypeAlias
 
+from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.sources.paths import directory_entries, identity_of, is_likely
-from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed
+from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -29,7 +30,8 @@ class FileSource:
 
     _fd = -1  # closed: another file may have its number by now, so whatever uses the number looks here once more after
 
-    def __init__(self, path: str, fd: int | None = None) -> None:
+    def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
+        self.cancellation = cancellation
         self._beside: list[FileSource] = []
         self._fd = _open_regular(path) if fd is None else fd
         self.path = path
@@ -38,6 +40,10 @@ class FileSource:
         self.nbytes = status.st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
+        if self.cancellation is not None:
+            self.cancellation.check()
+            if nbytes > STEP_NBYTES:
+                return read_in_steps(self.read, offset, nbytes)
         fd = self._fd
         try:
             data = os.pread(fd, nbytes, offset)
@@ -56,9 +62,11 @@ class FileSource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a buffer from ``offset``: what ``read`` does, without new memory for each piece."""
         filled = 0
+        step = buffer.nbytes if self.cancellation is None else STEP_NBYTES
         while filled < buffer.nbytes:
+            check_cancelled(self.cancellation)
             try:
-                count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
+                count = os.preadv(self._fd, [buffer[filled : filled + step]], offset + filled)
             except OSError as error:
                 raise _unreadable(error, offset + filled, self.path) from error
             finally:
@@ -103,15 +111,13 @@ class FileSource:
         from ckptool.sources.siblings import open_beside
 
         fd = open_beside(self.path, self.place, name)
-        found = self._of_its_kind(os.path.join(os.path.dirname(self.path), name), fd)  # noqa: PTH118, PTH120 - a name
+        path = os.path.join(os.path.dirname(self.path), name)  # noqa: PTH118, PTH120 - a name
+        found = FileSource(path, self.cancellation, fd=fd)
         self._beside.append(found)
         if self._fd < 0:
             found.close()
             raise ValueError(CLOSED)
         return found
-
-    def _of_its_kind(self, path: str, fd: int) -> FileSource:
-        return FileSource(path, fd)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -154,7 +160,7 @@ def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
     return (source, position) if isinstance(source, FileSource) and position is not None else None
 
 
-def open_source(origin: Origin) -> tuple[Source, str]:
+def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
 
@@ -163,15 +169,17 @@ def open_source(origin: Origin) -> tuple[Source, str]:
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
         TypeError: It is none of the three.
+        Cancelled: It is cancelled already; nothing was opened.
     """
+    check_cancelled(cancellation)
     if isinstance(origin, bytes | bytearray | memoryview):
-        return BytesSource(origin, is_file=True), "<bytes>"
+        return BytesSource(origin, cancellation, is_file=True), "<bytes>"
     if isinstance(origin, str | os.PathLike):
         path = os.fspath(origin)
         if hasattr(os, "pread"):
-            return FileSource(path), path
+            return FileSource(path, cancellation), path
         fd = _open_regular(path)  # Windows has no pread
-        return StreamSource(os.fdopen(fd, "rb"), owned=True), path
+        return StreamSource(os.fdopen(fd, "rb"), cancellation, owned=True), path
     given: object = origin
     if not hasattr(given, "seekable") or isinstance(given, io.TextIOBase):
         kind = type(given).__name__
@@ -179,8 +187,8 @@ def open_source(origin: Origin) -> tuple[Source, str]:
     name = getattr(origin, "name", None)
     shown = name if isinstance(name, str) else "<stream>"
     if origin.seekable():
-        return StreamSource(origin), shown
-    return BytesSource(origin.read(), is_file=True), shown
+        return StreamSource(origin, cancellation), shown
+    return BytesSource(origin.read(), cancellation, is_file=True), shown
 
 
 def _open_regular(path: str) -> int:

@@ -2,14 +2,19 @@
 
 A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
 that the file changed meanwhile, because every caller has compared its claim with ``nbytes`` first.
+
+A source carries the cancellation of the call that it was opened for to whatever works on it. Its own reads are made in
+steps then, with a check before each; a read of more than one step takes twice its memory for a moment.
 """
 
 from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
+from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
 
 CLOSED = "the checkpoint is closed"
@@ -21,6 +26,11 @@ class Source(Protocol):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
+        ...
+
+    @property
+    def cancellation(self) -> Cancellation | None:
+        """What stops reads, and what they are made for; None if nothing does."""
         ...
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -39,7 +49,8 @@ class Source(Protocol):
 class StreamSource:
     """A file object that can seek. Reads take turns, and leave its position where they ended."""
 
-    def __init__(self, stream: BinaryIO, *, owned: bool = False) -> None:
+    def __init__(self, stream: BinaryIO, cancellation: Cancellation | None = None, *, owned: bool = False) -> None:
+        self.cancellation = cancellation
         self._stream = stream
         self._owned = owned
         self._closed = False
@@ -49,6 +60,10 @@ class StreamSource:
     def read(self, offset: int, nbytes: int) -> bytes:
         if self._closed:
             raise ValueError(CLOSED)
+        if self.cancellation is not None:
+            self.cancellation.check()
+            if nbytes > STEP_NBYTES:
+                return read_in_steps(self.read, offset, nbytes)
         with self._lock:
             self._stream.seek(offset)
             chunks: list[bytes] = []
@@ -74,8 +89,14 @@ class BytesSource:
     """Bytes in memory. ``is_file`` says that they are the whole file, not something decoded from it."""
 
     def __init__(
-        self, data: bytes | bytearray | memoryview, *, is_file: bool = False, packed_nbytes: int | None = None
+        self,
+        data: bytes | bytearray | memoryview,
+        cancellation: Cancellation | None = None,
+        *,
+        is_file: bool = False,
+        packed_nbytes: int | None = None,
     ) -> None:
+        self.cancellation = cancellation
         self.packed_nbytes = packed_nbytes
         """Size of the file that they were inflated from; None if they were not."""
         self._data = memoryview(data).cast("B")
@@ -86,6 +107,10 @@ class BytesSource:
     def read(self, offset: int, nbytes: int) -> bytes:
         if self._closed:
             raise ValueError(CLOSED)
+        if self.cancellation is not None:
+            self.cancellation.check()
+            if nbytes > STEP_NBYTES:
+                return read_in_steps(self.read, offset, nbytes)
         return bytes(self._data[offset : offset + nbytes])
 
     def file_offset(self, offset: int) -> int | None:
@@ -102,6 +127,7 @@ class SliceSource:
 
     def __init__(self, whole: Source, start: int, nbytes: int) -> None:
         self.whole = whole
+        self.cancellation = whole.cancellation
         self._start = start
         self.nbytes = nbytes
 
@@ -113,6 +139,12 @@ class SliceSource:
 
     def close(self) -> None:
         self.whole.close()
+
+
+def read_in_steps(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> bytes:
+    """Return what one long read would, from reads that can each be cancelled."""
+    starts = range(0, nbytes, STEP_NBYTES)
+    return b"".join(read(offset + start, min(STEP_NBYTES, nbytes - start)) for start in starts)
 
 
 def changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:

@@ -6,14 +6,17 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ckptool.archives.archive import InflatedSource
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.cancellable import cancellable
 from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 Dims: TypeAlias = list[tuple[int, int]]
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -32,6 +35,56 @@ class LazyTensor:
     def __init__(self, name: str, info: TensorInfo) -> None:
         self.name = name
         self.info = info
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the element type, without ``torch.``: ``float32``."""
+        return self.info.dtype.name
+
+    @property
+    def numel(self) -> int:
+        return self.info.numel
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements; of a tensor in parts, of theirs too."""
+        return self.info.total_nbytes
+
+    @property
+    def device(self) -> str:
+        """The device tag as saved. The bytes are in the file, wherever they were then."""
+        return self.info.location
+
+    def numpy(self, *, limits: Limits = DEFAULT_LIMITS) -> NDArray[Any]:
+        """
+        Return the elements as a new array, which nothing else shares.
+
+        Raises:
+            UnsupportedFeature: numpy has no such type (bfloat16, float8, quantised), or ``read`` cannot give the bytes.
+            LimitExceeded: As ``read``.
+            CkptoolError: numpy is not installed.
+        """
+        from ckptool.loading.one_tensor import numpy_array
+
+        return numpy_array(self, limits)
+
+    def torch(self) -> Tensor:
+        """
+        Return the tensor as ``load`` would give it: on the CPU, with its own strides, sparse or quantised if it is.
+
+        What it shares memory with in the file is not shared: ``load`` keeps that, for all tensors of a state dict.
+
+        Raises:
+            UnsupportedFeature: Only code of its own can make it, or this torch does not have its type.
+            CkptoolError: torch is not installed, or the file cannot be read any more.
+        """
+        from ckptool.loading.one_tensor import torch_tensor
+
+        return torch_tensor(self)
 
     def read(self, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
         """
@@ -78,8 +131,8 @@ def at_hand(storage: StorageRef) -> StorageRef:
     """Return a storage for being read more than once: in memory, if each read would inflate it anew."""
     if not isinstance(storage.source, InflatedSource):
         return storage
-    content = BytesSource(storage.source.read(storage.offset, storage.nbytes))
-    return storage._replace(source=cancellable(content, storage.source.limits.cancellation), offset=0)
+    content = storage.source.read(storage.offset, storage.nbytes)
+    return storage._replace(source=BytesSource(content, storage.source.cancellation), offset=0)
 
 
 def _read_in_pieces(info: TensorInfo, nbytes: int) -> Iterator[bytes]:

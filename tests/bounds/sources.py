@@ -22,6 +22,7 @@ class Holed:
     """Some bytes, a hole of zeros, and some bytes more."""
 
     def __init__(self, head: bytes, hole: int, tail: bytes) -> None:
+        self.cancellation = None
         self._head, self._tail = head, tail
         self.nbytes = len(head) + hole + len(tail)
 

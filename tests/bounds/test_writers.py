@@ -31,6 +31,7 @@ class Frame:
     """An output, a transfer and a source: payloads are holes of zeros in it."""
 
     def __init__(self) -> None:
+        self.cancellation = None
         self.position = 0
         self.parts: list[tuple[int, bytes]] = []
 

@@ -330,7 +330,7 @@ def test_what_lies_behind_a_pickle_is_not_read() -> None:
         reads.append(nbytes)
         return data[offset : offset + nbytes].ljust(nbytes, b"\0")
 
-    read_pickle(SimpleNamespace(nbytes=1 << 40, read=fetch))
+    read_pickle(SimpleNamespace(nbytes=1 << 40, read=fetch, cancellation=None))
 
     assert sum(reads) < 4 * len(data)
 

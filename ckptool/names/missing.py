@@ -1,0 +1,81 @@
+"""``ByName``: a dict whose ``KeyError`` says which name was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+
+from ckptool.messages import quoted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since Python 3.11
+
+_Value = TypeVar("_Value")
+
+_COMPARED: Final = 64
+"""Names that are compared letter by letter: those that share most components with the one that is missing."""
+_LONGEST: Final = 512
+"""Characters of a name that is compared at all: the time grows with their square."""
+
+
+class ByName(dict[str, _Value]):
+    """What there is by name. ``d[name]`` raises a KeyError that names the nearest; ``get`` and ``in`` are a dict's."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(_Missing(name, self) if isinstance(name, str) else name)
+
+
+class _Missing(str):
+    """
+    A name that is not there; equal to that name, and shown as the whole message.
+
+    It is shown seldom, and programs look for many names that are not there: the nearest is searched only then.
+    """
+
+    __slots__ = ("_names",)
+    _names: Collection[str]
+
+    def __new__(cls, name: str, names: Collection[str]) -> Self:
+        made = super().__new__(cls, name)
+        made._names = names
+        return made
+
+    def __repr__(self) -> str:
+        return not_there(str(self), self._names)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # to another process goes the name, and not the file
+
+
+def not_there(name: str, names: Collection[str]) -> str:
+    """Return the message that a name is not there, which name was probably meant, and the prefix that differs."""
+    fact = f"{_quoted(name)} is not there"
+    longer = min((other for other in names if other.endswith(f".{name}")), key=len, default=None)
+    if longer is not None:
+        prefix = longer[: -len(name)]
+        every = all(other.startswith(prefix) for other in names)
+        return f"{fact}; {_quoted(longer)} is{f': every name begins with {_quoted(prefix)}' if every else ''}"
+    shorter = max((other for other in names if other and name.endswith(f".{other}")), key=len, default=None)
+    if shorter is not None:
+        prefix = name[: -len(shorter)]
+        none = not any(other.startswith(prefix) for other in names)
+        return f"{fact}; {_quoted(shorter)} is{f': no name begins with {_quoted(prefix)}' if none else ''}"
+    near = _nearest(name, names)
+    return fact if near is None else f"{fact}; {_quoted(near)} is"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like another, if any is much like it."""
+    from difflib import get_close_matches
+    from heapq import nlargest
+
+    if len(name) > _LONGEST:
+        return None
+    components = set(name.split("."))
+    short = (other for other in names if len(other) <= _LONGEST)
+    compared = nlargest(_COMPARED, short, key=lambda other: len(components.intersection(other.split("."))))
+    return next(iter(get_close_matches(name, compared, 1)), None)
+
+
+def _quoted(name: str) -> str:
+    return quoted(name, 200)

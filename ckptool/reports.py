@@ -1,0 +1,30 @@
+"""The types of what reports are made of, for annotations: the reports themselves, and everything in their fields."""
+
+from __future__ import annotations
+
+from ckptool.checking.check import CheckReport
+from ckptool.checking.finding import Finding
+from ckptool.checking.torch_load import Asked as GlobalUse
+from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
+from ckptool.diffing.trees import Change as Difference
+from ckptool.diffing.values import ValueDiff
+from ckptool.migration.casting import Cast
+from ckptool.migration.report import FileFacts as FileFacts
+from ckptool.migration.report import MigrationReport
+from ckptool.names.matching import Change as Rename
+
+__all__ = [
+    "Cast",
+    "CheckReport",
+    "DiffReport",
+    "DiffedFile",
+    "Difference",
+    "FileFacts",
+    "Finding",
+    "GlobalUse",
+    "MigrationReport",
+    "OrderChange",
+    "Rename",
+    "ShapeChange",
+    "ValueDiff",
+]

@@ -1,0 +1,320 @@
+"""What a person meets at the prompt: completion, types, single tensors, missing names, printed reports, tables."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+
+import ckptool
+from ckptool import errors, reports
+from ckptool.names.missing import ByName
+from tests.against_torch import oracle
+from tests.load.same import assert_same_tensor, torch_load
+
+ROOT = Path(ckptool.__file__).parents[1]
+VALID = ROOT / "fixtures" / "valid"
+
+GIVEN = {"Checkpoint.__init__", "StateDict.__init__", "Checkpoint.add_attributes"}
+"""What only readers of formats call."""
+
+
+def prompt(code: str) -> list[str]:
+    """Return the words that a fresh interpreter prints."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_completion_shows_what_is_public_and_nothing_else() -> None:
+    public = {*ckptool.__all__, "__version__", "errors", "reports"}
+    complete = (
+        "import ckptool, rlcompleter; complete = rlcompleter.Completer({'ckptool': ckptool}).complete; "
+        "import ckptool.checking.check; "  # a submodule that somebody imported
+        "print(*(text.partition('(')[0] for state in range(1000) if (text := complete('ckptool.', state))))"
+    )
+
+    assert {word.removeprefix("ckptool.") for word in prompt(complete)} == public - {"__version__"}
+    assert set(prompt("import ckptool, ckptool.checking.check; print(*dir(ckptool))")) == public
+    assert {"load", "load_into", "LiveModel", "diff"} <= public
+    assert not {name for name in public if name.islower()} & {"checking", "loading", "formats", "limits"}
+
+
+def test_reports_are_completed_without_an_import_of_their_own() -> None:
+    assert set(prompt("import ckptool; print(*ckptool.reports.__all__)")) == set(reports.__all__)
+    assert "torch" not in prompt("import ckptool, sys; ckptool.reports; print(*sys.modules)")
+
+
+def test_every_error_can_be_imported_from_the_top() -> None:
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.CkptoolError):
+            assert getattr(ckptool, name) is value
+    with pytest.raises(AttributeError):
+        ckptool.Final  # noqa: B018 - what errors imports is none
+
+
+def test_types_of_public_signatures_and_fields_are_public() -> None:
+    modules = (ckptool, errors, reports)
+    public = {name: getattr(module, name) for module in modules for name in dir(module) if name[0].isalpha()}
+    known = {id(value) for value in public.values()}
+    names = {**public, "Self": Any, "NDArray": list, "Tensor": torch.Tensor}
+
+    hidden = {
+        f"{found.__module__}.{found.__name__} of {where}"
+        for name, value in public.items()
+        for where, annotated in annotated_in(name, value)
+        for hint in get_type_hints(annotated, localns=names).values()
+        for found in classes(hint)
+        if found.__module__.startswith("ckptool") and id(found) not in known
+    }
+
+    assert not hidden
+
+
+def annotated_in(name: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Yield a public function, or a class and its public methods."""
+    if inspect.isfunction(value):
+        yield name, value
+    if not isinstance(value, type) or not value.__module__.startswith("ckptool"):
+        return
+    yield name, value
+    for key, member in vars(value).items():
+        function = member.fget if isinstance(member, property) else getattr(member, "func", member)
+        where = f"{name}.{key}"
+        if inspect.isfunction(function) and (key == "__init__" or key[0] != "_") and where not in GIVEN:
+            yield where, function
+
+
+def classes(hint: object) -> Iterator[type]:
+    """Yield the classes that an annotation is made of."""
+    if isinstance(hint, list):  # the arguments of a Callable
+        for one in hint:
+            yield from classes(one)
+    elif isinstance(hint, type) and not get_args(hint):
+        yield hint
+    for one in get_args(hint):
+        yield from classes(one)
+
+
+def test_limits_show_what_is_not_the_default() -> None:
+    cancellation = ckptool.Cancellation()
+
+    assert repr(ckptool.Limits()) == "Limits()"
+    assert repr(ckptool.Limits(tensors=7, inflation_ratio=4)) == "Limits(tensors=7)"
+    assert repr(ckptool.Limits(cancellation=cancellation)) == f"Limits(cancellation={cancellation!r})"
+    assert "= Limits()" in str(inspect.signature(ckptool.open_checkpoint))
+
+
+def told_by_torch(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return dict(oracle.named_tensors(torch_load(path)))
+    except pickle.UnpicklingError:  # a whole model, or more than weights
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz", "ignore:Sparse ")
+def test_a_lazy_tensor_becomes_what_torch_loads() -> None:
+    dtypes: set[str] = set()
+    layouts: set[torch.layout] = set()
+    for path in sorted(VALID.glob("*.pth")):
+        if not json.loads(path.with_suffix(".json").read_text("utf-8"))["torch_loads"]:
+            continue
+        expected = told_by_torch(path)
+        with ckptool.open_checkpoint(path) as checkpoint:
+            for name, tensor in expected.items():
+                lazy = checkpoint.tensors[name]
+                assert_same_tensor(lazy.torch(), tensor.detach(), f"{path.name}: {name}")
+                assert (lazy.shape, f"torch.{lazy.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
+                assert lazy.numel == tensor.numel()
+                if tensor.layout == torch.strided and not tensor.is_meta:
+                    assert_same_array(lazy, tensor.detach())
+                dtypes.add(lazy.dtype)
+                layouts.add(tensor.layout)
+
+    assert dtypes >= {"float64", "float32", "float16", "bfloat16", "int64", "uint16", "bool", "complex64", "qint8"}
+    assert len(layouts) > 3
+
+
+def assert_same_array(lazy: ckptool.LazyTensor, tensor: torch.Tensor) -> None:
+    try:
+        array = tensor.resolve_conj().resolve_neg().numpy()
+    except TypeError:  # numpy has no such type
+        with pytest.raises(ckptool.UnsupportedFeature, match=f"{lazy.dtype}, and numpy has no such type"):
+            lazy.numpy()
+        return
+    found = lazy.numpy()
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+    assert lazy.nbytes == found.nbytes
+    assert found.flags.writeable
+
+
+def test_a_lazy_tensor_says_where_it_was() -> None:
+    with ckptool.open_checkpoint(VALID / "device-forged-cuda3-zip.pth") as checkpoint:
+        for tensor in checkpoint.tensors.values():
+            assert tensor.device == "cuda:3"
+            assert tensor.torch().device.type == "cpu"
+
+
+@pytest.mark.parametrize("package", ["numpy", "torch"])
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(package: str) -> None:
+    path = VALID / "state-dict-plain-cpu-zip.pth"
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; import ckptool\n"
+        f"tensor = next(iter(ckptool.open_checkpoint({str(path)!r}).tensors.values()))\n"
+        f"try:\n    tensor.{package}()\nexcept ckptool.CkptoolError as error:\n"
+        "    print(error.kind, '|', error, '|', error.hint)"
+    )
+
+    assert " ".join(prompt(code)) == f"missing-package | {package} is not installed here | Run: pip install {package}"
+
+
+@pytest.fixture
+def wrapped() -> Iterator[ckptool.StateDict]:
+    with ckptool.open_checkpoint(VALID / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth") as checkpoint:
+        assert checkpoint.weights is not None
+        yield checkpoint.weights
+
+
+def message(names: Any, name: str) -> str:
+    with pytest.raises(KeyError) as caught:
+        names[name]
+    assert caught.value.args == (name,)
+    assert pickle.loads(pickle.dumps(caught.value)).args == (name,)
+    return str(caught.value)
+
+
+def test_a_missing_name_is_answered_with_the_nearest(wrapped: ckptool.StateDict) -> None:
+    first = next(iter(wrapped))
+    bare = first.removeprefix("module.")
+    here = f"'{bare}' is not there; '{first}' is"
+
+    assert first != bare
+    assert message(wrapped, bare) == f"{here}: every name begins with 'module.'"
+    assert message(wrapped, f"model.{first}").endswith(f"; '{first}' is: no name begins with 'model.'")
+    assert message(wrapped, first.replace("weight", "wieght")).endswith(f" is not there; '{first}' is")
+    assert message(wrapped, "something else") == "'something else' is not there"
+
+
+def test_a_missing_name_of_a_checkpoint_is_answered_so_too() -> None:
+    with ckptool.open_checkpoint(VALID / "checkpoint-plain-cpu-zip.pth") as checkpoint:
+        assert checkpoint.weights is not None
+        name = next(iter(checkpoint.weights))
+        full = f"{checkpoint.weights.key}.{name}"
+
+        assert message(checkpoint.tensors, name) == f"'{name}' is not there; '{full}' is"
+
+
+def test_a_name_that_is_looked_for_in_vain_costs_nothing(
+    wrapped: ckptool.StateDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("ckptool.names.missing.not_there")  # it would be looked for in all names
+
+    assert wrapped.get("absent") is None
+    assert wrapped.get("absent", 7) == 7
+    assert "absent" not in wrapped
+    with pytest.raises(KeyError) as caught:
+        wrapped["absent"]
+    with pytest.raises(NameError):
+        str(caught.value)
+
+
+def test_the_message_about_a_hostile_name_is_short_and_quick() -> None:
+    names = ByName({f"{'a' * 60_000}{index}": index for index in range(200)})
+
+    text = message(names, "a" * 60_000)
+
+    assert len(text) < 500
+    assert "\x1b" not in message(ByName({"x.\x1b[2J": 1}), "\x1b[2J")
+
+
+def command(*arguments: str | Path) -> str:
+    """Return what the command line prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptool", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    return done.stdout.removesuffix("\n")
+
+
+PLAIN = VALID / "state-dict-plain-cpu-zip.pth"
+OTHER = VALID / "checkpoint-data-parallel-forged-cuda0-legacy.pth"
+
+
+def test_reports_print_as_the_command_line_prints_them(tmp_path: Path) -> None:
+    written = tmp_path / "written.safetensors"
+    migrated = ckptool.migrate(OTHER, written)
+
+    assert str(ckptool.check(OTHER)) == command("check", OTHER)
+    assert str(ckptool.diff(PLAIN, OTHER)) == command("diff", PLAIN, OTHER)
+    assert ckptool.diff(PLAIN, OTHER).verdict == command("diff", "-q", PLAIN, OTHER)
+    assert str(migrated) == command("migrate", OTHER, written, "--force")
+
+
+def test_a_report_of_a_file_that_cannot_be_opened_prints_why() -> None:
+    report = ckptool.check(b"PK\3\4")
+
+    assert report.error is not None
+    assert report.error.message in str(report)
+    assert report.error.message in Cells(report._repr_html_()).texts
+
+
+class Cells(HTMLParser):
+    """The texts of a table, by the tags that they are in."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not attrs
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+HOSTILE = "<script>alert(1)</script>&\u202e"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    content = {f"{HOSTILE}.{index}": torch.zeros(2, 3) for index in range(100)} | {"kept": torch.zeros(2, 3)}
+    path = tmp_path / f"{HOSTILE.replace('/', '')}.pth"
+    torch.save(content, path)
+    return path
+
+
+def test_notebooks_show_tables_without_markup_from_the_file(hostile: Path, tmp_path: Path) -> None:
+    model = torch.nn.ParameterDict({"kept": torch.nn.Parameter(torch.zeros(2, 3))})
+    with ckptool.open_checkpoint(hostile) as checkpoint:
+        shown: list[Any] = [
+            checkpoint,
+            checkpoint.weights,
+            ckptool.check(hostile),
+            ckptool.diff(hostile, PLAIN, values=False),
+            ckptool.migrate(hostile, tmp_path / f"{HOSTILE.replace('/', '')}.safetensors"),
+            ckptool.load_into(model, hostile, strict=False),
+        ]
+        tables = [Cells(one._repr_html_()) for one in shown]
+
+    for one, table in zip(shown, tables, strict=True):
+        assert set(table.tags) <= {"table", "caption", "tr", "th", "td"}, one
+        assert table.tags.count("tr") <= 62
+        assert "\u202e" not in "".join(table.texts)
+    escaped = f"{HOSTILE[:-1]}\\u202e.0"
+    assert escaped in tables[0].texts
+    assert escaped in tables[1].texts
+    assert {"[2, 3]", "float32", "cpu", "and 41 more"} <= set(tables[1].texts)
+    assert escaped in tables[-1].texts
