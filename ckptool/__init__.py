@@ -1,6 +1,7 @@
 """Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
@@ -13,6 +14,7 @@ from ckptool.errors import (
     DamagedFile,
     KeyMismatch,
     MigrationRefused,
+    MissingPackage,
     OutOfMemory,
     ShapeMismatch,
     TruncatedFile,
@@ -65,6 +67,7 @@ __all__ = [
     "Member",
     "MigrationRefused",
     "MigrationReport",
+    "MissingPackage",
     "OutOfMemory",
     "Reload",
     "Serving",
@@ -137,4 +140,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__", "errors", "reports"]
+    # help() asks for every name that is listed here, so what needs torch is listed where torch is installed.
+    there = find_spec("torch") is not None
+    names = (name for name in __all__ if there or not _LATER.get(name, "").startswith("ckptool.loading."))
+    return [*names, "__version__", "errors", "reports"]

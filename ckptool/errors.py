@@ -23,6 +23,7 @@ Every exception that ckptool raises.
     - KeyMismatch           by their names
     - ShapeMismatch         by their shapes
   + DeviceUnavailable       no such device, or not here
+  + MissingPackage          a package that this needs is not installed, or does not start; an ImportError, too
   + OutOfMemory             the weights need more memory than there is
   + Cancelled               the caller did not want it any more, or not any longer
 
@@ -223,6 +224,18 @@ class DeviceUnavailable(CkptoolError):
     """The device that was asked for is none, or is not here; the message says why."""
 
     default_kind = "device-unavailable"
+
+
+class MissingPackage(CkptoolError, ImportError):
+    """
+    What was asked for needs ``package``, which is not installed (or does not start: ``broken-package``).
+
+    The message ends with the pip command, which is the ``command``. What needs no such package works without it.
+    """
+
+    default_kind = "missing-package"
+    package: str = ""
+    path: str | None = None  # instead of ImportError's own attribute, which pickles would leave out
 
 
 class OutOfMemory(CkptoolError):

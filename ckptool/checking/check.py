@@ -17,11 +17,12 @@ from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_
 from ckptool.checking.torch_load import Asked, StockLoad, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.tables import html_table
+from ckptool.torch_ops.needed import check_installed
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
@@ -137,9 +138,12 @@ def check(
         Cancelled: ``limits`` have a cancellation, and it was.
         WeightsNotFound: ``like`` has no weights that stand out.
         MigrationRefused: ``model`` cannot be built.
+        MissingPackage: ``values`` or ``model`` is given, and torch is not installed.
         CkptoolError: ``like`` cannot be read.
     """
     depth: Depth = "values" if values else "bytes" if deep else "structure"
+    if values:
+        check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
@@ -148,6 +152,8 @@ def check(
     except Cancelled as error:
         error.path = error.path or shown
         raise
+    except MissingPackage:
+        raise  # nothing is wrong with the file
     except CkptoolError as error:
         return CheckReport(shown, depth, _what_is_left(origin, shown, error, limits), error=error)
 

@@ -19,8 +19,10 @@ from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeCha
 from ckptool.diffing.sides import Aspect, Scope, Side, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
 from ckptool.diffing.values import ValueComparer, ValueDiff, errors_of
+from ckptool.errors import MissingPackage
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -60,6 +62,8 @@ def diff(
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.
+        MissingPackage: torch is not installed, and only arithmetic tells whether values are the same: with a tolerance,
+            or of two types whose difference is to be ignored.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
     """
     with ExitStack() as stack:
@@ -104,7 +108,7 @@ def diff(
             values=tuple(found.values),
             close=tuple(found.close),
             values_compared=values,
-            not_compared=tuple(_not_compared(found, one, other)),
+            not_compared=(*_not_compared(found, one, other), *_not_computed(found, comparer)),
             wrapped=bool(found.only_a and found.only_b)
             and _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other),
         )
@@ -150,6 +154,8 @@ class _Differences:
         self.close: list[ValueDiff] = []
         self.unknown: list[str] = []
         """Tensors without bytes or parts that are known."""
+        self.two_types: list[str] = []
+        """Tensors of two types where torch, which compares their values, is missing."""
 
     def compare(
         self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor], cancellation: Cancellation | None
@@ -190,7 +196,13 @@ class _Differences:
             if not (a.parts or b.parts or a.location == b.location == "meta") and a.numel:
                 self.unknown.append(name)
             return
-        found = comparer.difference(name, a, b)
+        try:
+            found = comparer.difference(name, a, b)
+        except MissingPackage:
+            if a.dtype == b.dtype or self._ignore_dtype:
+                raise  # nothing else says whether they differ
+            self.two_types.append(name)
+            return
         if found is not None:
             (self.values if found.differing else self.close).append(found)
 
@@ -327,6 +339,15 @@ def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
     for what, names in (("of kinds that cannot be read", list(unreadable)), ("without bytes", found.unknown)):
         if names:
             yield f"{len(names):,} tensors {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+
+
+def _not_computed(found: _Differences, comparer: ValueComparer | None) -> Iterator[str]:
+    if comparer is None or comparer.torch_missing is None:
+        return
+    if found.values:
+        yield f"by how much values differ: {comparer.torch_missing.message}"
+    if found.two_types:
+        yield f"the values of {counted(len(found.two_types), 'tensor')} of two types: {comparer.torch_missing.message}"
 
 
 def _common(a: Side, b: Side) -> int:

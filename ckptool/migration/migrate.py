@@ -27,6 +27,7 @@ from ckptool.migration.verify import verify_model
 from ckptool.pickles.nodes import collector_paused
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
+from ckptool.torch_ops.needed import check_installed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it since Python 3.11
@@ -66,6 +67,7 @@ def migrate(
             it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
+        MissingPackage: Values are to be cast or a model built, and torch is not installed.
         Cancelled: ``limits`` have a cancellation, and it was cancelled. What ``dst`` held before, it still holds.
         CkptoolError: ``src`` cannot be read, or is damaged.
         ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords.
@@ -74,6 +76,8 @@ def migrate(
     target = None if dst is None else os.fspath(dst)
     if asked.to is not None:
         check_device(asked.to)
+    if asked.dtype is not None or asked.model is not None:
+        check_installed()  # before anything is read or written
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         try:
             checkpoint.check_index()
@@ -89,13 +93,14 @@ def migrate(
             checkpoint.release_tree()  # it is in the plan by now, as bytes
             on_written = _cancellable(progress, limits.cancellation)
             with Output(plan.target, force=force, progress=on_written) as output:
-                nbytes = _write(checkpoint, plan, asked, output, limits if verify else None)
+                nbytes, readers = _write(checkpoint, plan, asked, output, limits if verify else None)
         except CkptoolError as error:
             error.path = error.path or checkpoint.path
             raise
     casts = plan.casting.casts if plan.casting else ()  # their errors are known once they are written
     after = planned.after._replace(file_nbytes=nbytes)
-    return planned._replace(verified=verify, written=True, nbytes=nbytes, casts=casts, after=after)
+    done = planned._replace(written=True, verified=verify, read_back_by=readers)
+    return done._replace(nbytes=nbytes, casts=casts, after=after)
 
 
 def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) -> OnWritten | None:
@@ -111,13 +116,16 @@ def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) 
     return on_written
 
 
-def _write(checkpoint: Checkpoint, plan: Plan, changes: Changes, output: Output, limits: Limits | None) -> int:
-    """Write the file, with ``limits`` read it back within them, publish it, and return its size in bytes."""
+def _write(
+    checkpoint: Checkpoint, plan: Plan, changes: Changes, output: Output, limits: Limits | None
+) -> tuple[int, tuple[str, ...]]:
+    """Write the file, with ``limits`` read it back, publish it; return its size in bytes, and what read it back."""
     verifies = limits is not None
     output.reserve(plan.file.nbytes)
     path = output.reading_path()
-    check: Callable[[Limits], None]
+    check: Callable[[Limits], str | None]
     copied: tuple[Payload, ...] = ()
+    readers: tuple[str, ...] = ()
     if plan.builds_model and plan.weights is not None and changes.model is not None:
         from ckptool.torch_ops.models import save_model
 
@@ -134,10 +142,11 @@ def _write(checkpoint: Checkpoint, plan: Plan, changes: Changes, output: Output,
     checkpoint.check_unchanged()
     if limits is not None:
         output.sync()
-        _verify(checkpoint, output, partial(check, limits))
+        other = _verify(checkpoint, output, partial(check, limits))
+        readers = ("ckptool", other) if other else ("ckptool",)
     nbytes = output.nbytes
     output.publish()
-    return nbytes
+    return nbytes, readers
 
 
 def _not_copied(plan: Plan) -> list[LazyTensor]:
@@ -148,9 +157,10 @@ def _not_copied(plan: Plan) -> list[LazyTensor]:
     return [taken[name] for name in plan.weights.old_names.values() if name in taken]
 
 
-def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -> None:
+def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], str | None]) -> str | None:
+    """Read the file back, and return which library read it beside our own reader."""
     try:
-        check()
+        other = check()
     except Cancelled:
         raise
     except CkptoolError as error:
@@ -163,3 +173,4 @@ def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], None]) -
             hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
         ) from error
     checkpoint.check_unchanged()
+    return other

@@ -59,6 +59,8 @@ class MigrationReport(NamedTuple):
     weights_key: str | None
     """The path in the source of the weights that were taken; None if everything was."""
     verified: bool
+    read_back_by: tuple[str, ...]
+    """What read the result back: ``ckptool``; for safetensors, where numpy or torch is installed, its library too."""
     written: bool
     """False for a dry run."""
     before: FileFacts
@@ -99,6 +101,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         weights_key=key,
         verified=False,
         written=False,
+        read_back_by=(),
         before=_facts(checkpoint),
         after=_planned_facts(checkpoint, plan, nbytes),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
@@ -187,7 +190,9 @@ def _lines(report: MigrationReport) -> Iterator[str]:
 def _result(report: MigrationReport) -> str:
     if not report.written:
         return "not written: a dry run"
-    return "written and verified" if report.verified else "written, not verified"
+    return (
+        f"written, and read back by {' and '.join(report.read_back_by)}" if report.verified else "written, not verified"
+    )
 
 
 def _taken(report: MigrationReport) -> str:

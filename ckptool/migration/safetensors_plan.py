@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.weights import MODULES_KEY, ORDER_KEY, RESERVED, Weights, refuse_others
@@ -66,9 +66,11 @@ class SafetensorsPlan(NamedTuple):
         output.flush()
         return found
 
-    def verify(self, path: str, checksums: list[int], limits: Limits) -> None:
+    def verify(self, path: str, checksums: list[int], limits: Limits) -> str | None:
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
+
+        Return the reference library and its version; None where neither numpy nor torch is there, which it needs.
 
         Raises:
             OutputFailed: What stands in the file is not what was to be written.
@@ -88,7 +90,7 @@ class SafetensorsPlan(NamedTuple):
             for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
                 if name not in written.tensors or checksum != expected:
                     raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
-        _open_with_reference(path, [name for name, _ in self.tensors])
+        return _open_with_reference(path, [name for name, _ in self.tensors])
 
     def _head(self) -> bytes:
         return len(self.header).to_bytes(8, "little") + self.header
@@ -169,17 +171,31 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
     return {name: names[0] for names in groups for name in names[1:]}
 
 
-def _open_with_reference(path: str, names: list[str]) -> None:
-    from safetensors import SafetensorError, safe_open
+def _open_with_reference(path: str, names: list[str]) -> str | None:
+    """Compare the names that the reference library finds, and return its version; None if it cannot be used here."""
+    import safetensors
+    from safetensors import SafetensorError
 
     try:
-        try:
-            reference = safe_open(path, framework="numpy")
-        except ImportError:
-            reference = safe_open(path, framework="pt")  # torch will do, if somebody left numpy out
+        reference = _reference(path)
+        if reference is None:
+            return None
         with reference as opened:
             found = set(opened.keys())
     except (SafetensorError, OSError) as error:
         raise OutputFailed(f"the safetensors library refuses it: {error}", kind="verification-failed") from error
     if found != set(names):
         raise OutputFailed("the safetensors library finds other tensors in it", kind="verification-failed")
+    return f"safetensors {safetensors.__version__}"
+
+
+def _reference(path: str) -> Any:
+    """Open a file with the reference library: by way of numpy or, as that is slow to import, else of torch."""
+    from safetensors import safe_open
+
+    for framework in ("numpy", "pt"):
+        try:
+            return safe_open(path, framework=framework)
+        except ImportError:
+            continue
+    return None

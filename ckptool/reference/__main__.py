@@ -25,6 +25,7 @@ from ckptool.reference.saving import HABITS, parts_of, save
 from ckptool.reference.trainer import Batches, Epoch, Recipe, Trained, Watch, train
 from ckptool.reference.wraps import WRAPS, process_group
 from ckptool.torch_ops import devices as torch_devices
+from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,7 +110,7 @@ def _progress(batches: Batches, number: int) -> AbstractContextManager[Iterable[
 
 
 def _open_log(folder: Path, stack: ExitStack) -> Any:
-    data.optional("tensorboard", "tensorboard")
+    needed("tensorboard", "tensorboard", "tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     return stack.enter_context(SummaryWriter(str(folder)))

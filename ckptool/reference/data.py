@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.errors import FileUnavailable
+from ckptool.torch_ops.needed import needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +23,6 @@ class Split:
     held_out: TensorDataset
 
 
-def optional(module: str, package: str, requirement: str | None = None) -> Any:
-    """
-    Import a module that ckptool does not depend on.
-
-    Raises:
-        CkptoolError: It is not installed; ``command`` installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise CkptoolError(
-            f"{package} is not installed",
-            kind="missing-package",
-            command=f"pip install {requirement or package}",
-        ) from error
-
-
 def load(name: str, *, side: int, seed: int, root: Path | None = None) -> Split:
     """Load a data set by name; ``side`` is in pixels, ``seed`` decides which digits are held out."""
     return cifar10(root) if name == "cifar10" else digits(side, seed)
@@ -47,7 +30,7 @@ def load(name: str, *, side: int, seed: int, root: Path | None = None) -> Split:
 
 def digits(side: int, seed: int) -> Split:
     """Return the 1,797 handwritten digits, one in five held out, enlarged from 8x8 to ``side`` pixels."""
-    found = optional("sklearn.datasets", "scikit-learn", "'ckptool[train]'").load_digits()
+    found = needed("sklearn.datasets", "scikit-learn", "'ckptool[train]'").load_digits()
     images = torch.tensor(found.images, dtype=torch.float32).div(16)[:, None]
     labels = torch.tensor(found.target, dtype=torch.int64)
     if side != images.shape[-1]:
@@ -63,10 +46,10 @@ def cifar10(root: Path | None) -> Split:
     downloaded.
 
     Raises:
-        CkptoolError: torchvision is not installed.
+        MissingPackage: torchvision is not installed.
         FileUnavailable: The folder does not hold the data set.
     """
-    datasets = optional("torchvision.datasets", "torchvision")
+    datasets = needed("torchvision.datasets", "torchvision", "torchvision")
     folder = root or Path("data")
     try:
         parts = [datasets.CIFAR10(str(folder), train=train) for train in (True, False)]

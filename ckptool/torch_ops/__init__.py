@@ -1,1 +1,1 @@
-"""What only torch computes. It is imported inside the functions that need it."""
+"""What only torch computes. It is imported by the functions that need it, when they are called."""

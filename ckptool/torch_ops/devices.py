@@ -8,6 +8,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptool.torch_ops.needed import needed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -50,7 +52,11 @@ def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
 
     ``cuda_visible_devices`` is the environment variable's value, which only explains: torch has obeyed it
     already. Free memory is known only after CUDA is initialised, so this initialises it on every device.
+
+    Raises:
+        MissingPackage: torch is not installed.
     """
+    needed()
     import torch
 
     missing = cuda_missing(cuda_visible_devices)

@@ -1,12 +1,15 @@
 """
-By how much the elements of two tensors differ.
+By how much the elements of two tensors differ, which torch computes; without it, which of them.
 
 torch is imported inside the functions, so that importing this module costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from operator import ne
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.torch_ops.needed import needed
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +44,9 @@ _FLOATS: Final = {
 }
 """The type of their real numbers."""
 
+
+_CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""Unsigned integers of so many bytes: elements are compared as these, bit for bit."""
 
 Number: TypeAlias = bool | int | float | complex
 
@@ -78,12 +84,16 @@ def compare(a: bytearray, a_type: str, b: bytearray, b_type: str, tolerance: Tol
 
     Values are widened to float64 or complex128; integers are compared as integers, but for unsigned 64-bit ones beside
     another type. A tolerance is for floating values: integers must be equal.
+
+    Raises:
+        MissingPackage: torch is not installed.
     """
+    needed()
     import torch
 
     left, right = _wide(a, a_type), _wide(b, b_type)
     if left is None or right is None:
-        return _opaque(a, b)
+        return compare_bits(a, b)
     integers = not (left.dtype.is_floating_point or left.is_complex() or right.dtype.is_floating_point)
     if integers and (a_type == "uint64") == (b_type == "uint64"):
         return _compare_integers(left, right, unsigned=a_type == "uint64", boolean=a_type == b_type == "bool")
@@ -145,10 +155,16 @@ def _block(
     return BlockDiff(first, int(differing.sum()), nan, max_abs, at, a, b, max_rel, rel_at if max_rel else at)
 
 
-def _opaque(a: bytearray, b: bytearray) -> BlockDiff:
-    """Return where bytes differ that are not numbers."""
-    places = [index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right]
-    return BlockDiff(places[0], len(places), at=places[0], rel_at=places[0]) if places else BlockDiff(None)
+def compare_bits(a: bytearray, b: bytearray, itemsize: int = 1) -> BlockDiff:
+    """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no torch."""
+    code = _CODES.get(itemsize, "B")
+    left, right = memoryview(a).cast(code), memoryview(b).cast(code)
+    differ = list(map(ne, left, right))
+    if len(left) * itemsize != len(a):  # complex128: as many numbers as bytes, of 16 each
+        differ = [any(differ[start : start + itemsize]) for start in range(0, len(a), itemsize)]
+    count = sum(differ)
+    first = differ.index(True) if count else None
+    return BlockDiff(first, count, at=first or 0, rel_at=first or 0)
 
 
 def _wide(data: bytearray, name: str) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.tensors.reading import LazyTensor
+from ckptool.torch_ops.needed import needed
 
 
 def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor], path: str) -> None:
@@ -18,7 +19,9 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
 
     Raises:
         MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
+        MissingPackage: torch is not installed.
     """
+    needed()
     import torch
 
     model = _build(spec, arguments)
@@ -81,7 +84,9 @@ def model_shapes(spec: str, arguments: Mapping[str, object]) -> dict[str, tuple[
 
     Raises:
         MigrationRefused: The class cannot be imported or built.
+        MissingPackage: torch is not installed.
     """
+    needed()
     import torch
 
     state = _build(spec, arguments).state_dict()

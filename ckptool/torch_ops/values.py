@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from ctypes import string_at
 from typing import NamedTuple
 
+from ckptool.torch_ops.needed import needed
+
 
 class CastBytes(NamedTuple):
     """Elements in another type, and what the cast cost."""
@@ -21,6 +23,7 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
 
     Finite values that ``target`` cannot hold become its largest, and are counted.
     """
+    needed()
     import torch
 
     if not data:
@@ -54,6 +57,7 @@ class ValueFacts(NamedTuple):
 
 def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
     """Return what is odd about the elements of a tensor, given packed and in order, in pieces of whole elements."""
+    needed()
     import torch
 
     of_type = getattr(torch, dtype)

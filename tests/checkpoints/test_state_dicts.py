@@ -186,6 +186,7 @@ def test_the_form_says_what_a_file_holds(tree: Any, form: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(50, 50), (5, 95), (95, 5)], ids=str)
 def test_of_two_models_that_were_trained_together_none_is_guessed(sizes: tuple[int, int], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     models = [{"layer.weight": build.tensor(build.storage("0", 100), (size,))} for size in sizes]
     path, like = tmp_path / "gan.pth", tmp_path / "like.pth"
     path.write_bytes(build.torch_zip({"generator": models[0], "discriminator": models[1]}, {"0": build.floats(100)}))

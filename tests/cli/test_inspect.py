@@ -225,6 +225,7 @@ def test_every_verb_has_help(verb: str) -> None:
 
 
 def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     result = CliRunner().invoke(cli, ["fixtures", str(tmp_path / "out"), "--device", "cuda:99"])
 
     assert result.exit_code == 2

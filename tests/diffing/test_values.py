@@ -21,7 +21,7 @@ from ckptool.diffing import values
 from ckptool.diffing.values import ValueComparer, ValueDiff
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import BY_NAME
-from ckptool.torch_ops.differences import Tolerance
+from ckptool.torch_ops.differences import Tolerance, compare, compare_bits
 from tests.against_torch import oracle
 from tests.property.test_strides import ITEMSIZES, View, lazy, views
 
@@ -302,6 +302,21 @@ def test_equal_numbers_of_two_types_are_the_same_values(pair: tuple[str, str], t
 
     assert ckptool.diff(*paths, ignore_dtype=True).same
     assert ckptool.diff(*paths).counts["values"] == 0
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS], ids=str)
+@pytest.mark.parametrize("changed", [[], [0], [47], [3, 17, 18, 40], list(range(48))], ids=str)
+def test_what_differs_is_counted_alike_without_torch(changed: list[int], dtype: torch.dtype) -> None:
+    size, name = dtype.itemsize, str(dtype).removeprefix("torch.")
+    a = bytearray(oracle.tensor_bytes(tensors(dtype)))
+    b = bytearray(a)
+    for element in changed:
+        b[element * size + element % size] ^= 1  # in another byte of each
+
+    computed, counted = compare(a, name, b, name, None), compare_bits(a, b, size)
+    assert (counted.first, counted.differing) == (computed.first, computed.differing)
+    assert (counted.first, counted.differing) == (changed[0] if changed else None, len(changed))
+    assert (counted.at, counted.max_abs, counted.max_rel) == (changed[0] if changed else 0, None, None)
 
 
 def test_types_that_are_no_numbers_differ_from_all_others() -> None:

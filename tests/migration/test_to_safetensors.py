@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 import warnings
-from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
+import safetensors
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -282,10 +282,26 @@ def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path
     assert done.stdout.strip() == "['numpy', 'pt']"
 
 
-def test_an_installation_has_the_numpy_that_the_reference_reader_asks_for_first() -> None:
-    required = [line for line in requires("ckptool") or () if "extra ==" not in line]
+@pytest.mark.parametrize("missing", [["numpy", "torch"], ["numpy"], []], ids=str)
+def test_the_report_says_what_read_the_file_back(missing: list[str], tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(sys.argv[3:])); from ckptool import migrate; "
+        "print(*migrate(sys.argv[1], sys.argv[2]).read_back_by, sep=', ')"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "a.pth"), str(tmp_path / "b.safetensors")]
+    done = subprocess.run([*command, *missing], capture_output=True, text=True, check=True)
 
-    assert any(line.startswith("safetensors[numpy]") for line in required)
+    reference = f", safetensors {safetensors.__version__}"
+    assert done.stdout.strip() == "ckptool" + (reference if "torch" not in missing else "")
+
+
+def test_what_is_no_safetensors_file_is_read_back_by_our_own_readers(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
+
+    assert migrate(tmp_path / "a.pth", tmp_path / "b.pth").read_back_by == ("ckptool",)
+    assert migrate(tmp_path / "a.pth", tmp_path / "c.pth", verify=False).read_back_by == ()
+    assert migrate(tmp_path / "a.pth", tmp_path / "d.safetensors", dry_run=True).read_back_by == ()
 
 
 def test_what_a_file_says_of_itself_stays_in_it(tmp_path: Path) -> None:

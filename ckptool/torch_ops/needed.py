@@ -1,0 +1,49 @@
+"""The one place that imports packages that an installation may lack, and says how to get them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ckptool.errors import MissingPackage
+
+
+def needed(module: str = "torch", package: str = "torch", requirement: str = "'ckptool[torch]'") -> Any:
+    """
+    Import a module, and return it. ``requirement`` is what pip is to install.
+
+    Raises:
+        MissingPackage: Its package is not installed, or is but cannot be imported; the message says which.
+    """
+    try:
+        return import_module(module)
+    except Exception as error:  # a package may raise anything while it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+            raise _missing(package, requirement) from error
+        reason = str(error).strip().partition("\n")[0]
+        broken = MissingPackage(
+            f"{package} is installed, but cannot be imported: {type(error).__name__}: {reason}",
+            kind="broken-package",
+            hint=f"Run python -c 'import {module}' to see all that it says.",
+        )
+        broken.package = package
+        raise broken from error
+
+
+def check_installed(module: str = "torch") -> None:
+    """
+    Look whether a package is installed, without importing it: before work that needs it only later.
+
+    Raises:
+        MissingPackage: It is not.
+    """
+    if find_spec(module) is None:
+        raise _missing(module, f"'ckptool[{module}]'")
+
+
+def _missing(package: str, requirement: str) -> MissingPackage:
+    command = f"pip install {requirement}"
+    error = MissingPackage(f"this needs {package}, which is not installed: {command}", command=command)
+    error.package = package
+    return error
