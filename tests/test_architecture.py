@@ -257,7 +257,7 @@ def test_the_top_level_holds_what_belongs_there() -> None:
 
     assert {name for name in top if not name.startswith(".")} == {
         *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"),
-        *("ckptool", "fixtures", "tests"),
+        *("ckptool", "docs", "fixtures", "tests"),
     }
 
 

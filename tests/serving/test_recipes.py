@@ -40,6 +40,13 @@ class Recipe(NamedTuple):
 
 
 SERVED = {
+    "fastapi_small.py": Recipe(
+        "fastapi",
+        "-m uvicorn --host 127.0.0.1 --port PORT fastapi_small:app",
+        "/predict",
+        BODY,
+        lambda got: got,
+    ),
     "litserve_api.py": Recipe("litserve", "litserve_api.py", "/predict", {"images": BODY}, lambda got: got["scores"]),
     "bentoml_service.py": Recipe(
         "bentoml",

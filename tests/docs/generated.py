@@ -1,0 +1,128 @@
+"""What the pages say of the code, written from the code: modules, findings, errors, names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import ckptool
+from ckptool import errors
+from ckptool.checking import finding
+from ckptool.checking.explain import explain
+
+CODES = getattr(finding, "CODES", None)
+"""The table of codes; without it the page keeps the table that it has."""
+
+PACKAGE = Path(ckptool.__file__).parent
+
+ROOMS = (
+    *("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats", "torch_ops"),
+    *("migration", "checking", "diffing", "loading", "cli", "reference"),
+)
+"""The packages in the order in which data flows, as in ``.importlinter``."""
+
+MESSAGES = (
+    "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
+    "Weights only load failed. … Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.",
+    'Missing key(s) in state_dict: "conv1.weight", … Unexpected key(s) in state_dict: "module.conv1.weight", …',
+    "size mismatch for fc.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, the shape in …",
+    "invalid load key, 'v'.",
+    "invalid load key, '<'.",
+    "PytorchStreamReader failed reading zip archive: failed finding central directory",
+    "PytorchStreamReader failed locating file constants.pkl: file not found",
+    "unexpected EOF, expected 104 more bytes. The file might be corrupted.",
+    "Can't get attribute 'Net' on <module '__main__'>",
+    "No module named 'models'",
+    "Error while deserializing header: HeaderTooLarge",
+    "'collections.OrderedDict' object has no attribute 'eval'",
+)
+"""Messages that people paste, shortened where they are long."""
+
+
+def _paragraph(text: str | None) -> str:
+    """Return the first paragraph of a docstring, on one line, in Markdown."""
+    paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
+    return " ".join(paragraph.split()).replace("``", "`").replace("|", r"\|")
+
+
+def _sentence(text: str | None) -> str:
+    return re.split(r"(?<=\.) (?=[A-Z`])", _paragraph(text))[0]
+
+
+def _docstring(path: Path) -> str | None:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _rows(*rows: Iterable[str]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _modules(folder: Path, depth: int = 0) -> str:
+    """Return a list of the modules of a package, and of its packages."""
+    shown = ""
+    for path in sorted(folder.iterdir()):
+        inside = path / "__init__.py"
+        if inside.exists():
+            shown += f"{'  ' * depth}- `{path.name}/`: {_sentence(_docstring(inside))}\n{_modules(path, depth + 1)}"
+        elif path.suffix == ".py" and not path.name.startswith("__"):
+            shown += f"{'  ' * depth}- `{path.stem}`: {_sentence(_docstring(path))}\n"
+    return shown
+
+
+def rooms() -> str:
+    """Return every package with its modules, and the modules beside them."""
+    found = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert found == set(ROOMS), "a package is new or gone: say in ROOMS where it belongs"
+    shown = "".join(
+        f"**`{name}/`** {_paragraph(_docstring(PACKAGE / name / '__init__.py'))}\n\n{_modules(PACKAGE / name)}\n"
+        for name in ROOMS
+    )
+    single = "".join(f"- `{path.stem}`: {_sentence(_docstring(path))}\n" for path in sorted(PACKAGE.glob("[a-z]*.py")))
+    return f"**What all packages use**\n\n{single}\n{shown.rstrip()}\n"
+
+
+def codes() -> str:
+    """Return the table of findings."""
+    return _rows(("code", "finding"), ("---", "---"), *((f"`{code}`", str(what)) for code, what in CODES.items()))
+
+
+def exceptions(cls: type = errors.CkptoolError, depth: int = 0) -> str:
+    """Return a list of the exceptions, each under its base."""
+    below = [one for one in cls.__subclasses__() if one.__module__ == errors.__name__]
+    own = f"{'  ' * depth}- `{cls.__name__}`: {_sentence(cls.__doc__)}\n"
+    return own + "".join(exceptions(one, depth + 1) for one in below)
+
+
+def names() -> str:
+    """Return the table of public names that are not exceptions."""
+    public = {name: getattr(ckptool, name) for name in ckptool.__all__}
+    others = {
+        name: value
+        for name, value in public.items()
+        if not (isinstance(value, type) and issubclass(value, errors.CkptoolError))
+    }
+    rows = ((f"`{name}`", _sentence(value.__doc__)) for name, value in others.items())
+    return _rows(("name", "what it is"), ("---", "---"), *rows)
+
+
+def messages() -> str:
+    """Return the table of error messages that people paste, with what ``check --explain`` says to each."""
+    rows = []
+    for message in MESSAGES:
+        found = explain(message)
+        assert found, f"not known: {message}"
+        rows.append((f"`{message}`", found[0].meaning.replace("|", r"\|"), found[0].hint.replace("|", r"\|")))
+    return _rows(("you see", "it means", "do"), ("---", "---", "---"), *rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    **({"codes": codes} if CODES else {}),
+    "exceptions": exceptions,
+    "messages": messages,
+    "names": names,
+    "rooms": rooms,
+}
+"""Each part of a page that is generated, by the name in its markers."""

@@ -1,0 +1,94 @@
+"""The pages of the project, and what in them is output: found, and written anew by running it."""
+
+from __future__ import annotations
+
+import doctest
+import io
+import re
+import shlex
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from ckptool.cli import cli
+from tests.docs.generated import PARTS
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
+"""As paths from the root."""
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"(?<=^```console\n)(?:(?!```).*\n)*", re.MULTILINE)
+SESSION = re.compile(r"(?<=^```pycon\n)(?:(?!```).*\n)*", re.MULTILINE)
+SHOWN_FILE = re.compile(r"(\(`(tests/[\w/]+\.py)`\):\n\n```python\n)((?:(?!```).*\n)*)")
+PART = re.compile(
+    r"^<!-- begin (\w+), written by tests/docs/generated\.py -->\n(.*?)^<!-- end \1 -->$", re.MULTILINE | re.DOTALL
+)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def commands(text: str) -> str:
+    """Return a page with what its commands print. They run in the current folder, in the order of the page."""
+
+    def run(block: re.Match[str]) -> str:
+        typed = [line for line in block[0].splitlines() if line.startswith("$ ")]
+        return "".join(f"{line}\n{_output(line)}" for line in typed)
+
+    return CONSOLE.sub(run, text)
+
+
+def _output(line: str) -> str:
+    program, *arguments = shlex.split(line.removeprefix("$ "))
+    assert program == "ckptool", f"only ckptool is run here: {line}"
+    return CliRunner().invoke(cli, arguments, prog_name="ckptool").output
+
+
+def sessions(text: str) -> str:
+    """Return a page with what Python prints. The sessions of a page share their names."""
+    names: dict[str, object] = {"__name__": "__main__"}
+
+    def run(session: re.Match[str]) -> str:
+        shown = ""
+        for example in doctest.DocTestParser().get_examples(session[0]):
+            first, *others = example.source.splitlines()
+            shown += f">>> {first}\n" + "".join(f"... {line}".rstrip() + "\n" for line in others)
+            with redirect_stdout(io.StringIO()) as output:
+                exec(compile(example.source, "page", "single"), names)
+            shown += output.getvalue()
+        return shown
+
+    return SESSION.sub(run, text)
+
+
+def files(text: str) -> str:
+    """Return a page with the files that it shows, which the tests run."""
+    return SHOWN_FILE.sub(lambda shown: shown[1] + text_of(shown[2]), text)
+
+
+def parts(text: str) -> str:
+    """Return a page with what is generated from the code: tables of codes, names and modules."""
+
+    def written(part: re.Match[str]) -> str:
+        name = part[1]
+        if name == "codes" and name not in PARTS:
+            return part[0]
+        return f"<!-- begin {name}, written by tests/docs/generated.py -->\n\n{PARTS[name]()}\n<!-- end {name} -->"
+
+    return PART.sub(written, text)
+
+
+FRESH: dict[str, Callable[[str], str]] = {
+    "commands": commands,
+    "sessions": sessions,
+    "files": files,
+    "parts": parts,
+}
+"""What in a page is output, and the function that writes it anew."""
