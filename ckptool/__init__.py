@@ -26,7 +26,7 @@ from ckptool.limits import Limits
 from ckptool.pickles.nodes import Global
 from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.reading import LazyTensor, converters
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
 if TYPE_CHECKING:
@@ -128,6 +128,9 @@ _ERRORS = frozenset(
     }
 )
 """Errors that few callers catch by name: they can be imported from here, and are listed in ``ckptool.errors`` alone."""
+
+converters["numpy"] = lambda tensor, limits: import_module("ckptool.loading.one_tensor").numpy_array(tensor, limits)
+converters["torch"] = lambda tensor, _: import_module("ckptool.loading.one_tensor").torch_tensor(tensor)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checking import finding, requirements, torch_load, value_survey
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_command
-from ckptool.checking.torch_load import Asked, StockLoad, place_of
+from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
@@ -45,7 +45,7 @@ class CheckReport(NamedTuple):
     """Members of its archives that were read, all of them; None if bytes were not looked at."""
     matching: int | None = None
     """Of them, those that match their checksums."""
-    globals: tuple[Asked, ...] = ()
+    globals: tuple[GlobalUse, ...] = ()
     """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
     members: int = 0
     """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
@@ -220,7 +220,7 @@ def _examine(
 
 def _structure(
     checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool
-) -> tuple[list[Finding], list[Asked]]:
+) -> tuple[list[Finding], list[GlobalUse]]:
     """Return what the structure alone shows, and the names that unpickling would import."""
     summary = summarise(checkpoint)
     check_cancelled(checkpoint.source.cancellation)
@@ -249,7 +249,7 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
 
 
-def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
+def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
     if not stock.refusals or checkpoint.traits.is_plain:
         return []
@@ -273,7 +273,7 @@ def _stock(checkpoint: Checkpoint, stock: StockLoad) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *advice)]
 
 
-def _nested(stock: StockLoad) -> list[Finding]:
+def _nested(stock: TorchLoadVerdict) -> list[Finding]:
     """CK203: pickles inside the strings of others ask for names, too."""
     names = dict.fromkeys(one.name for one in stock.asked if one.nested_at is not None and not one.is_allowed)
     if not names:

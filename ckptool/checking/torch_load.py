@@ -27,7 +27,7 @@ _OPCODE_NAMES = {
 _UNTYPED = "torch.storage.UntypedStorage"
 
 
-class Asked(NamedTuple):
+class GlobalUse(NamedTuple):
     """A name that a pickle asks for: where, and whether torch.load takes it."""
 
     name: str
@@ -47,23 +47,23 @@ class Refusal(NamedTuple):
     what: str
 
 
-class StockLoad(NamedTuple):
+class TorchLoadVerdict(NamedTuple):
     """What the pickles of a checkpoint ask for, and why torch.load refuses it. No refusals: it opens it."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[GlobalUse, ...]
     refusals: tuple[Refusal, ...]
 
 
-def judge(checkpoint: Checkpoint) -> StockLoad:
+def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
     """Compare a checkpoint with torch.load's rules. Its pickles are walked once more; no tensor is read."""
     scans = [scan(stream.source, stream.start, stream.end) for stream in checkpoint.streams]
     refusals = _container(checkpoint)
     opcodes = [] if refusals else _opcodes(checkpoint, scans)
     # Whatever the container: it can be unpacked, or opened with another loader.
-    return StockLoad(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
+    return TorchLoadVerdict(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
 
 
-def place_of(asked: Asked) -> str:
+def place_of(asked: GlobalUse) -> str:
     """Return where a name is asked for, for people to read."""
     inside = "" if asked.nested_at is None else f" of a pickle inside, at {asked.nested_at:,}"
     member, mark, record = asked.record.rpartition("::")
@@ -71,16 +71,16 @@ def place_of(asked: Asked) -> str:
     return f"{record + ', ' if record else ''}byte {asked.offset:,}{inside}"
 
 
-def _asked(checkpoint: Checkpoint, scans: list[Scan]) -> tuple[Asked, ...]:
-    found: list[Asked] = []
+def _asked(checkpoint: Checkpoint, scans: list[Scan]) -> tuple[GlobalUse, ...]:
+    found: list[GlobalUse] = []
     for stream, scanned in zip(checkpoint.streams, scans, strict=True):
         found += [_ask(one, stream.record) for one in stream.globals]
         found += [_ask(one, stream.record, nested.offset) for nested in scanned.nested for one in nested.pickle.globals]
     return tuple(found)
 
 
-def _ask(found: Global, record: str, nested_at: int | None = None) -> Asked:
-    return Asked(str(found), record, found.offset, allowed.is_allowed(found.module, found.name), nested_at)
+def _ask(found: Global, record: str, nested_at: int | None = None) -> GlobalUse:
+    return GlobalUse(str(found), record, found.offset, allowed.is_allowed(found.module, found.name), nested_at)
 
 
 def _names(checkpoint: Checkpoint) -> list[Refusal]:

@@ -22,10 +22,10 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
-Which: TypeAlias = Literal["auto", "raw", "ema"]
+WeightsChoice: TypeAlias = Literal["auto", "raw", "ema"]
 
-_ROLES: Final[dict[Which, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
-_KINDS: Final[dict[Which, str]] = {
+_ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
+_KINDS: Final[dict[WeightsChoice, str]] = {
     "ema": "averaged weights",
     "raw": "weights that are not averaged",
     "auto": "weights",
@@ -73,7 +73,7 @@ class Weights(NamedTuple):
         return tuple((old, new) for new, old in self.old_names.items() if old != new)
 
 
-def choose(checkpoint: Checkpoint, key: str | None, which: Which) -> StateDict:
+def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> StateDict:
     """
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 

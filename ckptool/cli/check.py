@@ -11,7 +11,7 @@ import click
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES
-from ckptool.checking.torch_load import Asked
+from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, with_options
 from ckptool.messages import show
@@ -109,7 +109,7 @@ def _object(report: CheckReport) -> dict[str, object]:
     }
 
 
-def _global(one: Asked) -> dict[str, object]:
+def _global(one: GlobalUse) -> dict[str, object]:
     return {
         "name": one.name,
         "allowed": one.is_allowed,

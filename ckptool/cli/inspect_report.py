@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
+from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Inert
@@ -54,7 +55,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if extras:
         yield labelled("also holds", _extras(extras))
     for finding in findings:
-        yield from finding_lines(finding)
+        yield from map(with_options, finding_lines(finding))
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:

@@ -13,7 +13,7 @@ import torch
 
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.weights import NameChanges, Weights, Which, choose, prepare
+from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
     MalformedFile,
@@ -46,7 +46,7 @@ def load(
     map_location: MapLocation = "cpu",
     *,
     key: str | None = None,
-    weights: Which = "auto",
+    weights: WeightsChoice = "auto",
     strip: Strip = "wrappers",
     dtype: torch.dtype | None = None,
     mmap: Mmap = "auto",
@@ -108,7 +108,7 @@ def predict_memory(
     dtype: torch.dtype | None = None,
     *,
     key: str | None = None,
-    weights: Which = "auto",
+    weights: WeightsChoice = "auto",
     mmap: Mmap = "auto",
     limits: Limits = DEFAULT_LIMITS,
 ) -> Cost:
@@ -129,11 +129,11 @@ def predict_memory(
 def check_options(dtype: object, weights: object, mmap: object) -> None:
     """Raise ValueError unless these are options that loading takes."""
     check_cast(dtype)
-    check_choice("weights", weights, get_args(Which))
+    check_choice("weights", weights, get_args(WeightsChoice))
     check_choice("mmap", mmap, (True, False, "auto"))
 
 
-def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: Which, strip: Strip) -> Weights:
+def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, strip: Strip) -> Weights:
     """Return the chosen weights, under their final names."""
     try:
         state_dict = choose(checkpoint, key, weights)

@@ -18,7 +18,7 @@ import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.roles import Role
-from ckptool.checkpoints.weights import NameChanges, Weights, Which, prepare, with_candidates
+from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
 from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.custom_loading import load_through, own_loader
@@ -57,7 +57,7 @@ def load_into(
     source: Origin,
     *,
     key: str | None = None,
-    weights: Which = "auto",
+    weights: WeightsChoice = "auto",
     strict: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
     map_location: MapLocation = "cpu",
@@ -160,7 +160,7 @@ def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = Tru
 
 
 def choose_targets(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which, *, strict: bool = True
+    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool = True
 ) -> tuple[str, FillPlan]:
     """Return the chosen state dict and how it fits; of several, the only one that does."""
 
@@ -174,7 +174,7 @@ def choose_targets(
 
 
 def choose_renamed(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: Which
+    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice
 ) -> tuple[Weights, Renames]:
     """Return the weights under the names of a model that loads through its own code, and how they were renamed."""
     chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
@@ -185,7 +185,7 @@ def choose_renamed(
 
 
 def _choose(
-    checkpoint: Checkpoint, key: str | None, weights: Which, fits: Callable[[Mapping[str, LazyTensor]], bool]
+    checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, fits: Callable[[Mapping[str, LazyTensor]], bool]
 ) -> Weights:
     """Return the weights that were chosen; without a choice, the only ones that fit."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
-from ckptool.checkpoints.weights import Which
+from ckptool.checkpoints.weights import WeightsChoice
 from ckptool.limits import check_choice
 from ckptool.names import renaming
 
@@ -28,7 +28,7 @@ class Changes(NamedTuple):
     """The device tag that every storage gets."""
     key: str | None = None
     """Which state dict to take, by its path in the source."""
-    weights: Which = "auto"
+    weights: WeightsChoice = "auto"
     """Which weights to take where there are several: ``raw``, ``ema``, or ``auto`` for the model's."""
     strip_module: bool = False
     """Remove what DataParallel and DistributedDataParallel added to names."""
@@ -65,7 +65,7 @@ class ChangeOptions(TypedDict, total=False):
     form: TargetForm | None
     to: str | None
     key: str | None
-    weights: Which
+    weights: WeightsChoice
     strip_module: bool
     strip_wrappers: bool
     rename: Sequence[NameRule]
@@ -97,5 +97,5 @@ def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
         raise TypeError(f"migrate() got an unexpected keyword argument {unknown[0]!r}")
     changes = Changes(**options) if given is None else given
     check_choice("form", changes.form, (None, *get_args(TargetForm)))
-    check_choice("weights", changes.weights, get_args(Which))
+    check_choice("weights", changes.weights, get_args(WeightsChoice))
     return changes

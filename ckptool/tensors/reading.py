@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -24,6 +24,9 @@ SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
 _LONG: Final = 16
 _PLACES: Final = 1 << 16
 _SPAN_NBYTES: Final = 1 << 24
+
+converters: dict[str, Callable[[LazyTensor, Limits], Any]] = {}
+"""What ``numpy()`` and ``torch()`` call. The package puts it in from above: nothing here knows numpy or torch."""
 
 
 class LazyTensor:
@@ -67,9 +70,8 @@ class LazyTensor:
             LimitExceeded: As ``read``.
             CkptoolError: numpy is not installed.
         """
-        from ckptool.loading.one_tensor import numpy_array
-
-        return numpy_array(self, limits)
+        found: NDArray[Any] = converters["numpy"](self, limits)
+        return found
 
     def torch(self) -> Tensor:
         """
@@ -81,9 +83,8 @@ class LazyTensor:
             UnsupportedFeature: Only code of its own can make it, or this torch does not have its type.
             CkptoolError: torch is not installed, or the file cannot be read any more.
         """
-        from ckptool.loading.one_tensor import torch_tensor
-
-        return torch_tensor(self)
+        found: Tensor = converters["torch"](self, DEFAULT_LIMITS)
+        return found
 
     def read(self, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
         """

@@ -94,7 +94,7 @@ _SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "
 
 
 @contextmanager
-def room_for(nbytes: int, device: torch.device) -> Iterator[None]:
+def translate_out_of_memory(nbytes: int, device: torch.device) -> Iterator[None]:
     """
     Raise OutOfMemory for a block that runs out of memory on a device.
 

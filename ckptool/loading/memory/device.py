@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ckptool.errors import OutOfMemory
-from ckptool.loading.memory.available import room_for
+from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.host import Progress, buffer_of
 from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.source import Source
@@ -61,7 +61,7 @@ class DeviceMemory:
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
         """Return memory for ``nbytes`` bytes from ``offset``; any device's is aligned for any element."""
-        with room_for(nbytes, self._device):
+        with translate_out_of_memory(nbytes, self._device):
             target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         if self._device.type != "meta":
             self.read_into(source, offset, target)

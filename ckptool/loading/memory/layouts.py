@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ckptool.errors import MalformedFile
-from ckptool.loading.memory.available import room_for
+from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.placement import CPU
 from ckptool.tensors.tensor import TensorInfo
 
@@ -26,7 +26,7 @@ def special_tensor(
     """
     device = next((part.device for part in parts.values()), CPU) if integers is None else integers.device
     try:
-        with room_for(info.total_nbytes, device):
+        with translate_out_of_memory(info.total_nbytes, device):
             if info.layout in SPARSE:
                 return _sparse(info, parts)
             if integers is None:

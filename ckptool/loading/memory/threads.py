@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from ckptool.loading.memory.available import room_for
+from ckptool.loading.memory.available import translate_out_of_memory
 
 _STREAMED: Final = ("cuda", "xpu")
 
@@ -91,7 +91,7 @@ def check_cast(dtype: object) -> None:
 
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return values as another type, on the device where they are."""
-    with room_for(values.numel() * dtype.itemsize, values.device):
+    with translate_out_of_memory(values.numel() * dtype.itemsize, values.device):
         return apart_on_cpu(values.device, lambda: values.to(dtype))
 
 

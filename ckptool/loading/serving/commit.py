@@ -10,7 +10,7 @@ import torch
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.load_into import assign, parameter_like
-from ckptool.loading.memory.available import room_for
+from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
 from ckptool.loading.model_plan import Target, model_tensors
 from ckptool.loading.post_hooks import has_post_hooks, reaches
@@ -46,7 +46,7 @@ def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> tor
     """Return values on a device, as a type; themselves, if they are so already."""
     if (values.device, values.dtype) == (device, dtype):
         return values
-    with room_for(values.nbytes, device):
+    with translate_out_of_memory(values.nbytes, device):
         return apart_on_cpu(values.device, lambda: values.to(device, dtype))
 
 

@@ -35,7 +35,7 @@ import torch
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.weights import Which
+from ckptool.checkpoints.weights import WeightsChoice
 from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
 from ckptool.loading.custom_loading import load_through, own_loader
@@ -118,7 +118,7 @@ class LiveModel:
         *,
         commit: Commit = "in_place",
         key: str | None = None,
-        weights: Which = "auto",
+        weights: WeightsChoice = "auto",
         map_location: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
         mmap: Mmap = False,
