@@ -43,11 +43,8 @@ def load_model(
         )
     place = placement(map_location)
     with open_checkpoint(path) as checkpoint:
-        form, is_script, is_packed = (
-            checkpoint.form,
-            checkpoint.traits.loader == "torch.jit.load",
-            checkpoint.member is not None,
-        )
+        form, is_packed = checkpoint.form, checkpoint.member is not None
+        is_script = checkpoint.traits.loader == "torch.jit.load"
         is_wrapped = bool(checkpoint.state_dicts) and checkpoint.state_dicts[0].class_name in modules.WRAPPERS
         inside = next((one.key for one in checkpoint.state_dicts if one.class_name is not None), None)
     if is_script:
