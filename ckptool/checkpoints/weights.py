@@ -1,8 +1,8 @@
 """
 The weights of a checkpoint on their way out: one flat mapping of names, whatever they came from.
 
-Names are relative to the state dict that was chosen, changed as asked; order is the file's. Beside the tensors stand
-the entries that are none (packed parameters, extra state) and the metadata of the modules.
+Names are relative to the state dict that was chosen, changed as asked; order is the file's. With the tensors come
+the entries that are not tensors (packed parameters, extra state) and the metadata of the modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS: Final[dict[WeightsChoice, str]] = {
 
 
 class NameChanges(NamedTuple):
-    """What was asked to be done to the names of a state dict, in order."""
+    """The changes to the names of a state dict, in order."""
 
     rules: tuple[renaming.Rule, ...] = ()
     filter: Filter = Filter()
@@ -41,7 +41,7 @@ class NameChanges(NamedTuple):
 
     @property
     def is_by_name(self) -> bool:
-        """Whether anything is asked for but that wrappers be stripped, which whole models can be freed of too."""
+        """Whether there is more to do than to strip wrappers, which whole models can be freed of too."""
         asked = [rule for rule in self.rules if rule not in renaming.WRAPPER_RULES]
         return bool(asked) or not self.filter.takes_all
 
@@ -52,15 +52,15 @@ class Weights(NamedTuple):
     state_dict: StateDict
     tensors: dict[str, LazyTensor]
     others: dict[str, Inert]
-    """Entries that are no tensors."""
+    """Entries that are not tensors."""
     modules: dict[str, ModuleFacts]
     """What ``state_dict()._metadata`` holds of each module, by its path."""
     old_names: dict[str, str]
     """The name that each entry had, by the name that it has now; all entries, in order."""
     dropped: tuple[str, ...]
-    """Names that were asked to be left out, or that went with a wrapper."""
+    """Names that the changes leave out, or that went with a wrapper."""
     texts: tuple[tuple[str, str], ...] = ()
-    """What a safetensors file says of itself, beside what it says of its tensors."""
+    """The text of a safetensors file that records nothing about its tensors."""
 
     @property
     def names(self) -> list[str]:
@@ -121,7 +121,7 @@ def prepare(
 
     Raises:
         AmbiguousFile: Two of its tensors have one name.
-        MigrationRefused: Two names would become one, a prefix is not what was said, or there is nothing to drop.
+        MigrationRefused: Two names would become one, a prefix is not the given one, or there is nothing to drop.
     """
     check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
@@ -166,7 +166,7 @@ def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
 
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
-    """Yield the paths, relative to a state dict, of what is to be dropped from it; what stands outside goes anyway."""
+    """Yield the paths, relative to a state dict, of what is to be dropped from it; what is outside goes anyway."""
     if not drop:
         return
     head = f"{state_dict.key}." if state_dict.key else ""

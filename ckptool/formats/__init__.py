@@ -67,9 +67,9 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     """
     Open a checkpoint of any known format, going by content and never by suffix.
 
-    ``origin`` is a path, bytes, or a binary file object, which is read from its beginning, wherever it stands; a path
-    may end in ``::MEMBER`` to pick one file of an archive, or be that of an index of shards, which have to stand beside
-    it. Only the index is read: no tensor data.
+    ``origin`` is a path, bytes, or a binary file object, which is read from its beginning, whatever its position;
+    a path may end in ``::MEMBER`` to pick one file of an archive, or be that of an index of shards, which have to be in
+    its folder. Only the index is read: no tensor data.
     No code in the file runs, and torch is not imported.
 
     Raises:

@@ -24,11 +24,11 @@ _KNOWN_OF = (
     ("/.data/extern_modules", "a torch.package archive"),
     ("/attributes.pkl", "TorchScript of PyTorch 1.0 or 1.1 (model.json)"),
 )
-"""Members that tell archives of torch's that no format here reads."""
+"""Members by which torch's own archives are known that no format here reads."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a gzip file, a zip or a tar; formats that are zips or tars themselves were asked before."""
+    """Say whether this is a gzip file, a zip or a tar; formats that are zips or tars themselves come before."""
     return probe.head.startswith(_GZIP_MAGIC) or probe.zip is not None or probe.tar is not None
 
 

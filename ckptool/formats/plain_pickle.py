@@ -26,7 +26,7 @@ _MAX_UNMARKED_NBYTES = 1 << 26
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a pickle of protocol 2 to 5, or of protocol 0 or 1 with nothing behind it."""
+    """Say whether this is a pickle of protocol 2 to 5, or of protocol 0 or 1 with nothing after it."""
     head = probe.head
     if len(head) > 2 and head[0] == 0x80:
         return head[1] <= 5
@@ -48,7 +48,7 @@ def read(probe: Probe) -> Parsed:
     contents = collect(pickled.root, rebuilder, probe.limits)
     notes = []
     if pickled.end < probe.source.nbytes:
-        notes.append(f"{probe.source.nbytes - pickled.end:,} bytes behind the pickle")
+        notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
     return Parsed(
         probe.source,
         NAME,

@@ -10,7 +10,7 @@ Before:
     serialized_state_dict.pt or .json                  a torch.save zip of the state dict
     serialized_constants.pt or .json                   a torch.save zip of the constants
 
-Both also hold pickles that are no weights, which torch.export.load() unpickles: inputs to try it with, custom objects.
+Both also hold pickles that are not weights, which torch.export.load() unpickles: inputs to try it with, custom objects.
 
 See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 """

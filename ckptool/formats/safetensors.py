@@ -98,7 +98,7 @@ def read(probe: Probe) -> Parsed:
         raise _truncated("its tensors end", start + position, source.nbytes)
     if start + position < source.nbytes:
         raise AmbiguousFile(
-            f"{source.nbytes - start - position:,} bytes behind the last tensor",
+            f"{source.nbytes - start - position:,} bytes after the last tensor",
             kind="ambiguous-safetensors",
             hint="Cut them off, or write the file again: the reference library refuses it.",
             offset=start + position,
@@ -118,8 +118,12 @@ def read(probe: Probe) -> Parsed:
 
 
 def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellation: Cancellation | None) -> Recorded:
-    """Return what the metadata of a file says about its tensors: ties as the reference library writes them, the rest
-    as ``encode`` does."""
+    """
+    Return what the metadata of a file records about its tensors, whose ``names`` are those in the file.
+
+    Ties are written by the reference library too; the rest by ``encode`` alone, and ignored where it could not have
+    written it.
+    """
     ties = {
         name: kept for name, kept in metadata.items() if kept in names and name not in names and name not in RESERVED
     }
@@ -139,7 +143,7 @@ def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellatio
 
 
 def encode(recorded: Recorded) -> dict[str, str]:
-    """Return the metadata that records this."""
+    """Return the metadata that records this, for ``decode`` to read."""
     import json  # JSON is not what most files need
 
     metadata = {"format": "pt", **recorded.texts, **recorded.ties}
@@ -154,7 +158,7 @@ def encode(recorded: Recorded) -> dict[str, str]:
 
 
 def _decoded(text: str | None, cancellation: Cancellation | None) -> object:
-    """Return the value of an entry of ours; None if it is not one that ``encode`` writes: it is nobody's tensor."""
+    """Return the JSON in an entry of ours; None if it is malformed, which makes no tensor unreadable."""
     if not text:
         return None
     from ckptool.formats.strict_json import parse
@@ -170,7 +174,7 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
     Return where each tensor of a file begins and ends, in bytes from its start, though the file may end before that.
 
     Raises:
-        MalformedFile: The header is none, or is not whole.
+        MalformedFile: The header is not JSON, or is cut short.
     """
     length = int.from_bytes(source.read(0, min(8, source.nbytes)), "little")
     if length > min(DEFAULT_LIMITS.header_nbytes, source.nbytes - 8):

@@ -3,7 +3,7 @@ An index of shards: JSON that says which file beside it holds which tensor. Toge
 
     {"metadata": {"total_size": 24}, "weight_map": {"name": "model-00001-of-00002.safetensors", …}}
 
-Names are files beside the index or below its folder: see ``beside`` for those that are opened. The format of the
+Names are files beside the index or below its folder: ``FileSource.beside`` says which are opened. The format of the
 checkpoint is that of its shards. Written by the ``save_pretrained`` of transformers and diffusers; see
 https://github.com/huggingface/huggingface_hub, serialization/_base.py.
 """
@@ -75,10 +75,10 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
     Return what an index and its shards hold. Their own indexes are read, and no tensor.
 
     Raises:
-        MalformedFile: A name is none of a file beside the index, or tensors are not where the index has them.
+        MalformedFile: A name is not that of a file beside the index, or tensors are not where the index has them.
         FileUnavailable: Shards are missing (``missing-shards``), or not to be opened.
-        AmbiguousFile: A tensor stands in two shards, or two shards are one file.
-        UnsupportedFeature: A shard is something else than a state dict.
+        AmbiguousFile: A tensor is in two shards, or two shards are one file.
+        UnsupportedFeature: A shard is not a state dict.
         CkptoolError: A shard cannot be read; the message has its name.
     """
     shard_of, announced_nbytes = _parse(index, probe.limits)
@@ -120,7 +120,7 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
 
 
 def _parse(index: FileSource, limits: Limits) -> _Index:
-    """Return what an index says, all of whose names are such that they can be opened."""
+    """Return what an index says, all of whose names can be opened."""
     if index.nbytes > limits.header_nbytes:
         raise LimitExceeded(
             f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed",
@@ -210,13 +210,13 @@ def _read_shard(probe: Probe, name: str, source: FileSource) -> Parsed:
 
 
 def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
-    """Raise an error unless each tensor stands in the shard that the index names for it, and in no other."""
+    """Raise an error unless each tensor is in the shard that the index names for it, and in no other."""
     holders: dict[str, str] = {}
     for shard, parsed in opened.items():
         for name in parsed.contents.tensors:
             other = holders.setdefault(name, shard)
             if other is not shard:
-                raise AmbiguousFile(f"tensor {name!r} stands in {other!r} and in {shard!r}", kind="ambiguous-shards")
+                raise AmbiguousFile(f"tensor {name!r} is in {other!r} and in {shard!r}", kind="ambiguous-shards")
     missing = [name for name, shard in shard_of.items() if holders.get(name) != shard]
     if missing:
         name = missing[0]

@@ -1,4 +1,4 @@
-"""JSON by the letter: what Python takes beyond it is refused, and what two parsers could understand differently."""
+"""Strict JSON: no extensions of Python's parser, and nothing that two parsers could understand differently."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-``torch.save`` before PyTorch 1.6, and since then on request: pickles one behind the other, then raw storages.
+``torch.save`` before PyTorch 1.6, and since then on request: consecutive pickles, then raw storages.
 
     pickle 0x1950a86a20f9469cfc6c    magic
     pickle 1001                      protocol
@@ -59,10 +59,10 @@ def read(probe: Probe) -> Parsed:
     notes = []
     if stream.big_endian:
         notes.append("written on a big-endian machine; its elements are little-endian all the same")
-    behind = probe.source.nbytes - stream.end
-    if behind:
-        another = is_legacy(probe.source.read(stream.end, min(48, behind)))
-        notes.append(f"{behind:,} bytes behind the last storage{': another saved object' if another else ''}")
+    rest = probe.source.nbytes - stream.end
+    if rest:
+        another = is_legacy(probe.source.read(stream.end, min(48, rest)))
+        notes.append(f"{rest:,} bytes after the last storage{': another saved object' if another else ''}")
     return Parsed(
         probe.source,
         NAME,
@@ -157,9 +157,9 @@ class LegacyStream:
         return found
 
     def _walk_storages(self, announced: dict[str, StorageId], keys: Inert, position: int) -> int:
-        """Place each storage behind the one before it, and return where the last one ends."""
+        """Place each storage after the one before it, and return where the last one ends."""
         if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
-            raise MalformedFile("the list of storage keys is none", kind="malformed-legacy")
+            raise MalformedFile("the storage keys are not a list", kind="malformed-legacy")
         names = [str(key) for key in keys]
         if set(names) != set(announced) or len(names) != len(announced):
             raise MalformedFile(

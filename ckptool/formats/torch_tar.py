@@ -44,7 +44,7 @@ def sniff(probe: Probe) -> bool:
 
 
 def read(probe: Probe) -> Parsed:
-    """Read the index of a 0.1.x file: its pickles, and what stands in front of each storage."""
+    """Read the index of a 0.1.x file: its pickles, and what precedes each storage."""
     archive = probe.tar
     assert archive is not None  # noqa: S101 - sniff saw it
     tables = TarStorages(archive)
@@ -75,7 +75,7 @@ class TarStorages:
         self._storages: dict[str, TypedStorage] = {}
         self._tensors: dict[str, TensorInfo] = {}
         self.globals: dict[str, tuple[Global, ...]] = {}
-        """Names that the pickles in front of storages and tensors ask for, by member."""
+        """Names that the pickles before storages and tensors import, by member."""
         self._read_storages(archive.open("storages"))
         self._read_tensors(archive.open("tensors"))
 
@@ -99,7 +99,7 @@ class TarStorages:
             (numel,) = _I64.unpack(_read(source, entry.end, 8))
             named = storage_id(("storage", cls, key, location, numel))
             if named is None or _key(key) is None:
-                raise MalformedFile("a storage that is none", kind="malformed-tar")
+                raise MalformedFile("an entry that is not a storage", kind="malformed-tar")
             start = entry.end + 8
             position = start + named.nbytes
             if position > source.nbytes:

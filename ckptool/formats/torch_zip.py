@@ -6,7 +6,7 @@
     <root>/version         "3\\n"
     <root>/byteorder       "little" or "big", since 2.1
 
-The root is whatever stands in front of data.pkl: the file was often renamed since. See torch/serialization.py, _save
+The root is whatever precedes data.pkl: the file was often renamed since. See torch/serialization.py, _save
 and _load.
 """
 
@@ -62,10 +62,10 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     contents = collect(pickled.root, rebuilder, archive.limits, graph)
     notes = list(archive.notes)
     if root.count("/") != 1:
-        notes.append(f"data.pkl stands in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
+        notes.append(f"data.pkl is in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
     if pickled.end != archive[f"{root}data.pkl"].nbytes:
-        behind = archive[f"{root}data.pkl"].nbytes - pickled.end
-        raise AmbiguousFile(f"{behind:,} bytes stand behind the pickle in data.pkl", kind="ambiguous-pickle")
+        rest = archive[f"{root}data.pkl"].nbytes - pickled.end
+        raise AmbiguousFile(f"{rest:,} bytes follow the pickle in data.pkl", kind="ambiguous-pickle")
     return Parsed(
         archive.source,
         name,
@@ -81,7 +81,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
 
 
 def root_folder(archive: Archive) -> str | None:
-    """Return what stands in front of ``data.pkl``, with its slash, or None if there is none."""
+    """Return the folder of ``data.pkl``, with its slash, or None if it is not clear which."""
     found = [name[: -len("data.pkl")] for name in archive.called("data.pkl")]
     outermost = [root for root in found if root.count("/") == min(other.count("/") for other in found)]
     return outermost[0] if len(outermost) == 1 else None
@@ -102,7 +102,7 @@ def check_version(archive: Archive, name: str) -> None:
 
 def is_big_endian(archive: Archive, name: str) -> bool:
     """
-    Return what the archive says of its byte order; where it says nothing, it is little-endian.
+    Return the byte order that the archive names; without one it is little-endian.
 
     Raises:
         MalformedFile: It names neither order. torch refuses that too.

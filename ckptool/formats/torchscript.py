@@ -1,7 +1,7 @@
 """
 TorchScript, by ``torch.jit.save`` or for mobile: a zip as ``torch.save`` writes, with classes of its own.
 
-    <root>/data.pkl           the module; its attributes stand flat in its state
+    <root>/data.pkl           the module; its attributes lie flat in its state
     <root>/data/<key>         storages
     <root>/constants.pkl      a tuple of tensors that the code refers to by number
     <root>/constants/<key>    their storages
@@ -38,12 +38,12 @@ _PREFIX = "__torch__"
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a torch zip whose pickle asks for a class of TorchScript's."""
+    """Say whether this is a torch zip whose pickle names a class of TorchScript's."""
     if not torch_zip.sniff(probe) or probe.zip is None:
         return False
     root = torch_zip.root_folder(probe.zip)
     content = probe.zip.content(f"{root}data.pkl")
-    # Its root is an object of such a class: the first opcode behind the protocol's two bytes.
+    # Its root is an object of such a class: the first opcode after the protocol's two bytes.
     return content.read(0, min(12, content.nbytes))[2:] == b"c__torch__" or f"{root}constants.pkl" in probe.zip
 
 
@@ -69,7 +69,7 @@ def read(probe: Probe) -> Parsed:
 
 
 class ScriptModules:
-    """How TorchScript modules stand in a pickle: objects of ``__torch__`` classes, attributes flat in their state."""
+    """How TorchScript modules are pickled: objects of ``__torch__`` classes, attributes flat in their state."""
 
     def __init__(self, tables: dict[str, dict[str, Kind]]) -> None:
         self._tables = tables

@@ -270,7 +270,7 @@ def test_of_what_stands_behind_a_stream_a_few_bytes_are_looked_at() -> None:
     source = Asked(LEGACY + bytes(1 << 20))
     found = torch_legacy.read(Probe(source, Limits(), lambda _: pytest.fail("packed")))
 
-    assert found.notes == (f"{1 << 20:,} bytes behind the last storage",)
+    assert found.notes == (f"{1 << 20:,} bytes after the last storage",)
     assert sum(source.sizes) < 1 << 19
     assert "another saved object" in opened(LEGACY + LEGACY).notes[0]
     assert "another" not in opened(LEGACY + LEGACY[:5]).notes[0]
@@ -387,7 +387,7 @@ def test_a_byte_order_is_one_of_two_words(order: bytes) -> None:
 def test_nothing_may_stand_behind_the_pickle_of_a_zip() -> None:
     data = build.zip_file({"a/data.pkl": build.pickled({}) + b"x", "a/version": b"3\n"})
 
-    assert "1 bytes stand behind" in str(refused(data, AmbiguousFile))
+    assert "1 bytes follow" in str(refused(data, AmbiguousFile))
 
 
 def test_the_outermost_pickle_is_the_root_if_there_is_just_one() -> None:
@@ -448,7 +448,7 @@ def test_what_stands_behind_a_marked_pickle_is_told_of() -> None:
     marked = build.pickled({"w": 1})
 
     assert opened(marked).notes == ()
-    assert opened(marked + b"x").notes == ("1 bytes behind the pickle",)
+    assert opened(marked + b"x").notes == ("1 bytes after the pickle",)
 
 
 @pytest.mark.parametrize("data", [b"\x80\2", b"\x80\6N.", b"\x80"])

@@ -266,6 +266,16 @@ def test_reading_the_index_reads_no_tensor(name: str) -> None:
 
 
 @every_format
+def test_a_checkpoint_has_the_traits_of_its_format_or_of_what_is_inside(name: str) -> None:
+    checkpoint = opened(name)
+    (module,) = (module for module in FORMATS if checkpoint.format == module.NAME)
+
+    assert checkpoint.traits == module.TRAITS
+    assert not (checkpoint.traits.is_plain and checkpoint.streams)
+    assert checkpoint.traits.has_tree == (checkpoint.root is not None and checkpoint.traits.program is None)
+
+
+@every_format
 def test_nothing_can_be_set_after_opening(name: str) -> None:
     checkpoint = opened(name)
     before = dict(vars(checkpoint))
