@@ -23,6 +23,7 @@ import ckptool
 from ckptool import Cancellation, Cancelled, LimitExceeded, Limits, LiveModel
 from ckptool.cancellation import STEP_NBYTES
 from ckptool.sources.files import FileSource, open_source
+from ckptool.sources.source import SliceSource
 from tests import build
 from tests.loading.same import descriptors, saved
 from tests.scale import scaled, times
@@ -453,6 +454,27 @@ def test_no_read_is_larger_than_a_step(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(sizes) == (8 if cancellation else 2)  # who cannot be cancelled reads at once
         assert cancellation is None or cancellation.count >= 8
         source.close()
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes", "seekable", "stream"])
+def test_every_source_carries_its_cancellation_and_slices_that_of_the_whole(kind: str, tmp_path: Path) -> None:
+    data = os.urandom(STEP_NBYTES + 5)
+    (tmp_path / "file").write_bytes(data)
+    stream = io.BytesIO(data)
+    if kind == "stream":
+        stream.seekable = lambda: False  # type: ignore[method-assign]
+    origin = {"path": tmp_path / "file", "bytes": data}.get(kind, stream)
+    cancellation = At()
+    source, _ = open_source(origin, cancellation)
+    part = SliceSource(SliceSource(source, 1, source.nbytes - 1), 1, source.nbytes - 2)
+    assert source.cancellation is part.cancellation is cancellation
+    before = cancellation.count
+    assert part.read(0, part.nbytes) == data[2:]
+    assert cancellation.count >= before + 2  # two steps
+    cancellation.cancel()
+    with pytest.raises(Cancelled):
+        part.read(0, 1)
+    source.close()
 
 
 # What was there before
