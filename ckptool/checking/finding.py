@@ -4,12 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
+
+
+class Code(NamedTuple):
+    """What every finding with one code says."""
+
+    severity: Severity | None
+    """None where it depends on the file, or on what was asked."""
+    says: str
+
+
+CODES: Final = {
+    "CK101": Code(None, "The archive or stream has an oddity in which nothing can be misread."),
+    "CK102": Code("info", "The archive holds more checkpoints than the one that was opened."),
+    "CK103": Code("error", "The index does not match its checksum."),
+    "CK104": Code("info", "Records have no checksum, so a changed byte there would not show."),
+    "CK105": Code("error", "A record is damaged: it does not match its checksum, or cannot be unpacked."),
+    "CK106": Code("info", "Some tensors of a file that was cut short are whole."),
+    "CK107": Code("warning", "An index of shards announces another size than its tensors have."),
+    "CK108": Code(None, "Sparse tensors have wrong indices, or indices that were not looked at."),
+    "CK109": Code(None, "Two tensors have the same dotted name."),
+    "CK110": Code("warning", "Values are NaN."),
+    "CK111": Code(None, "Values are infinite."),
+    "CK112": Code("info", "All values of a tensor are zero."),
+    "CK113": Code("info", "Values were not looked at."),
+    "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
+    "CK115": Code(None, "Another checkpoint in the archive has a problem."),
+    "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
+    "CK202": Code(None, "Plain torch.load(path) does not open the file."),
+    "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),
+    "CK204": Code(
+        "warning", "The pickles ask for names that torch.load() does not allow; another loader opens the file."
+    ),
+    "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
+    "CK302": Code("info", "Several state dicts could be the weights."),
+    "CK303": Code("info", "Tensors are small views of storages that were saved whole."),
+    "CK401": Code("info", "A whole model holds tensors that its state_dict() would not give."),
+    "CK402": Code("warning", "A hook of the model's class may add or rename entries of its state_dict()."),
+    "CK403": Code("warning", "Code of the model's class adds entries to its state_dict() that are not listed."),
+    "CK404": Code("info", "Names are right only if classes of the model do not override state_dict()."),
+    "CK405": Code("warning", "A bound method was saved, and the whole model with it."),
+    "CK406": Code("warning", "Parameters or buffers can be read only by their own classes."),
+    "CK501": Code("warning", "Tensors were saved on more than one accelerator."),
+    "CK502": Code("info", "Tensors are sparse, quantised or of a class of their own."),
+    "CK503": Code(None, "Tensors were saved on a device that loading asks for again."),
+    "CK504": Code("info", "Element types need a recent release of torch."),
+    "CK505": Code("info", "Loading the whole model needs packages or scripts that define its classes."),
+    "CK600": Code("warning", "The weights cannot be compared with the model."),
+    "CK601": Code("info", "All names and shapes are those of the model."),
+    "CK602": Code("warning", "Names are those of the model after a change of names."),
+    "CK603": Code(None, "Names that the model expects are missing."),
+    "CK604": Code(None, "The file has names that the model does not expect."),
+    "CK605": Code("warning", "Tensors have another shape than the model expects."),
+    "CK606": Code("warning", "Names match the model's in more than one way."),
+}
+"""Every code."""
 
 
 class Finding(NamedTuple):

@@ -11,6 +11,7 @@ import click
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
+from ckptool.checking.finding import CODES
 from ckptool.checking.torch_load import Asked, place_of
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, finding_lines, labelled, with_options
@@ -33,6 +34,7 @@ SCHEMA = "ckptool.check/2"
 @click.option("--key", metavar="PATH", help="Which state dict to hold against --like or --model.")
 @click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
 @click.option("--explain", metavar="TEXT", help="Say what an error message means that somebody got; '-' reads stdin.")
+@click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
@@ -46,6 +48,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     """
     if options["explain"] is not None:
         sys.exit(_explain(options["explain"], as_json=options["as_json"]))
+    if options["list_codes"]:
+        _list_codes(as_json=options["as_json"])
+        return
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
     arguments = _arguments(options)
@@ -130,12 +135,21 @@ def _global(one: Asked) -> dict[str, object]:
     }
 
 
+def _list_codes(*, as_json: bool) -> None:
+    if as_json:
+        codes = [{"code": code, **entry._asdict()} for code, entry in CODES.items()]
+        print_json({"schema": "ckptool.codes/1", "codes": codes})
+        return
+    for code, entry in CODES.items():
+        click.echo(f"{code}  {entry.severity or '':<9}{entry.says}")
+
+
 def _explain(text: str, *, as_json: bool) -> int:
     from ckptool.checking.explain import explain
 
     found = explain(sys.stdin.read() if text == "-" else text)
     if as_json:
-        print_json({"schema": SCHEMA, "explanations": [one._asdict() for one in found]})
+        print_json({"schema": "ckptool.explain/1", "explanations": [one._asdict() for one in found]})
     elif not found:
         click.echo("not a message that is known here", err=True)
     for one in found if not as_json else ():
