@@ -13,6 +13,7 @@ import click
 
 from ckptool import __version__
 from ckptool.errors import CkptoolError
+from ckptool.messages import show
 
 VERBS = ("inspect", "check", "migrate", "diff", "devices", "fixtures")
 """Each is a command of the same name, in a module of the same name."""
@@ -39,6 +40,8 @@ class _Verbs(click.Group):
 
             click.echo(error_text(error), err=True)
             ctx.exit(2)
+        except KeyboardInterrupt:
+            ctx.exit(130)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,10 +58,51 @@ def main() -> None:
     # What is read and written here grows large and holds no garbage: to look for some after every 700 objects, as
     # Python does, takes longer than the work. Every million is enough for files that hold themselves.
     gc.set_threshold(1_000_000)
-    try:
-        cli(prog_name="ckptool")
-    except SystemExit as stop:
-        sys.stdout.flush()
+    code = _exit_code()
+    if sys.stderr is not None:
         sys.stderr.flush()
-        # Freeing a tree of a million nodes one by one takes longer than printing it: the system does it at once.
-        os._exit(stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1)
+    # Freeing a tree of a million nodes one by one takes longer than printing it: the system does it at once.
+    os._exit(code)
+
+
+def _exit_code() -> int:
+    """Run a verb and return its exit code. Whatever happens is a line on stderr; 1 is left to what a verb found."""
+    if sys.stdout is None:
+        return _failed("standard output is closed")
+    try:
+        code = _verb()
+        sys.stdout.flush()
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except OSError as error:
+        if error.filename is not None:
+            return _unforeseen(error)
+        return _failed(f"the output cannot be written: {(os.strerror(error.errno or 0)).lower()}")
+    except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it
+        return _unforeseen(error)
+    return code
+
+
+def _verb() -> int:
+    try:
+        code = cli.main(prog_name="ckptool", standalone_mode=False)
+    except SystemExit as stop:
+        code = stop.code
+    return code if isinstance(code, int) else 0
+
+
+def _unforeseen(error: Exception) -> int:
+    if os.environ.get("CKPTOOL_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return _failed(f"unforeseen: {what}; report it with the output of CKPTOOL_TRACEBACK=1")
+
+
+def _failed(message: str) -> int:
+    click.echo(f"Error: {show(message)}", err=True)
+    return 2

@@ -206,7 +206,7 @@ def _run(
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
     if jobs == 1 or len(sources) == 1:
         for source in sources:
-            progress = _Progress(source) if sys.stderr.isatty() else None
+            progress = _Progress(source) if sys.stderr is not None and sys.stderr.isatty() else None
             yield source, _outcome(source, target, arguments, progress)
         return
     from concurrent.futures import ThreadPoolExecutor

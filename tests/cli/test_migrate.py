@@ -293,6 +293,6 @@ def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = time.monotonic()
     result = invoke("a", "b", "c", "--out-dir", "out", "--jobs", "2")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 130
     assert "b" in stopped
     assert time.monotonic() - begin < 10

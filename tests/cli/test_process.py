@@ -1,0 +1,92 @@
+"""How the command line ends, as a real process: interrupted, without a place to write to, and met by a bug."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth")
+CKPTOOL = [sys.executable, "-m", "ckptool"]
+POSIX = pytest.mark.skipif(os.name != "posix", reason="a POSIX shell")
+
+
+def run(command: list[str], **options: str) -> tuple[int, str]:
+    """Run a command, and return its exit code and what it wrote to stderr."""
+    environment = {name: value for name, value in os.environ.items() if name != "CKPTOOL_TRACEBACK"} | options
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return done.returncode, done.stderr
+
+
+def broken(statement: str, *arguments: str) -> list[str]:
+    """Return a command that runs the command line after a statement."""
+    code = f"import sys; sys.argv = {['ckptool', *arguments]!r}; {statement}; from ckptool.__main__ import main; main()"
+    return [sys.executable, "-c", code]
+
+
+@POSIX
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("verb", ["inspect", "check", "inspect --json"])
+def test_a_full_disk_is_one_line_and_2(verb: str) -> None:
+    shell = f"{sys.executable} -m ckptool {verb} '{FIXTURE}' > /dev/full"
+
+    assert run(["sh", "-c", shell]) == (2, "Error: the output cannot be written: no space left on device\n")
+
+
+@POSIX
+def test_a_closed_output_is_one_line_and_2() -> None:
+    shell = f"{sys.executable} -m ckptool inspect '{FIXTURE}'"
+
+    assert run(["sh", "-c", f"{shell} >&-"]) == (2, "Error: standard output is closed\n")
+    assert run(["sh", "-c", f"{shell} 2>&-"]) == (0, "")
+
+
+@POSIX
+def test_an_interrupt_is_130_and_no_traceback() -> None:
+    with subprocess.Popen(
+        [*CKPTOOL, "check", "--explain", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"x" * 300_000)  # more than a pipe holds: it reads
+        for _ in range(300):
+            process.send_signal(signal.SIGINT)  # one that comes just before a system call waits for the next
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+                break
+        assert process.poll() == 130
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("module", ["click", "ckptool.cli.inspect"])
+def test_an_interrupt_while_modules_are_imported_is_130_and_no_traceback(module: str) -> None:
+    finder = (
+        "sys.meta_path.insert(0, type('Interrupted', (), {'find_spec': staticmethod("
+        f"lambda name, *_: signal.raise_signal(signal.SIGINT) if name == {module!r} else None)}}))"
+    )
+
+    assert run(broken(f"import signal; {finder}", "inspect", FIXTURE)) == (130, "")
+
+
+def test_what_was_not_foreseen_is_one_line_that_asks_for_a_report() -> None:
+    command = broken("import ckptool.cli.inspect as verb; verb.open_checkpoint = lambda path: 1 / 0", "inspect", "x")
+    line = "Error: unforeseen: ZeroDivisionError: division by zero; report it with the output of CKPTOOL_TRACEBACK=1\n"
+
+    assert run(command) == (2, line)
+    code, shown = run(command, CKPTOOL_TRACEBACK="1")
+    assert code == 2
+    assert shown.startswith("Traceback")
+    assert shown.endswith(line)
+
+
+def test_bad_usage_is_still_2_and_help_0() -> None:
+    code, shown = run([*CKPTOOL, "inspect", "--no-such-option"])
+    assert code == 2
+    assert "No such option" in shown
+    assert run([*CKPTOOL, "--help"]) == (0, "")
+    assert run([*CKPTOOL, "check", FIXTURE])[0] == 0
