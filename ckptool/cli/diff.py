@@ -14,7 +14,7 @@ from ckptool.diffing.report import DiffedFile, DiffReport
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.errors import CkptoolError
-from ckptool.messages import show
+from ckptool.messages import show, some
 from ckptool.torch_ops.differences import Number
 
 SCHEMA = "ckptool.diff/2"
@@ -159,10 +159,7 @@ def _by_change(changes: Sequence[Change]) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for change in changes:
         found.setdefault((change.a, change.b), []).append(change.name)
-    return [
-        f"{show(names[0])}{f' and {len(names) - 1:,} more' if len(names) > 1 else ''}: {show(a)} -> {show(b)}"
-        for (a, b), names in found.items()
-    ]
+    return [f"{some([show(name) for name in names], 1)}: {show(a)} -> {show(b)}" for (a, b), names in found.items()]
 
 
 def _change(change: Change) -> str:

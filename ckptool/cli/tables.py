@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptool.messages import show, show_nbytes
+from ckptool.messages import show, show_nbytes, some
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -45,8 +45,7 @@ def _file_offset(_name: str, info: TensorInfo, _shared: Mapping[str, Sequence[st
 
 def _shared_with(name: str, _info: TensorInfo, shared: Mapping[str, Sequence[str]]) -> str:
     others = [show(_cut(other, _LONGEST)) for other in shared.get(name, ()) if other != name]
-    more = f" and {len(others) - _SHARED_SHOWN:,} more" if len(others) > _SHARED_SHOWN else ""
-    return ", ".join(others[:_SHARED_SHOWN]) + more
+    return some(others, _SHARED_SHOWN)
 
 
 COLUMNS: dict[str, Column] = {
