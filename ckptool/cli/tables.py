@@ -77,7 +77,7 @@ SORT_KEYS: dict[str, Callable[[LazyTensor], object]] = {
 
 
 def tensor_file_offset(info: TensorInfo) -> int | None:
-    """Return where a tensor's first element stands in the file; None where its bytes do not stand there as they are."""
+    """Return the offset of a tensor's first element in the file; None where its bytes are not there as they are."""
     start = info.storage.file_offset if info.storage else None
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 
