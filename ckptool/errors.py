@@ -28,7 +28,7 @@ Every exception that ckptool raises.
   + Cancelled               the caller did not want it any more, or not any longer
 
 A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
-sentence, the hint, behind it; both are attributes of their own. Inner code does not know the path:
+sentence, the hint, after it; both are attributes of their own. Inner code does not know the path:
 ``open_checkpoint`` adds it.
 """
 
@@ -194,7 +194,7 @@ class WeightsNotFound(CkptoolError):
 
 
 class AmbiguousWeights(WeightsNotFound):
-    """Several state dicts could be the weights that were asked for, and none stands out; none is taken by guess."""
+    """Several state dicts could be the weights that were asked for; none is chosen by guessing."""
 
     default_kind = "which-weights"
 
@@ -206,7 +206,7 @@ class MigrationRefused(CkptoolError):
 
 
 class OutputFailed(CkptoolError):
-    """The result could not be written. What stood under its name still stands there."""
+    """The result could not be written. A file that has its name already is not changed."""
 
     default_kind = "output-failed"
 
@@ -243,7 +243,7 @@ class ShapeMismatch(WeightsMismatch):
 
 
 class DeviceUnavailable(CkptoolError):
-    """The device that was asked for is none, or is not here; the message says why."""
+    """The device that was asked for does not exist, or not on this machine; the message says why."""
 
     default_kind = "device-unavailable"
 

@@ -126,11 +126,11 @@ def check(
     """
     Look for what is wrong with a checkpoint, or will be in somebody's way. Nothing in it runs.
 
-    ``deep`` reads every byte and holds it against checksums; ``values`` also looks for NaN, infinities and zeros, which
+    ``deep`` reads every byte and compares it with checksums; ``values`` also looks for NaN, infinities and zeros, which
     needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
     class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
-    held against; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
-    bytes behind the last tensor, in gaps of an archive, and the like (CK101).
+    compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
+    bytes after the last tensor, in gaps of an archive, and the like (CK101).
 
     A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
 

@@ -45,8 +45,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "device-missing",
         r"Attempting to deserialize object on a (\w+) device but torch\.\w+\.is_available\(\) is False",
-        "The tensors were saved on {0}, and torch sees no such device: none is there, or its driver, or this build "
-        "of torch has no support for it.",
+        "The tensors were saved on {0}, and torch finds no such device: there is none, its driver is missing, or "
+        "this build of torch does not support it.",
         f"{TO_CPU}; why there is none: ckptool devices",
     ),
     Entry(

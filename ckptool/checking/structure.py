@@ -2,7 +2,7 @@
 What is notable about a checkpoint, why it matters, and what mends it.
 
 Each check is one function that looks at a ``Checkpoint`` and yields ``Finding``s; ``CHECKS`` is the list of them.
-Nothing is read, run or imported. A finding is true, or it is not made.
+Nothing is read, run or imported. There are no heuristics: a finding is what the file proves.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
             "CK107",
             "warning",
             f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
-            "Hold the index and the shards against those that were published: one of them may be another's.",
+            "Compare the index and the shards with those that were published: one of them may belong to another model.",
         )
 
 
@@ -189,7 +189,8 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             yield Finding(
                 "CK404",
                 "info",
-                f"names assume no extra state and no state_dict() override in {some(walk.foreign_classes)}{where}",
+                f"names are right if these have no extra state and no state_dict() of their own: "
+                f"{some(walk.foreign_classes)}{where}",
             )
 
 

@@ -21,18 +21,18 @@ SCHEMA = "ckptool.check/2"
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...")
-@click.option("--deep", is_flag=True, help="Read every byte, and hold it against checksums.")
+@click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
-@click.option("--strict", is_flag=True, help="Take odd containers for errors: bytes that no tensor or record has.")
-@click.option("--device-check", is_flag=True, help="Hold device tags against the devices of this machine. Needs torch.")
-@click.option("--like", metavar="OTHER", help="Hold names and shapes against those of another checkpoint.")
-@click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class and hold names and shapes against it.")
+@click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
+@click.option("--device-check", is_flag=True, help="Compare device tags with the devices of this machine. Needs torch.")
+@click.option("--like", metavar="OTHER", help="Compare names and shapes with those of another checkpoint.")
+@click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, and compare names and shapes with it.")
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
 )
-@click.option("--key", metavar="PATH", help="Which state dict to hold against --like or --model.")
+@click.option("--key", metavar="PATH", help="Which state dict to compare with --like or --model.")
 @click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
-@click.option("--explain", metavar="TEXT", help="Say what an error message means that somebody got; '-' reads stdin.")
+@click.option("--explain", metavar="TEXT", help="Explain an error message; '-' reads it from stdin.")
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."

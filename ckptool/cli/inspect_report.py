@@ -8,7 +8,7 @@ from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
-from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes
+from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
@@ -113,9 +113,9 @@ def _form(checkpoint: Checkpoint) -> str:
 
 def _extras(extras: Sequence[tuple[str, Inert]]) -> str:
     """Return what is not a tensor, the outermost first, and how many more there are."""
-    outermost = sorted(extras, key=lambda extra: extra[0].count("."))[:_EXTRAS_SHOWN]
-    more = f" and {len(extras) - len(outermost):,} more" if len(extras) > len(outermost) else ""
-    return show(", ".join(_extra(path, node) for path, node in outermost)) + more
+    outermost = sorted(extras, key=lambda extra: extra[0].count("."))
+    shown = [_extra(path, node) for path, node in outermost[:_EXTRAS_SHOWN]]
+    return show(some([*shown, *(path for path, _ in outermost[_EXTRAS_SHOWN:])], _EXTRAS_SHOWN))
 
 
 def _extra(path: str, node: Inert) -> str:

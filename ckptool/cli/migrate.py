@@ -38,7 +38,7 @@ _EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
 
 
 class _InOrder(click.Command):
-    """A command that remembers in which order the options stood that change names."""
+    """A command that remembers the order of the options that change names."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = [_NAME_OPTIONS.get(arg.partition("=")[0]) for arg in args]
@@ -55,7 +55,7 @@ class _InOrder(click.Command):
 )
 @click.option("--to", metavar="DEVICE", help="Device tag for every tensor: cpu, cuda:0, mps…")
 @click.option("--strip-module", is_flag=True, help="Remove what DataParallel and DistributedDataParallel added.")
-@click.option("--strip-wrappers", is_flag=True, help="Remove what any training wrapper added, in any nest.")
+@click.option("--strip-wrappers", is_flag=True, help="Remove what training wrappers added, however they are nested.")
 @click.option("--strip-prefix", multiple=True, metavar="P", help="Remove a prefix of whole components. Repeatable.")
 @click.option("--add-prefix", multiple=True, metavar="P", help="Put a prefix in front of every name. Repeatable.")
 @click.option("--rename", multiple=True, metavar="RE=REPL", help="Replace a regular expression in names. Repeatable.")
@@ -80,10 +80,10 @@ class _InOrder(click.Command):
 )
 @click.option("--dtype", type=click.Choice(TARGETS), help="Cast the floating tensors of the weights.")
 @click.option("--keep-dtype", multiple=True, metavar="RE", help="Leave the type of names that match. Repeatable.")
-@click.option("--saturate", is_flag=True, help="Let values too large for --dtype become its largest.")
+@click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest.")
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
-@click.option("--allow-empty", is_flag=True, help="Let no tensor be left, and an --include match nothing.")
+@click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
 @click.option(
     "--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, load the weights, save the whole model."
 )
@@ -105,13 +105,13 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: for another device, in another form, under other names.
 
-    Nothing in SRC runs and SRC is never changed. DST appears only whole, after it was read back and compared; it may
-    be a folder. Without DST the result stands beside SRC and its name is printed.
+    Nothing in SRC runs, and SRC is never changed. DST is there only once it is complete, read back and compared; it may
+    be a folder. Without DST, the result is written next to SRC, and its name is printed.
 
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
 
-    Exit code 1: refused, for it would lose something; 2: could not be done.
+    Exit code 1: refused, because it would lose something; 2: could not be done.
     """
     sources, target = _sources(paths, options["out_dir"])
     as_json, jobs = options.pop("as_json"), options.pop("jobs")
@@ -222,7 +222,7 @@ def _run(
             outcomes = pool.map(lambda source: _outcome(source, target, arguments, stop), sources)
             yield from zip(sources, outcomes, strict=True)
         except BaseException:
-            stopped.set()  # only the main thread hears of an interrupt
+            stopped.set()  # only the main thread is interrupted
             raise
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptool.messages import show, show_nbytes
+from ckptool.messages import show, show_nbytes, some
 from ckptool.tables import Row, cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -40,8 +40,7 @@ def _file_offset(_name: str, info: TensorInfo, _shared: Mapping[str, Sequence[st
 
 def _shared_with(name: str, _info: TensorInfo, shared: Mapping[str, Sequence[str]]) -> str:
     others = [show(cut_middle(other, _LONGEST)) for other in shared.get(name, ()) if other != name]
-    more = f" and {len(others) - _SHARED_SHOWN:,} more" if len(others) > _SHARED_SHOWN else ""
-    return ", ".join(others[:_SHARED_SHOWN]) + more
+    return some(others, _SHARED_SHOWN)
 
 
 COLUMNS: dict[str, Column] = {
@@ -73,7 +72,7 @@ SORT_KEYS: dict[str, Callable[[LazyTensor], object]] = {
 
 
 def tensor_file_offset(info: TensorInfo) -> int | None:
-    """Return where a tensor's first element stands in the file; None where its bytes do not stand there as they are."""
+    """Return the offset of a tensor's first element in the file; None where its bytes are not there as they are."""
     start = info.storage.file_offset if info.storage else None
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckptool.archives.archive import Archive
@@ -32,6 +32,7 @@ from ckptool.formats import safetensors
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits, refuse_long
+from ckptool.messages import some
 from ckptool.sources.files import FileSource
 from ckptool.sources.siblings import components
 
@@ -179,7 +180,7 @@ def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSourc
         opened[name] = source
     if missing:
         raise FileUnavailable(
-            f"{len(missing):,} of {len(names):,} shards are not there: {_some(missing)}",
+            f"{len(missing):,} of {len(names):,} shards are not there: {some(list(map(repr, missing)))}",
             kind="missing-shards",
             hint="Put them beside the index: download what is missing.",
             needed=len(names),
@@ -230,7 +231,7 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
     if len(holders) > len(shard_of):
         extra = [name for name in holders if name not in shard_of]
         raise MalformedFile(
-            f"{len(extra):,} tensors of shards are not in the index: {_some(extra)}",
+            f"{len(extra):,} tensors of shards are not in the index: {some(list(map(repr, extra)))}",
             kind="shard-tensors",
             hint="Get the index and the shards again, from one place.",
         )
@@ -244,10 +245,5 @@ def _metadata(opened: Mapping[str, Parsed]) -> tuple[dict[str, str], list[str]]:
         for key, text in shard.metadata.items():
             if found.setdefault(key, text) != text:
                 differing[key] = None
-    notes = [f"shards differ in metadata, which is left out: {_some(differing)}"] if differing else []
+    notes = [f"shards differ in metadata, which is left out: {some(list(map(repr, differing)))}"] if differing else []
     return {key: text for key, text in found.items() if key not in differing}, notes
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = [repr(name) for name in names]
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3:,} more" if len(listed) > 3 else "")

@@ -16,6 +16,7 @@ import torch
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.loading.memory.assembly import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
+from ckptool.messages import some
 from ckptool.names import matching
 from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, is_benign
 from ckptool.names.suggestions import nearest
@@ -216,8 +217,7 @@ def _reshaped(one: matching.Reshaped) -> str:
 
 
 def _listed(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return f"{what}: {', '.join(names[:_LISTED])}{more}" if names else ""
+    return f"{what}: {some(names, _LISTED)}" if names else ""
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,7 +12,7 @@ import torch
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading
 from ckptool.loading.model_plan import FillPlan
-from ckptool.messages import show
+from ckptool.messages import show, some
 from ckptool.names.matching import Renames
 from ckptool.tables import html_table
 from ckptool.tensors.reading import LazyTensor
@@ -93,8 +93,7 @@ class LoadReport(NamedTuple):
 
 def _listed(what: str, names: Iterable[str]) -> str:
     shown = [show(name) for name in names]
-    more = f" and {len(shown) - _LISTED:,} more" if len(shown) > _LISTED else ""
-    return f"{what} {len(shown):,}: {', '.join(shown[:_LISTED])}{more}" if shown else ""
+    return f"{what} {len(shown):,}: {some(shown, _LISTED)}" if shown else ""
 
 
 def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, started: float) -> LoadReport:

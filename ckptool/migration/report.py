@@ -175,7 +175,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield show(report.target)
     yield labelled("result", _result(report))
     yield labelled("source", show(report.source))
-    yield labelled("takes", _taken(report))
+    yield labelled("content", _taken(report))
     rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
     yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
     devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]

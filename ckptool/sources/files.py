@@ -19,6 +19,7 @@ from typing import BinaryIO, TypeAlias
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
+from ckptool.messages import some
 from ckptool.sources.paths import directory_entries, identity_of, is_likely
 from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
 
@@ -232,10 +233,9 @@ def _unavailable(path: str, error: OSError) -> FileUnavailable:
 
 def _directory(path: str) -> FileUnavailable:
     names = sorted(directory_entries(path), key=lambda name: (not name.endswith(".index.json"), not is_likely(name)))
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     many = "one file" if len(names) == 1 else f"{len(names):,} files"
     fact = f"a directory with {many}" if names else "a directory without files"
-    hint = f"Name a file in it: {shown}" if names else None
+    hint = f"Name a file in it: {some(names, 4)}" if names else None
     return FileUnavailable(fact, kind="directory", hint=hint)
 
 

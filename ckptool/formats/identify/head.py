@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptool.errors import NotACheckpoint
-from ckptool.messages import counted, quoted
+from ckptool.messages import counted, quoted, some
 from ckptool.sources.source import Source
 
 _HEAD_NBYTES = 65_536
@@ -82,5 +82,4 @@ def not_a_checkpoint(what: str, kind: str, hint: str | None = None) -> NotACheck
 
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Return the first names, and how many more there are."""
-    shown = ", ".join(quoted(name, 40) for name in names[:most])
-    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    return some([*(quoted(name, 40) for name in names[:most]), *names[most:]], most)
