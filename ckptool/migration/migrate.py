@@ -124,14 +124,19 @@ def migrate(
         model_arguments=model_arguments or {},
     )
     target = None if dst is None else os.fspath(dst)
-    if to is not None:
-        check_device(to)
-    if dtype is not None or model is not None:
-        check_installed()  # before anything is read or written
+    _check_possible(changes)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         return _carry_out(
             checkpoint, target, changes, limits, force=force, verify=verify, dry_run=dry_run, progress=progress
         )
+
+
+def _check_possible(changes: Changes) -> None:
+    """Refuse what no source could make possible, before any is read."""
+    if changes.to is not None:
+        check_device(changes.to)
+    if changes.dtype is not None or changes.model is not None:
+        check_installed()
 
 
 def _carry_out(
