@@ -62,8 +62,7 @@ def diff(
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.
-        MissingPackage: torch is not installed, and only arithmetic tells whether values are the same: with a tolerance,
-            or of two types whose difference is to be ignored.
+        MissingPackage: torch is not installed, and a tolerance or ``ignore_dtype`` needs it where bytes differ.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
     """
     with ExitStack() as stack:

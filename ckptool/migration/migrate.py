@@ -77,10 +77,7 @@ def migrate(
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
-    if asked.to is not None:
-        check_device(asked.to)
-    if asked.dtype is not None or asked.model is not None:
-        check_installed()  # before anything is read or written
+    _check_possible(asked)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
         try:
             checkpoint.check_index()
@@ -104,6 +101,14 @@ def migrate(
     after = planned.after._replace(file_nbytes=nbytes)
     done = planned._replace(written=True, verified=verify, read_back_by=readers)
     return done._replace(nbytes=nbytes, casts=casts, after=after)
+
+
+def _check_possible(changes: Changes) -> None:
+    """Refuse what no source could make possible, before any is read."""
+    if changes.to is not None:
+        check_device(changes.to)
+    if changes.dtype is not None or changes.model is not None:
+        check_installed()
 
 
 def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) -> OnWritten | None:

@@ -54,7 +54,7 @@ def main(**options: Any) -> None:
         run(argparse.Namespace(**options))
     except CkptoolError as error:
         click.echo(f"Error: {error}", err=True)
-        if error.hint:
+        if error.hint and error.hint not in error.message:
             click.echo(f"Hint: {error.hint}", err=True)
         if error.command:
             click.echo(f"Run: {error.command}", err=True)
