@@ -34,7 +34,9 @@ def some(cases: Iterable[Any], small: int) -> list[Any]:
     numbered = list(enumerate(cases))
     if not scale:
         return [case for number, case in numbered if number % small == 0]
-    return [case if number % small == 0 else pytest.param(case, marks=exhaustive) for number, case in numbered]
+    # A tuple is one value for each of several parameters.
+    values = [(number, case if isinstance(case, tuple) else (case,)) for number, case in numbered]
+    return [pytest.param(*case, marks=() if number % small == 0 else exhaustive) for number, case in values]
 
 
 def examples(full: int) -> int:

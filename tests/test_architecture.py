@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ckptool
+from tests.each import each
 
 PACKAGE = Path(ckptool.__file__).parent
 MODULES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
@@ -92,19 +93,19 @@ def mentioned(tree: ast.AST) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("name", TOOL)
+@each("name", TOOL)
 def test_no_module_runs_what_a_file_says(name: str) -> None:
     if name == TRUSTED:
         return  # behind a parameter called ``trust``
     assert RUNS.isdisjoint(mentioned(TOOL[name]))
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@each("name", INSIDE)
 def test_no_module_has_the_means_to_run_anything(name: str) -> None:
     assert (RUNNERS - {"importlib"} if name in TABLES else RUNNERS).isdisjoint(imported(TOOL[name]))
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@each("name", INSIDE)
 def test_no_module_looks_names_up_by_what_a_file_says(name: str) -> None:
     calls = [node for node in ast.walk(TOOL[name]) if isinstance(node, ast.Call)]
     loops = [node for node in ast.walk(TOOL[name]) if isinstance(node, ast.For | ast.comprehension)]
@@ -122,7 +123,7 @@ def _is_literal(node: ast.AST) -> bool:
     return isinstance(node, ast.Tuple) and all(isinstance(item, ast.Constant) for item in node.elts)
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@each("name", INSIDE)
 def test_torch_is_imported_by_the_bridge_alone(name: str) -> None:
     assert {"torch", "numpy"}.isdisjoint(imported(TOOL[name]))
     # What is written as safetensors is read again by the reference library.
@@ -135,9 +136,7 @@ def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
     assert not [name for name in loaded if name.startswith(("ckptool.loading", "ckptool.torch_ops"))]
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in INSIDE if not name.startswith("sources/") and name != "migration/output.py")
-)
+@each("name", sorted(name for name in INSIDE if not name.startswith("sources/") and name != "migration/output.py"))
 def test_only_sources_and_outputs_open_files(name: str) -> None:
     called = {ast.unparse(node.func) for node in ast.walk(TOOL[name]) if isinstance(node, ast.Call)}
 
@@ -145,7 +144,7 @@ def test_only_sources_and_outputs_open_files(name: str) -> None:
     assert not [function for function in called if function.endswith(OPENING_METHODS)]
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"errors.py"}))
+@each("name", sorted(set(MODULES) - {"errors.py"}))
 def test_only_errors_defines_exceptions(name: str) -> None:
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
@@ -162,7 +161,7 @@ def test_only_errors_defines_exceptions(name: str) -> None:
     assert exceptions <= CONTROL_FLOW
 
 
-@pytest.mark.parametrize("name", sorted(name for name in TOOL if not name.startswith("formats/")))
+@each("name", sorted(name for name in TOOL if not name.startswith("formats/")))
 def test_formats_are_known_by_their_traits_outside_of_their_own_package(name: str) -> None:
     for node in ast.walk(TOOL[name]):
         looked_up: list[ast.expr] = []
@@ -194,7 +193,7 @@ def test_reading_never_opens_for_writing() -> None:
         assert {"os.O_WRONLY", "os.O_RDWR", "os.O_CREAT", "os.O_TRUNC"}.isdisjoint(mentioned(MODULES[name]))
 
 
-@pytest.mark.parametrize("name", sorted(name for name in TOOL if not name.startswith("cli/")))
+@each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_only_the_command_line_prints(name: str) -> None:
     names = set(mentioned(TOOL[name]))
 
@@ -205,7 +204,7 @@ SPELLS_OPTIONS = {"checking/explain.py", "checking/error_messages.py"}
 """What these say is for people who paste messages into a terminal, and ends in a command line."""
 
 
-@pytest.mark.parametrize("name", sorted(name for name in TOOL if not name.startswith("cli/")))
+@each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_only_the_command_line_spells_options(name: str) -> None:
     texts = [node.value for node in ast.walk(TOOL[name]) if isinstance(node, ast.Constant)]
     spelled = [text for text in texts if isinstance(text, str) and re.search(r"(?<![\w-])--[a-z]", text)]
@@ -269,14 +268,14 @@ def test_modules_are_named_for_what_they_do() -> None:
     )
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_no_module_is_longer_than_400_lines(name: str) -> None:
     lines = (PACKAGE / name).read_text("utf-8").count("\n")
 
     assert lines <= 400 or name in LONG_MODULES
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_no_function_is_longer_than_80_lines(name: str) -> None:
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
@@ -284,12 +283,12 @@ def test_no_function_is_longer_than_80_lines(name: str) -> None:
             assert node.end_lineno - node.lineno < 80, node.name
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_no_tuple_is_made_without_a_count_of_its_fields(name: str) -> None:
     assert "tuple.__new__" not in mentioned(MODULES[name])  # ``_make`` is nearly as fast
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_every_module_says_what_it_is(name: str) -> None:
     tree = MODULES[name]
 

@@ -81,7 +81,7 @@ def jobs() -> Iterator[tuple[str, str, str]]:
         yield from ((model, container, mode) for model in WRAPPED for mode in ("strip_module", "strip_wrappers"))
 
 
-JOBS = list(jobs())[:: step(4)]
+JOBS = [job for number, job in enumerate(jobs()) if number % step(4) == 0 or job[2].startswith("strip")]
 
 
 def run(home: Path, command: str) -> None:
