@@ -10,11 +10,8 @@ from pathlib import Path
 
 import ckptool
 from ckptool import errors
-from ckptool.checking import finding
 from ckptool.checking.explain import explain
-
-CODES = getattr(finding, "CODES", None)
-"""The table of codes; without it the page keeps the table that it has."""
+from ckptool.checking.finding import CODES
 
 PACKAGE = Path(ckptool.__file__).parent
 
@@ -86,7 +83,8 @@ def rooms() -> str:
 
 def codes() -> str:
     """Return the table of findings."""
-    return _rows(("code", "finding"), ("---", "---"), *((f"`{code}`", str(what)) for code, what in CODES.items()))
+    rows = ((f"`{code}`", entry.severity or "depends", entry.says) for code, entry in CODES.items())
+    return _rows(("code", "severity", "finding"), ("---", "---", "---"), *rows)
 
 
 def exceptions(cls: type = errors.CkptoolError, depth: int = 0) -> str:
@@ -119,7 +117,7 @@ def messages() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **({"codes": codes} if CODES else {}),
+    "codes": codes,
     "exceptions": exceptions,
     "messages": messages,
     "names": names,

@@ -78,8 +78,6 @@ def parts(text: str) -> str:
 
     def written(part: re.Match[str]) -> str:
         name = part[1]
-        if name == "codes" and name not in PARTS:
-            return part[0]
         return f"<!-- begin {name}, written by tests/docs/generated.py -->\n\n{PARTS[name]()}\n<!-- end {name} -->"
 
     return PART.sub(written, text)
