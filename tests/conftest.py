@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("scaled")
     if not scale.scale:
-        dear = [item for item in items if item.get_closest_marker("exhaustive")]
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        asked = config.getoption("-m")
+        left_out = [name for name in ("exhaustive", "install") if name not in asked]
+        dear = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
+        items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=dear)
