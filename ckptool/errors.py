@@ -98,9 +98,11 @@ class CkptoolError(Exception):
 
 @contextmanager
 def about(path: str | None) -> Iterator[None]:
-    """Give errors of the block the path of the file that they are about, unless they have one."""
+    """Give errors of the block the path of the file that they are about, unless they have one or are about none."""
     try:
         yield
+    except MissingPackage:
+        raise
     except CkptoolError as error:
         error.path = error.path or path
         raise

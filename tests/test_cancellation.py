@@ -371,15 +371,15 @@ def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
         "load, read": (lambda limits: ckptool.load(a, mmap=False, limits=limits), {"tensors", "_load", "_read"}),
         "to safetensors": (
             lambda limits: ckptool.migrate(a, target("1.safetensors"), force=True, limits=limits),
-            {"plan", "_tied", "_header", "_carry_out", "told", "verify", "count", "_checksum_ahead"},
+            {"plan", "_tied", "_header", "migrate", "on_written", "verify", "count", "_checksum_ahead"},
         ),
         "to torch": (
             lambda limits: ckptool.migrate(b, target("2.pth"), force=True, limits=limits),
-            {"plan_weights", "write", "told", "verify", "_checksum_ahead"},
+            {"plan_weights", "write", "on_written", "verify", "_checksum_ahead"},
         ),
         "same": (
             lambda limits: ckptool.migrate(objects, target("3.pth"), form="same", force=True, limits=limits),
-            {"write", "told"},
+            {"write", "on_written"},
         ),
         "check": (
             lambda limits: ckptool.check(a, deep=True, limits=limits),

@@ -24,6 +24,9 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     machine with CUDA the files really are saved from CUDA; elsewhere the tags are forged, and the names say
     so.
     """
+    from ckptool.torch_ops.needed import needed
+
+    needed(requirement="'ckptool[train]'")
     from ckptool.reference.devices import choose
     from ckptool.reference.fixtures import write_fixtures
     from ckptool.torch_ops import devices as torch_devices

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, OutputFailed
+from ckptool.errors import Cancelled, CkptoolError, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
@@ -78,25 +78,21 @@ def migrate(
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
     _check_possible(asked)
-    with open_checkpoint(os.fspath(src), limits=limits) as checkpoint:
-        try:
-            checkpoint.check_index()
-            with gc_paused():
-                plan = make_plan(checkpoint, target, asked)
-                selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
-            refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
-            check_cancelled(checkpoint.source.cancellation)
-            planned = report.planned(checkpoint, plan, asked)
-            check_cancelled(checkpoint.source.cancellation)
-            if dry_run:
-                return planned
-            checkpoint.release_tree()  # it is in the plan by now, as bytes
-            on_written = _cancellable(progress, limits.cancellation)
-            with Output(plan.target, force=force, progress=on_written) as output:
-                nbytes, readers = _write(checkpoint, plan, asked, output, limits if verify else None)
-        except CkptoolError as error:
-            error.path = error.path or checkpoint.path
-            raise
+    with open_checkpoint(os.fspath(src), limits=limits) as checkpoint, about(checkpoint.path):
+        checkpoint.check_index()
+        with gc_paused():
+            plan = make_plan(checkpoint, target, asked)
+            selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
+        refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
+        check_cancelled(checkpoint.source.cancellation)
+        planned = report.planned(checkpoint, plan, asked)
+        check_cancelled(checkpoint.source.cancellation)
+        if dry_run:
+            return planned
+        checkpoint.release_tree()  # it is in the plan by now, as bytes
+        on_written = _cancellable(progress, limits.cancellation)
+        with Output(plan.target, force=force, progress=on_written) as output:
+            nbytes, readers = _write(checkpoint, plan, asked, output, limits if verify else None)
     casts = plan.casting.casts if plan.casting else ()  # their errors are known once they are written
     after = planned.after._replace(file_nbytes=nbytes)
     done = planned._replace(written=True, verified=verify, read_back_by=readers)

@@ -32,7 +32,8 @@ import ckptool
 from ckptool import CkptoolError, open_checkpoint
 
 for module in pkgutil.walk_packages(ckptool.__path__, "ckptool."):
-    if not module.name.startswith(("ckptool.reference", "ckptool.cli", "ckptool.__main__", "ckptool.torch_ops")):
+    made_of_others = ("ckptool.reference", "ckptool.cli", "ckptool.__main__", "ckptool.loading", "ckptool.torch_ops")
+    if not module.name.startswith(made_of_others):
         importlib.import_module(module.name)
 
 asked = json.load(sys.stdin)

@@ -40,7 +40,7 @@ def test_one_object_serves_for_many_files(source: Path, tmp_path: Path) -> None:
     changes = Changes(rename=[("^module", "net"), ("nothing", "x")])
     first, second = (migrate(source, tmp_path / name, changes) for name in ("b.pth", "c.pth"))
 
-    assert first.notes == second.notes == ("--rename nothing=x changes no name",)
+    assert first.notes == second.notes == ("rename 'nothing=x' changes no name",)
     assert list(torch.load(tmp_path / "c.pth")) == ["net.conv.weight", "net.norm.bias"]
 
 

@@ -928,7 +928,7 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
     check = SourceChanged  # nothing of the kind may come out
     reading = files.open_source
 
-    def open_source(origin: Any) -> Any:
+    def open_source(origin: Any, cancellation: Any = None) -> Any:
         path = str(origin)
         if path.startswith("/proc/"):
             size = os.stat(path).st_size  # noqa: PTH116 - a link that only the system can follow
@@ -938,9 +938,10 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
                 with open(path, "r+b") as stream:  # noqa: PTH123
                     stream.seek(size if how == "longer" else size // 2)
                     stream.write(bytes(16))
-        return reading(origin)
+        return reading(origin, cancellation)
 
-    monkeypatch.setattr(files, "open_source", open_source)
+    for reader in ("ckptool.formats", "ckptool.migration.verify"):
+        monkeypatch.setattr(f"{reader}.open_source", open_source)
     with pytest.raises(OutputFailed) as caught:
         migrate(folder / "source.pth", folder / target)
     assert not isinstance(caught.value, check)

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from ckptool.reference import data
-from ckptool.reference.__main__ import main
+from ckptool.reference.command import main
 from ckptool.reference.nets import LeNet
 from tests.scale import exhaustive, some
 
