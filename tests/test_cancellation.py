@@ -26,7 +26,7 @@ from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.source import SliceSource
 from tests import build
 from tests.loading.same import descriptors, saved
-from tests.scale import scaled, times
+from tests.scale import scaled, some, times
 
 TIMES = times(10, 50)
 SECONDS = 1.0
@@ -153,7 +153,7 @@ def renewed(folder: Path) -> dict[str, bytes]:
 
 @scaled
 @pytest.mark.usefixtures("tidy")
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", some(CALLS, 5))
 def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: Path, expected: dict[str, Any]) -> None:
     everything = At()
     assert CALLS[name](big, Limits(cancellation=everything)) == expected[name]
@@ -173,7 +173,7 @@ def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: P
 
 @scaled
 @pytest.mark.usefixtures("tidy")
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", some(CALLS, 5))
 def test_a_call_may_be_cancelled_from_another_thread_at_any_time(
     name: str, big: Path, expected: dict[str, Any]
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_call_may_be_cancelled_from_another_thread_at_any_time(
 
 
 @pytest.mark.usefixtures("tidy")
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", some(CALLS, 5))
 def test_a_deadline_that_has_passed_lets_nothing_begin(
     name: str, big: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +298,7 @@ SMALL: dict[str, Callable[[Any, Limits], Any]] = {
 
 
 @pytest.mark.parametrize("verb", SMALL)
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", some(PACKED, 4))
 def test_no_check_is_taken_for_something_else(name: str, verb: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(PACKED[name])

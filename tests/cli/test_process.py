@@ -19,8 +19,15 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="a POSIX shell")
 def run(command: list[str], **options: str) -> tuple[int, str]:
     """Run a command, and return its exit code and what it wrote to stderr."""
     environment = {name: value for name, value in os.environ.items() if name != "CKPTOOL_TRACEBACK"} | options
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, preexec_fn=heed_interrupts
+    )
     return done.returncode, done.stderr
+
+
+def heed_interrupts() -> None:
+    """Undo what shells do to commands in the background, which then ignore Ctrl-C; the tests may be such a command."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def broken(statement: str, *arguments: str) -> list[str]:
@@ -49,7 +56,11 @@ def test_a_closed_output_is_one_line_and_2() -> None:
 @POSIX
 def test_an_interrupt_is_130_and_no_traceback() -> None:
     with subprocess.Popen(
-        [*CKPTOOL, "check", "--explain", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        [*CKPTOOL, "check", "--explain", "-"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=heed_interrupts,
     ) as process:
         assert process.stdin is not None
         assert process.stderr is not None

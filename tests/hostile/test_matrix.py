@@ -53,7 +53,7 @@ EVERY = {
     "I1": 6,
     "I4": 4,
 }
-SMALL = 6
+SMALL = 12
 """Of those a small run takes every so manyth, and one of each row."""
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.loading.same import saved
-from tests.scale import scaled, times
+from tests.scale import exhaustive, times
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 
@@ -118,7 +118,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@scaled
+@exhaustive
 @pytest.mark.filterwarnings("ignore:Sparse ")
 def test_children_of_a_process_that_has_loaded_can_compute(checkpoint: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(checkpoint), str(times(1, 2))]

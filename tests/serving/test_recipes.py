@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tests.scale import some
 from tests.serving.running import IMAGES, RECIPES, Server, free_ports, save_as_gpus_do, serving
 
 BODY = IMAGES.tolist()
@@ -66,7 +67,7 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", some(SERVED, 3))
 def test_its_server_answers_and_follows_the_file(name: str, tmp_path: Path) -> None:
     recipe = SERVED[name]
     if importlib.util.find_spec(recipe.package) is None:
