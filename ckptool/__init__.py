@@ -1,7 +1,5 @@
 """Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ckptool.cancellation import Cancellation
@@ -129,11 +127,25 @@ _ERRORS = frozenset(
 )
 """Errors that few callers catch by name: they can be imported from here, and are listed in ``ckptool.errors`` alone."""
 
-converters["numpy"] = lambda tensor, limits: import_module("ckptool.loading.one_tensor").numpy_array(tensor, limits)
-converters["torch"] = lambda tensor, _: import_module("ckptool.loading.one_tensor").torch_tensor(tensor)
+
+def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
+    from ckptool.loading.one_tensor import numpy_array
+
+    return numpy_array(tensor, limits)
+
+
+def _torch(tensor: LazyTensor, _: Limits) -> Any:
+    from ckptool.loading.one_tensor import torch_tensor
+
+    return torch_tensor(tensor)
+
+
+converters.update(numpy=_numpy, torch=_torch)
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module  # importing it takes as long as a fifth of this package
+
     if name == "reports":
         return import_module("ckptool.reports")
     module = "ckptool.errors" if name in _ERRORS else _LATER.get(name)
@@ -145,6 +157,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    from importlib.util import find_spec
+
     # help() asks for every name that is listed here, so what needs torch is listed where torch is installed.
     there = find_spec("torch") is not None
     names = (name for name in __all__ if there or not _LATER.get(name, "").startswith("ckptool.loading."))

@@ -14,7 +14,7 @@ from ckptool import messages
 from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
-from ckptool.cli import inspect_report, json_output, tables
+from ckptool.cli import inspect_report, tables
 from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
@@ -132,11 +132,13 @@ def inspect(
         except CkptoolError as error:
             failed = True
             if as_json:
-                objects.append(json_output.inspect_error(path, error))
+                objects.append(_unreadable(path, error))
             else:
                 click.echo(error_text(error), err=True)
     if as_json:
-        json_output.print_json(objects[0] if len(objects) == 1 else objects)
+        from ckptool.cli.json_output import print_json
+
+        print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
 
 
@@ -199,10 +201,18 @@ def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
         yield from (messages.show(line.expandtabs(8)) for line in found.text.split("\n"))
 
 
+def _unreadable(path: str, error: CkptoolError) -> dict[str, object]:
+    from ckptool.cli.json_output import inspect_error
+
+    return inspect_error(path, error)
+
+
 def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
+    from ckptool.cli.json_output import inspect_object  # JSON takes milliseconds to import, and is seldom asked for
+
     summary = summarise(checkpoint)
     tensors = selection.of(checkpoint.tensors.values())
-    return json_output.inspect_object(checkpoint, summary, examine(checkpoint, summary), tensors)
+    return inspect_object(checkpoint, summary, examine(checkpoint, summary), tensors)
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

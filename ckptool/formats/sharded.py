@@ -30,11 +30,9 @@ from ckptool.errors import (
 )
 from ckptool.formats import safetensors
 from ckptool.formats.probe import Probe
-from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import some
 from ckptool.sources.files import FileSource
-from ckptool.sources.siblings import components
 
 NAME = "sharded"
 TRAITS = Traits()
@@ -122,6 +120,8 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
 
 def _parse(index: FileSource, limits: Limits) -> _Index:
     """Return what an index says, all of whose names can be opened."""
+    from ckptool.sources.siblings import components  # what most files do not need
+
     if index.nbytes > limits.header_nbytes:
         raise LimitExceeded(
             f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed",
@@ -146,6 +146,8 @@ def _parse(index: FileSource, limits: Limits) -> _Index:
 
 
 def _object(data: bytes) -> dict[str, object]:
+    from ckptool.formats.strict_json import parse_object
+
     try:
         return parse_object(data, "the index of shards", "index")
     except MalformedFile as error:
