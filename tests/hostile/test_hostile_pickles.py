@@ -15,6 +15,7 @@ import pytest
 
 from ckptool import AmbiguousFile, TruncatedFile, UnsafePickle, open_checkpoint
 from tests.build import floats, legacy, pickled, torch_zip
+from tests.each import each
 from tests.hostile.cases.pickles import BOMBS, EXTENSIONS, LENGTHS, RECURSIVE, T, zipped
 from tests.hostile.conftest import MIB, Opened
 from tests.scale import some
@@ -34,7 +35,7 @@ def test_a_negative_length_is_refused(name: str, opened: Opened) -> None:
     assert found["error"] == ["MalformedFile", "malformed-pickle"]
 
 
-@pytest.mark.parametrize("name", [name for name in LENGTHS if name.startswith(("BIN", "SHORT", "BYTE", "LONG"))])
+@each("name", [name for name in LENGTHS if name.startswith(("BIN", "SHORT", "BYTE", "LONG"))])
 def test_a_length_may_reach_to_the_end_and_not_beyond(name: str) -> None:
     code, width = LENGTHS[name][:1], len(LENGTHS[name]) - 1
     head = b"\x80\x04" + code + (40).to_bytes(width, "little")
@@ -68,8 +69,8 @@ def test_bytes_behind_the_pickle_in_a_zip_are_refused(more: bytes) -> None:
     assert caught.value.kind == "ambiguous-pickle"
 
 
-@pytest.mark.parametrize("opcode", [*EXTENSIONS, b"\x97"])
-@pytest.mark.parametrize("wrap", [zipped, legacy, pickled])
+@each("opcode", [*EXTENSIONS, b"\x97"])
+@each("wrap", [zipped, legacy, pickled])
 def test_what_the_file_does_not_hold_is_refused(opcode: bytes, wrap: Callable[[Any], bytes]) -> None:
     with pytest.raises(UnsafePickle):
         open_checkpoint(wrap({"a": opcode}))

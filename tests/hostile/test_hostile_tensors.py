@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, open_checkpoint
 from ckptool.tensors.dtypes import BY_STORAGE_CLASS
 from tests.build import call, floats, legacy, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.each import each
 from tests.hostile.cases.tensors import (
     COO,
     FLOATS,
@@ -46,7 +47,7 @@ def refused(data: bytes) -> str:
     return caught.value.kind
 
 
-@pytest.mark.parametrize("numel", WRONG_NUMEL, ids=repr)
+@each("numel", WRONG_NUMEL)
 def test_a_storage_is_exactly_as_large_as_its_record(numel: Any) -> None:
     kinds = {"storage-size", "malformed-storage"}
 
@@ -68,7 +69,7 @@ def test_a_legacy_stream_that_promises_gigabytes_is_truncated(numel: int, opened
     assert found["error"] == ["TruncatedFile", "truncated-legacy"]
 
 
-@pytest.mark.parametrize("name", STREAM_KEYS)
+@each("name", STREAM_KEYS)
 def test_every_storage_of_a_stream_is_filled_exactly_once(name: str) -> None:
     tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}
     storages = [("0", 4, floats()), ("1", 2, floats(2))]
@@ -84,9 +85,7 @@ def test_storages_of_a_stream_may_stand_in_any_order() -> None:
     assert (found["a"].read(), found["b"].read()) == (floats(), b"bbbbbbbb")
 
 
-@pytest.mark.parametrize(
-    ("offset", "numel"), [(0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)]
-)
+@each(("offset", "numel"), [(0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)])
 def test_a_view_of_a_storage_lies_inside_it(offset: Any, numel: Any) -> None:
     view = storage(rest=(("5", offset, numel),))
 
@@ -114,7 +113,7 @@ def test_one_storage_is_on_one_device(again: bytes) -> None:
         open_checkpoint(torch_zip([T, tensor(again, (1,))], FLOATS))
 
 
-@pytest.mark.parametrize("key", ["1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)])
+@each("key", ["1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)])
 def test_a_storage_has_its_own_record(key: Any) -> None:
     assert refused(zipped(tensor(storage(key)))) in {"missing-storage", "malformed-storage"}
 
@@ -153,7 +152,7 @@ def test_a_tensor_is_accepted_just_if_all_its_elements_are_there(
     assert list(unpack(f"<{len(expected)}f", found.read())) == expected
 
 
-@pytest.mark.parametrize("number", NO_SIZES, ids=repr)
+@each("number", NO_SIZES)
 def test_sizes_strides_and_offsets_are_plain_numbers(number: Any) -> None:
     assert refused(zipped(tensor(storage(), (number,)))) == "malformed-tensor"
     assert refused(zipped(tensor(storage(), (1,), (number,)))) == "malformed-tensor"
@@ -222,13 +221,13 @@ def test_a_view_of_a_deflated_storage_inflates_it_once(opened: Opened) -> None:
     assert found["read"] == 1
 
 
-@pytest.mark.parametrize("name", MALFORMED_SPARSE)
+@each("name", MALFORMED_SPARSE)
 def test_a_sparse_tensor_without_sound_parts_is_refused(name: str) -> None:
     assert refused(sparse(*MALFORMED_SPARSE[name])) == "malformed-tensor"
     assert open_checkpoint(sparse(COO, (INDICES, T, (4,)))).tensors["w"].info.total_nbytes == 32
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@each("name", OTHERS)
 def test_a_tensor_that_contradicts_itself_is_refused(name: str) -> None:
     assert refused(torch_zip({"w": OTHERS[name]}, WITH_INDICES)) == "malformed-tensor"
 
@@ -278,7 +277,7 @@ def test_streams_inside_streams_are_refused(opened: Opened) -> None:
     assert found["error"] is not None
 
 
-@pytest.mark.parametrize("name", INLINE)
+@each("name", INLINE)
 def test_a_plain_pickle_holds_nothing_but_whole_storages(name: str) -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(pickled({"w": tensor(call(LOAD, INLINE[name]))}))

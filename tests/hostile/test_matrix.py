@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import build, scale
+from tests.each import each
 from tests.hostile.cases import Case
 from tests.hostile.cases.every import CASES
 from tests.hostile.child import Watch
@@ -139,7 +140,7 @@ def test_what_happens_and_what_breaks_is_told_of() -> None:
     assert problems(case, {"broken": "killed by signal 11"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "args", "allowed"),
     [
         ("open", ("/in/file", "r", os.O_RDONLY), True),
