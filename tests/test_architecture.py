@@ -225,10 +225,15 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_ckptool_is_light() -> None:
+def test_importing_ckptool_imports_nothing_else() -> None:
+    # The command line begins with this, before anything of it could answer an interrupt.
+    assert loaded_by("import ckptool") - loaded_by("pass") == {"ckptool", "__future__"}
+
+
+def test_the_public_functions_and_errors_are_light() -> None:
     heavy = {"torch", "numpy", "safetensors", "click", "tabulate", "pickle", "subprocess", "socket", "ctypes"}
 
-    assert heavy.isdisjoint(loaded_by("import ckptool"))
+    assert heavy.isdisjoint(loaded_by("import ckptool; ckptool.open_checkpoint, ckptool.CkptoolError"))
 
 
 def test_the_command_line_needs_neither_torch_nor_numpy() -> None:
