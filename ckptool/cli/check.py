@@ -14,6 +14,7 @@ from ckptool.checking.finding import CODES
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, with_options
+from ckptool.errors import CkptoolError
 from ckptool.messages import show
 
 SCHEMA = "ckptool.check/2"
@@ -56,7 +57,14 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     code = 0
     objects: list[dict[str, object]] = []
     for number, path in enumerate(files):
-        report = check_file(path, **arguments)
+        try:
+            report = check_file(path, **arguments)
+        except CkptoolError as error:  # not of this file: of what it is to be compared with, or of this installation
+            if not options["as_json"]:
+                raise
+            objects.append(_not_looked_at(path, error))
+            code = 2
+            continue
         code = max(code, 2 if report.error is not None else 1 if report.worst in ("warning", "error") else 0)
         if options["as_json"]:
             objects.append(_object(report))
@@ -65,7 +73,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo("")
         if report.error is not None:
             click.echo(error_text(report.error), err=True)
-        click.echo(with_options("\n".join(report.lines(show_globals=options["show_globals"]))))
+        if report.error is None or report.findings:
+            click.echo(with_options("\n".join(report.lines(show_globals=options["show_globals"]))))
     if options["as_json"]:
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
@@ -106,6 +115,18 @@ def _object(report: CheckReport) -> dict[str, object]:
         "records": report.records,
         "matching": report.matching,
         "globals": [_global(one) for one in report.globals],
+    }
+
+
+def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "path": path,
+        "depth": "structure",
+        "worst": "error",
+        "verdict": "not looked at",
+        "findings": [],
+        "error": error_object(error),
     }
 
 
