@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from shlex import quote
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -90,9 +91,11 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
 
 def _refuse_archive(checkpoint: Checkpoint) -> None:
     if checkpoint.form == "archive":
-        members = [f"{checkpoint.path}::{member.name}" for member in checkpoint.members]
+        members = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:12]]
         raise MigrationRefused(
-            f"an archive of {len(members):,} checkpoints", kind="archive", hint=f"Pick one: {', '.join(members[:12])}"
+            f"an archive of {len(checkpoint.members):,} checkpoints",
+            kind="archive",
+            hint=f"Pick one: {', '.join(members)}",
         )
 
 
