@@ -33,7 +33,9 @@ class Selection(NamedTuple):
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        chosen = [tensor for tensor in tensors if self.filter.takes(tensor.name)]
+        chosen = list(tensors)
+        if not self.filter.takes_all:
+            chosen = [tensor for tensor in chosen if self.filter.takes(tensor.name)]
         if self.grep is not None:
             chosen = _matching(self.grep, chosen)
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
