@@ -33,12 +33,24 @@ class Selection(NamedTuple):
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        takes_all = self.grep is None and self.filter.takes_all
-        chosen = [tensor for tensor in tensors if takes_all or self._takes(tensor.name)]
+        chosen = list(tensors)
+        if not self.filter.takes_all:
+            chosen = [tensor for tensor in chosen if self.filter.takes(tensor.name)]
+        if self.grep is not None:
+            chosen = _matching(self.grep, chosen)
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
 
-    def _takes(self, name: str) -> bool:
-        return (self.grep is None or bool(self.grep.search(name))) and self.filter.takes(name)
+
+def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
+    """Return the tensors whose name matches; that names are too long to be tried is said."""
+    from ckptool.names.patterns import LONGEST, Trials
+
+    tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
+    if len(tried) < len(tensors):
+        long = messages.counted(len(tensors) - len(tried), "name")
+        click.echo(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
+    trials = Trials()
+    return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
 
 
 @click.command()

@@ -66,7 +66,9 @@ def read_member(probe: Probe, name: str) -> Parsed:
     if archive is not None and inner and name not in archive and outer in archive:
         return _placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
     if archive is None or name not in archive:
-        near = [member for member in archive or () if not member.endswith("/")]
+        from shlex import quote
+
+        near = [quote(member) for member in archive or () if not member.endswith("/")]
         raise MalformedFile(
             f"no member {name!r} among {len(near):,}",
             kind="no-member",

@@ -226,7 +226,10 @@ def _unavailable(path: str, error: OSError) -> FileUnavailable:
     if error.errno in (errno.EACCES, errno.EPERM):
         if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
             return _directory(path)
-        return FileUnavailable("permission denied", kind="permission", hint=f"Make it readable: chmod u+r {path}")
+        from shlex import quote
+
+        command = f"chmod u+r -- {quote(path)}"
+        return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
 
@@ -235,7 +238,9 @@ def _directory(path: str) -> FileUnavailable:
     names = sorted(directory_entries(path), key=lambda name: (not name.endswith(".index.json"), not is_likely(name)))
     many = "one file" if len(names) == 1 else f"{len(names):,} files"
     fact = f"a directory with {many}" if names else "a directory without files"
-    hint = f"Name a file in it: {some(names, 4)}" if names else None
+    from shlex import quote
+
+    hint = f"Name a file in it: {some(list(map(quote, names)), 4)}" if names else None
     return FileUnavailable(fact, kind="directory", hint=hint)
 
 
