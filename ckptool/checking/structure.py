@@ -143,6 +143,21 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK130: arrays of numpy are listed as tensors."""
+    among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values())
+    if among:
+        why = "ckptool.load() makes tensors of them, and so does this:"
+        yield Finding(
+            "CK130",
+            "warning",
+            f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take",
+            *(state_dict_command(checkpoint, why) or ()),
+        )
+    elif found := sum(tensor.info.is_array for tensor in checkpoint.tensors.values()):
+        yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
+
+
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
@@ -234,7 +249,7 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     layouts: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         what = tensor.info.subclass or tensor.info.layout
-        if what != "strided":
+        if what != "strided" and not tensor.info.is_array:
             layouts[what] = layouts.get(what, 0) + 1
     if layouts:
         listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
@@ -274,6 +289,7 @@ CHECKS: tuple[Check, ...] = (
     several_weights,
     mixed_devices,
     not_plain,
+    arrays,
     unused_storage,
     outside_state_dict,
     model_code,

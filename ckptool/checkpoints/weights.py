@@ -16,6 +16,7 @@ from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.messages import counted, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
@@ -202,7 +203,7 @@ def refuse_others(others: Sequence[str], *, drop: bool) -> None:
     """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
     if others and not drop:
         raise MigrationRefused(
-            f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
+            f"{counted(len(others), 'entry')} that the target cannot hold: {some(others)}",
             kind="unsupported-entries",
             hint="Leave them out with `drop_unsupported=True`.",
         )

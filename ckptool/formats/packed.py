@@ -13,6 +13,7 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
+from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
 from ckptool.sources.source import BytesSource, Source
 
@@ -185,5 +186,5 @@ def _no_checkpoint(archive: Archive) -> CkptoolError:
         return NotACheckpoint("not a checkpoint: an archive without files", kind="archive")
     shown = ", ".join(ascii(name)[1:-1] for name in names[:4])
     return NotACheckpoint(
-        f"not a checkpoint: an archive of {len(names):,} files, none of which is one: {shown}", kind="archive"
+        f"not a checkpoint: an archive of {counted(len(names), 'file')} without one: {shown}", kind="archive"
     )

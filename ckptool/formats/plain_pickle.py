@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
@@ -45,7 +45,7 @@ def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
     pickled = read_pickle(probe.source)
     rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))
-    contents = collect(pickled.root, rebuilder, probe.limits)
+    contents = collect_weights(pickled.root, rebuilder, probe.limits)
     notes = []
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")

@@ -17,7 +17,7 @@ from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy
@@ -51,7 +51,7 @@ def read(probe: Probe) -> Parsed:
     content = archive.open("pickle")
     tree = read_pickle(content)
     rebuilder = Rebuilder(tables.resolve, partial(torch_legacy.nested_storage, limits=probe.limits))
-    contents = collect(tree.root, rebuilder, probe.limits)
+    contents = collect_weights(tree.root, rebuilder, probe.limits)
     return Parsed(
         probe.source,
         NAME,

@@ -16,7 +16,8 @@ from functools import partial
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checkpoints.contents import ModelGraph, collect
+from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.contents import ModelGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats import torch_legacy
@@ -59,7 +60,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     tree = archive.open(f"{root}data.pkl")
     pickled = read_pickle(tree)
     rebuilder = storages.rebuilder()
-    contents = collect(pickled.root, rebuilder, archive.limits, graph)
+    contents = collect_weights(pickled.root, rebuilder, archive.limits, graph)
     notes = list(archive.notes)
     if root.count("/") != 1:
         notes.append(f"data.pkl is in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")

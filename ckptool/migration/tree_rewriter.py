@@ -215,7 +215,9 @@ class TreeRewriter:
             return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
         # Any other call that makes a tensor: a parameter, a sparse or quantised tensor, a subclass.
         info = self._rebuilder.tensor(node)
-        return node if info is None or info.storage is None else self._tensor_call(node, func, info, info.storage)
+        if info is None or info.storage is None or info.is_array:
+            return node
+        return self._tensor_call(node, func, info, info.storage)
 
     def _tensor_call(self, node: Call, func: Global, info: TensorInfo, storage: StorageRef) -> Inert:
         """Return the call to write for one that makes a tensor: itself, unless the tensor's memory changes."""

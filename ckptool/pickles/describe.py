@@ -48,7 +48,7 @@ def describe(node: Inert, depth: int = 0) -> str:
     """
     array = numpy_array(node)
     if array is not None:
-        return f"array of {array.dtype} {list(array.shape)}"
+        return str(array)
     scalar = numpy_scalar(node)
     if scalar is not None:
         return str(scalar[1]) if scalar[1] is not None else kind_of(node)
