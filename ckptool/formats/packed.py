@@ -1,5 +1,5 @@
 """
-Checkpoints packed in something else: gzip, or the members of a zip or tar made by other programs.
+Checkpoints packed in something else: compressed as a whole, or the members of a zip or tar made by other programs.
 
 stable-baselines3 zips hold policy.pth beside its optimizer; AllenNLP tars hold weights.th beside a vocabulary. The one
 member that holds a model's weights is opened; where several do, they are listed, and ``FILE::MEMBER`` picks one.
@@ -7,7 +7,8 @@ member that holds a model's weights is opened; where several do, they are listed
 
 from __future__ import annotations
 
-from ckptool.archives.archive import Archive, gunzip
+from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import Compression, decompress
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
@@ -20,7 +21,6 @@ from ckptool.sources.source import BytesSource, Source
 NAME = "packed"
 TRAITS = Traits()
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _KNOWN_OF = (
     ("/.data/extern_modules", "a torch.package archive"),
     ("/attributes.pkl", "TorchScript of PyTorch 1.0 or 1.1 (model.json)"),
@@ -29,18 +29,19 @@ _KNOWN_OF = (
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a gzip file, a zip or a tar; formats that are zips or tars themselves come before."""
-    return probe.head.startswith(_GZIP_MAGIC) or probe.zip is not None or probe.tar is not None
+    """Say whether this is a compressed file, a zip or a tar; formats that are zips or tars themselves come before."""
+    return probe.compression is not None or probe.zip is not None or probe.tar is not None
 
 
 def read(probe: Probe) -> Parsed:
     """Open the one checkpoint inside, or list those that are there."""
-    if probe.head.startswith(_GZIP_MAGIC):
-        content = _unpacked(probe)
+    kind = probe.compression
+    if kind is not None:
+        content = _unpacked(probe, kind)
         if not content.nbytes:
             raise NotACheckpoint(
-                f"not a checkpoint: a gzip file of {probe.source.nbytes:,} bytes with nothing in it",
-                kind="gzip-empty",
+                f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it",
+                kind=f"{kind.name}-empty",
                 hint="Pack or download it again.",
             )
         return probe.read_inner(content)
@@ -60,8 +61,8 @@ def read_member(probe: Probe, name: str) -> Parsed:
     Raises:
         MalformedFile: There is no such member.
     """
-    if probe.head.startswith(_GZIP_MAGIC):
-        return read_member(probe.inner(_unpacked(probe)), name)
+    if probe.compression is not None:
+        return read_member(probe.inner(_unpacked(probe, probe.compression)), name)
     archive = probe.zip or probe.tar
     outer, _, inner = name.partition("::")
     if archive is not None and inner and name not in archive and outer in archive:
@@ -87,8 +88,8 @@ def _placed(parsed: Parsed, archive: Archive, name: str) -> Parsed:
     )
 
 
-def _unpacked(probe: Probe) -> Source:
-    content = gunzip(probe.source, probe.limits)
+def _unpacked(probe: Probe, kind: Compression) -> Source:
+    content = decompress(probe.source, kind, probe.limits)
     return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes)
 
 

@@ -3,11 +3,13 @@
 
     pickle    … torch.storage._load_from_bytes(b"legacy stream") …
 
+``joblib.dump`` writes the same, but for arrays of numpy, whose elements are between the opcodes (``joblib_arrays``).
 Protocols 0 and 1 have no mark of their own, so those are taken for pickles only if they parse from end to end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from ckptool.checkpoints.arrays import collect_weights
@@ -15,8 +17,10 @@ from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
+from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import is_container
-from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.reader import Pickle
+from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 
 NAME = "pickle"
@@ -33,7 +37,7 @@ def sniff(probe: Probe) -> bool:
     if head[:1] not in (b"(", b"]", b"}", b"c", b"l", b"d") or probe.source.nbytes > _MAX_UNMARKED_NBYTES:
         return False
     try:
-        pickled = read_pickle(probe.source)
+        pickled = read_with_arrays(probe.source)
     except Cancelled:
         raise
     except CkptoolError:
@@ -43,7 +47,7 @@ def sniff(probe: Probe) -> bool:
 
 def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
-    pickled = read_pickle(probe.source)
+    pickled = read_with_arrays(probe.source)
     rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))
     contents = collect_weights(pickled.root, rebuilder, probe.limits)
     notes = []
@@ -56,6 +60,17 @@ def read(probe: Probe) -> Parsed:
         contents,
         root=pickled.root,
         rebuilder=rebuilder,
-        streams=(Stream("", probe.source, 0, pickled.end, pickled.globals),),
+        streams=tuple(_streams(probe.source, pickled)),
         notes=tuple(notes),
     )
+
+
+def _streams(source: Source, pickled: Pickle) -> Iterator[Stream]:
+    """Yield the opcodes of a pickle, in as many parts as arrays between them make of it."""
+    start, names = 0, pickled.globals
+    for block in pickled.blocks:
+        if start < block.start:
+            yield Stream("", source, start, block.start, names)
+            names = ()
+        start = block.stop
+    yield Stream("", source, start, pickled.end, names)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import Compression, compression_of
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
@@ -37,6 +38,11 @@ class Probe:
     def head(self) -> bytes:
         """The first bytes, up to 4 KiB."""
         return self.source.read(0, min(_HEAD_NBYTES, self.source.nbytes))
+
+    @cached_property
+    def compression(self) -> Compression | None:
+        """How the whole file is compressed; None if it is not."""
+        return compression_of(self.head)
 
     @cached_property
     def zip(self) -> Archive | None:

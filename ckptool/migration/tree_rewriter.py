@@ -17,6 +17,7 @@ from typing import TypeAlias
 from ckptool.errors import MigrationRefused
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array
 from ckptool.pickles.writer import PlainTensor
 from ckptool.tensors import dtypes
 from ckptool.tensors.payloads import StoragePayload
@@ -195,6 +196,8 @@ class TreeRewriter:
         func = nodes.global_of(node.func)
         if func is None:
             return node
+        if func.name == "NumpyArrayWrapper" and is_array(node):  # only joblib finds what follows it
+            return self._finish(as_numpy_writes_it(node))
         if (
             func.name == "_rebuild_tensor_v2"
         ):  # most calls are this one: what it says is in ``info``, and shorter to write

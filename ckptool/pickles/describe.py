@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptool.messages import cut
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Global, Inert, PersistentId, Set
+from ckptool.pickles.nodes import Block, Call, Global, Inert, PersistentId, Set
 from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
 
 _MAX_ITEMS = 6
@@ -56,6 +56,8 @@ def describe(node: Inert, depth: int = 0) -> str:
         return _clip(repr(node[: _MAX_TEXT + 1]))
     if isinstance(node, bytes | bytearray):
         return f"{len(node):,} bytes"
+    if isinstance(node, Block):
+        return f"{node.nbytes:,} bytes"
     if isinstance(node, bool | float) or node is None:
         return str(node)
     if isinstance(node, int):

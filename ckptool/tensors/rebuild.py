@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors import rebuild_composites as composites
 from ckptool.tensors.dtypes import DType
@@ -308,15 +308,22 @@ class Rebuilder:
         array = numpy_array(node, self._raw)
         if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
             return None
-        source = self._arrays.get(id(array.data))
-        if source is None:  # arrays may share their bytes
-            source = self._arrays[id(array.data)] = BytesSource(array.data)
+        source, offset, nbytes = self._elements(array.data)
         sizes = row_major([array.shape[axis] for axis in array.axes])
         stride = tuple(step for _, step in sorted(zip(array.axes, sizes, strict=True)))
-        ref = StorageRef("numpy", "cpu", source.nbytes, source, 0, array.big_endian)
+        ref = StorageRef("numpy", "cpu", nbytes, source, offset, array.big_endian)
         info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
         check_extent(info)
         return info
+
+    def _elements(self, data: bytes | Block) -> tuple[Source, int, int]:
+        """Return where an array's bytes are: a source, their offset in it, and how many they are."""
+        if isinstance(data, Block):
+            return data.source, data.offset, data.nbytes
+        source = self._arrays.get(id(data))
+        if source is None:  # arrays may share their bytes
+            source = self._arrays[id(data)] = BytesSource(data)
+        return source, 0, source.nbytes
 
 
 _MOST_ARGS = 8
