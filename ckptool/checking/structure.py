@@ -16,6 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY
+from ckptool.pickles import nodes
 from ckptool.tensors.tensor import identity
 
 
@@ -53,6 +54,18 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     elif others:
         yield Finding(
             "CK102", "info", f"the archive also holds {some(others)}", *run(checkpoint, "inspect", member=others[0])
+        )
+
+
+def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK131: bytes inside the file are a file of their own."""
+    for path, one in list(checkpoint.embedded.items())[:_MOST_EMBEDDED]:
+        member = f"{checkpoint.member}::{path}" if checkpoint.member else path
+        yield Finding(
+            "CK131",
+            "info",
+            f"{path!r} is {one.what}, {counted(one.nbytes, 'byte')}, which was not opened",
+            *run(checkpoint, "inspect", member=member),
         )
 
 
@@ -108,6 +121,19 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "info",
             f"unpickling would import {some(names)} (not imported here)",
             *run(checkpoint, "inspect", globals=True),
+        )
+
+
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
+            "beside it",
+            "Make one file of its directory: "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
         )
 
 
@@ -179,6 +205,28 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "info",
             f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
             *run(checkpoint, "inspect", all=True),
+        )
+
+
+def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK132: the weights of a program have no names of a model."""
+    if checkpoint.traits.program is None or checkpoint.tensors:
+        return
+    constants = sum(name.startswith("constants.") for name in checkpoint.attributes)
+    if constants:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"frozen: its weights are {counted(constants, 'constant')} of its code, without the names that they had",
+            "Nothing can give them back: use the file from before torch.jit.freeze().",
+        )
+    elif checkpoint.attributes:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"its state_dict() is empty: {counted(len(checkpoint.attributes), 'tensor')} without a name in what its "
+            f"__getstate__() gave",
+            "Load it with torch.jit.load(), or use the model that was scripted.",
         )
 
 
@@ -261,6 +309,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
 
 
+_MOST_EMBEDDED = 8
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 
 _FAMILIAR = (
@@ -282,6 +331,7 @@ CHECKS: tuple[Check, ...] = (
     container_notes,
     other_members,
     unopened_members,
+    embedded_files,
     announced_size,
     clashing_names,
     bound_method,
@@ -292,6 +342,8 @@ CHECKS: tuple[Check, ...] = (
     arrays,
     unused_storage,
     outside_state_dict,
+    program_without_names,
+    distributed_index,
     model_code,
     unreadable,
     foreign_names,

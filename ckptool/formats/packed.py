@@ -22,8 +22,16 @@ NAME = "packed"
 TRAITS = Traits()
 
 _KNOWN_OF = (
-    ("/.data/extern_modules", "a torch.package archive"),
-    ("/attributes.pkl", "TorchScript of PyTorch 1.0 or 1.1 (model.json)"),
+    (
+        "/.data/extern_modules",
+        "a torch.package archive",
+        "Where its code may run, load it with torch.package.PackageImporter, and save the state_dict() of the model.",
+    ),
+    (
+        "/attributes.pkl",
+        "TorchScript of PyTorch 1.0 or 1.1 (model.json)",
+        "Where its code may run, load it with torch.jit.load(), and save its state_dict().",
+    ),
 )
 """Members by which torch's own archives are known that no format here reads."""
 
@@ -48,15 +56,15 @@ def read(probe: Probe) -> Parsed:
     archive = probe.zip or probe.tar
     if archive is None:
         raise MalformedFile("an archive without members", kind="empty-archive")
-    for ending, what in _KNOWN_OF:
+    for ending, what, hint in _KNOWN_OF:
         if any(name.endswith(ending) for name in archive):
-            raise UnsupportedFeature(f"{what}, which is not handled", kind="old-torch-archive")
+            raise UnsupportedFeature(f"{what}, which is not handled", kind="old-torch-archive", hint=hint)
     return _choose(probe, archive)
 
 
 def read_member(probe: Probe, name: str) -> Parsed:
     """
-    Open the named member of a packed file; ``A::B`` is the member B of the member A.
+    Open the named member of a packed file, or the value of a pickle that is a file; ``A::B`` is the B of the member A.
 
     Raises:
         MalformedFile: There is no such member.
@@ -68,20 +76,40 @@ def read_member(probe: Probe, name: str) -> Parsed:
     if archive is not None and inner and name not in archive and outer in archive:
         return _placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
     if archive is None or name not in archive:
-        near = [member for member in archive or () if not member.endswith("/")]
-        raise MalformedFile(
-            f"no member {name!r} among {len(near):,}",
-            kind="no-member",
-            hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
-        )
+        return _read_embedded(probe, archive, name)
     return _placed(probe.read_inner(archive.open(name)), archive, name)
 
 
-def _placed(parsed: Parsed, archive: Archive, name: str) -> Parsed:
+def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
+    """Open the value of a pickle that is a file itself, by its path; after it may come the path of one in that."""
+    from ckptool.checkpoints.embedded import find_embedded
+
+    try:
+        found = find_embedded(probe.read().contents.extras)
+    except (NotACheckpoint, UnknownFormat):
+        if archive is None:
+            raise
+        found = {}
+    outer, rest = name, None
+    while outer not in found and "::" in outer:
+        outer, _, inner = outer.rpartition("::")
+        rest = inner if rest is None else f"{inner}::{rest}"
+    if outer in found:
+        inside = probe.inner(BytesSource(found[outer].data, probe.source.cancellation))
+        return _placed(inside.read() if rest is None else read_member(inside, rest), None, outer)
+    near = [*found, *(member for member in archive or () if not member.endswith("/"))]
+    raise MalformedFile(
+        f"no member {name!r} among {len(near):,}",
+        kind="no-member",
+        hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
+    )
+
+
+def _placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
     """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
     return parsed._replace(
         member=name if parsed.member is None else f"{name}::{parsed.member}",
-        archives=(archive, *parsed.archives),
+        archives=(*((archive,) if archive is not None else ()), *parsed.archives),
         members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
         inside={f"{name}::{key}": _placed(one, archive, name) for key, one in parsed.inside.items()},
         unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),

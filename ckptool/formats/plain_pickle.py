@@ -14,14 +14,16 @@ from functools import partial
 
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
+from ckptool.messages import counted
 from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import is_container
 from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import storage_id
 
 NAME = "pickle"
 TRAITS = Traits(has_tree=True, refusal="it was written by pickle.dump() and not by torch.save()")
@@ -49,7 +51,10 @@ def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
     pickled = read_with_arrays(probe.source)
     rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))
-    contents = collect_weights(pickled.root, rebuilder, probe.limits)
+    try:
+        contents = collect_weights(pickled.root, rebuilder, probe.limits)
+    except MalformedFile as error:
+        raise _bare(pickled) or error  # noqa: B904 - the same one, or one that says more
     notes = []
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
@@ -74,3 +79,15 @@ def _streams(source: Source, pickled: Pickle) -> Iterator[Stream]:
             names = ()
         start = block.stop
     yield Stream("", source, start, pickled.end, names)
+
+
+def _bare(pickled: Pickle) -> MalformedFile | None:
+    """Return the error for a pickle whose tensors refer to storages, which only a whole file of torch.save() has."""
+    storages = {named.key for node in pickled.persistent_ids if (named := storage_id(node.pid)) is not None}
+    if not storages:
+        return None
+    return MalformedFile(
+        f"a data.pkl alone: {counted(len(storages), 'storage')} that it refers to would be in other records of its zip",
+        kind="bare-pickle",
+        hint="Open the whole file that torch.save() wrote, as it was before it was unpacked.",
+    )

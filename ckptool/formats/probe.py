@@ -54,6 +54,10 @@ class Probe:
         """The members of a tar; None if it is not one. Raises what ``read_tar`` raises."""
         return tars.read_tar(self.source, self.limits) if tars.is_tar(self.head) else None
 
+    def read(self) -> Parsed:
+        """Read this source itself."""
+        return self._read_inner(self)
+
     def inner(self, source: Source) -> Probe:
         """Return the probe for something packed inside this source."""
         if self.depth >= _MAX_DEPTH:

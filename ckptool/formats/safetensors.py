@@ -226,9 +226,8 @@ def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, o
         # The reference library also takes a list of the three, and a type as the key of an object.
         if type(entry) is list and len(entry) == len(_FIELDS):
             header[name] = entry = dict(zip(_FIELDS, entry, strict=True))
-        dtype = entry.get("dtype") if type(entry) is dict else None
-        if type(dtype) is dict and list(dtype.values()) == [None] and name != "__metadata__":
-            header[name] = {**entry, "dtype": next(iter(dtype))}
+        if isinstance(entry, dict) and name != "__metadata__" and isinstance(dtype := entry.get("dtype"), dict):
+            header[name] = {**entry, "dtype": next(iter(dtype)) if list(dtype.values()) == [None] else None}
     return header
 
 
