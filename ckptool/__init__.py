@@ -113,6 +113,7 @@ _ERRORS = frozenset(
         "AmbiguousFile",
         "DeviceUnavailable",
         "FileUnavailable",
+        "IncompleteWeights",
         "LimitExceeded",
         "MalformedFile",
         "NotACheckpoint",

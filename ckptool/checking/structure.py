@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ckptool.checking import allowed
 from ckptool.checking.finding import Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY
@@ -94,6 +95,14 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK120: weights were partitioned, and the file has stubs without elements in their place."""
+    for state_dict in checkpoint.state_dicts:
+        stubs = stubs_in(checkpoint, state_dict) if state_dict.role in ("model", "ema") else None
+        if stubs is not None:
+            yield Finding("CK120", "warning", stubs.fact, MERGE_PARTITIONS)
+
+
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
@@ -171,18 +180,20 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK402 to CK404: what a state_dict() would hold depends on code, which is not in the file."""
     for path, walk in checkpoint.walks:
         where = f" under {path!r}" if path else ""
-        for cls, hook in walk.hooks:
+        for _path, cls, hook in walk.hooks:
             yield Finding(
                 "CK402",
                 "warning",
                 f"a state-dict hook may add or rename keys: {hook} of {cls}{where}",
                 _ASK_THE_CLASS,
             )
-        if walk.own_savers:
+        if walk.unlisted:
+            modules = [f"{name or 'the model itself'} ({cls})" for name, cls in walk.unlisted]
             yield Finding(
                 "CK403",
                 "warning",
-                f"not listed: what {some(walk.own_savers)}{where} would add to a state_dict in code",
+                f"not listed: what {counted(len(modules), 'module')}{where} would add to a state_dict in code: "
+                f"{some(modules)}",
                 _ASK_THE_CLASS,
             )
         if walk.foreign_classes:
@@ -269,6 +280,7 @@ CHECKS: tuple[Check, ...] = (
     unopened_members,
     announced_size,
     clashing_names,
+    empty_stubs,
     bound_method,
     wrapper_prefixes,
     several_weights,

@@ -85,6 +85,9 @@ class _InOrder(click.Command):
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
 @click.option(
+    "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."
+)
+@click.option(
     "--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, load the weights, save the whole model."
 )
 @click.option(

@@ -66,6 +66,7 @@ def migrate(
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
+        IncompleteWeights: The file does not have all that the ``state_dict()`` of these weights would hold.
         MigrationRefused: It would lose or confuse something, leave no tensor say; the hint names the option that allows
             it.
         OutputExists: ``dst`` exists.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.completeness import refuse_incomplete
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import safetensors_plan, selection, torch_plan
@@ -55,7 +56,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
     Return the plan of a migration.
 
     Raises:
-        WeightsNotFound: No state dict is the one that was asked for, or several could be.
+        WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
         MigrationRefused: It would lose or confuse something.
     """
     _refuse_archive(checkpoint)
@@ -72,7 +73,10 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
             checkpoint, names, changes.to, root, wrappers=wrappers, drop=drop, model=model, casting=casting
         )
         return Plan(form, target, whole, changes.to, names, casting=casting)
-    weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), names, drop=changes.drop)
+    chosen = choose(checkpoint, changes.key, changes.weights)
+    if not changes.allow_missing:
+        refuse_incomplete(checkpoint, chosen, names.filter)
+    weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
