@@ -125,16 +125,6 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
                 yield from (flag, one)
 
 
-def state_dict_command(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
-    """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
-    models = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
-    if checkpoint.weights is None and not models:
-        return None
-    chosen = checkpoint.weights or models[0]
-    key = "" if checkpoint.weights is chosen else chosen.key
-    return run(checkpoint, "migrate", why=why, form="state_dict", key=key)
-
-
 def finding_lines(finding: Finding) -> Iterator[str]:
     """Yield the line of a finding, and below it what to do, and the command that does it."""
     yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")

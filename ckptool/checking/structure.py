@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ckptool.checking import allowed
-from ckptool.checking.finding import Finding, run, state_dict_command
+from ckptool.checking import advice, allowed
+from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise
@@ -60,8 +60,8 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
     for name, why in checkpoint.unopened:
-        advice = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
-        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *advice)
+        look = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
+        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
 
 
 def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
@@ -126,17 +126,12 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
+        why = "A model without that wrapper expects the names without it."
         yield Finding(
             "CK301",
             "info",
             f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            *run(
-                checkpoint,
-                "migrate",
-                why="A model without that wrapper expects the names without it.",
-                strip_module=plain,
-                strip_wrappers=not plain,
-            ),
+            *(advice.migration(checkpoint, why, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
         )
 
 
@@ -148,19 +143,20 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK302",
             "info",
             f"several state dicts could be the weights: {some(candidates)}",
-            *(state_dict_command(checkpoint, "Pick one with `key=`.") or ()),
+            *(advice.state_dict(checkpoint, "Pick one with `key=`.") or ()),
         )
 
 
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
+    why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
         yield Finding(
             "CK303",
             "info",
             f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them",
-            *run(checkpoint, "migrate", why="Clone views before saving them.", form="safetensors"),
+            *(advice.migration(checkpoint, why, form="safetensors") or Advice(why)),
         )
 
 
@@ -207,12 +203,13 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK405: a method was saved, and with it the whole model."""
+    why = "Save model.state_dict() instead."
     if checkpoint.bound_method:
         yield Finding(
             "CK405",
             "warning",
             "a bound method was saved, and the whole model with it: state_dict is missing its parentheses",
-            *(state_dict_command(checkpoint, "Save model.state_dict() instead.") or ()),
+            *(advice.state_dict(checkpoint, why) or Advice(why)),
         )
 
 
@@ -236,7 +233,7 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]
             "CK501",
             "warning",
             f"tensors were saved on {len(devices)} devices: {some(devices)}",
-            *run(checkpoint, "migrate", to="cpu"),
+            *(advice.migration(checkpoint, to="cpu") or ()),
         )
 
 

@@ -51,9 +51,10 @@ class Plan(NamedTuple):
         return self.form == "model" and self.weights is not None
 
 
-def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan:
+def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sketch: bool = False) -> Plan:
     """
-    Return the plan of a migration.
+    Return the plan of a migration. A ``sketch`` is for those who ask what would be refused: what cannot be, as it is
+    plain, is not in its pickle.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
@@ -70,7 +71,15 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
         model = _model_in(checkpoint, changes) if form == "model" else None
         drop = tuple(changes.drop)
         whole = torch_plan.plan_same(
-            checkpoint, names, changes.to, root, wrappers=wrappers, drop=drop, model=model, casting=casting
+            checkpoint,
+            names,
+            changes.to,
+            root,
+            wrappers=wrappers,
+            drop=drop,
+            model=model,
+            casting=casting,
+            sketch=sketch,
         )
         return Plan(form, target, whole, changes.to, names, casting=casting)
     chosen = choose(checkpoint, changes.key, changes.weights)
@@ -84,7 +93,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
         packed = safetensors_plan.plan(weights, **options, cancellation=checkpoint.source.cancellation)
         return Plan(form, target, packed, changes.to, names, weights, casting)
     location = "cpu" if form == "model" else changes.to  # a model is built there
-    plain = torch_plan.plan_weights(checkpoint, weights, location, root)
+    plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)
 
 
