@@ -38,6 +38,7 @@ CODES: Final = {
     "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
     "CK115": Code(None, "Another checkpoint in the archive has a problem."),
     "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
+    "CK121": Code("warning", "Most tensors of the weights have no elements."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
     "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),

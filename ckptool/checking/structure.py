@@ -96,11 +96,17 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 
 def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK120: weights were partitioned, and the file has stubs without elements in their place."""
+    """CK120: the file has stubs without elements for weights that were partitioned. CK121: so it seems."""
     for state_dict in checkpoint.state_dicts:
-        stubs = stubs_in(checkpoint, state_dict) if state_dict.role in ("model", "ema") else None
+        if state_dict.role not in ("model", "ema"):
+            continue
+        stubs = stubs_in(checkpoint, state_dict)
+        empty = [name for name, tensor in state_dict.items() if not tensor.info.numel]
         if stubs is not None:
             yield Finding("CK120", "warning", stubs.fact, MERGE_PARTITIONS)
+        elif 2 * len(empty) > len(state_dict):
+            fact = f"{len(empty):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(empty)}"
+            yield Finding("CK121", "warning", fact, "If training was partitioned, the values are in other files.")
 
 
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:

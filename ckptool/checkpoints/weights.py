@@ -109,7 +109,9 @@ def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: 
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
     listed = ", ".join(map(repr, error.candidates[:12]))
-    error.hint = f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`."
+    error.hint = (
+        f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`, in a .pth file."
+    )
     return error
 
 

@@ -39,6 +39,28 @@ class Selection(NamedTuple):
     def _takes(self, name: str) -> bool:
         return (self.grep is None or bool(self.grep.search(name))) and self.filter.takes(name)
 
+    def nothing(self, names: Iterable[str]) -> str | None:
+        """Return a line about a selection that takes none of the names there are, and what would take some."""
+        known = list(names)
+        if not known or any(map(self._takes, known)):
+            return None
+        patterns = (self.grep.pattern,) if self.grep is not None else ()
+        options = {"grep": patterns, "include": self.filter.include, "exclude": self.filter.exclude}
+        asked = " ".join(f"--{option} {value!r}" for option, values in options.items() for value in values)
+        near = next(filter(None, self._nearly(known)), "")
+        return messages.labelled("listed", f"0 of {len(known):,} names match {messages.show(asked)}{near}")
+
+    def _nearly(self, names: Sequence[str]) -> Iterator[str]:
+        if self.grep is not None:
+            pattern = re.compile(self.grep.pattern, re.IGNORECASE)
+            count = sum(1 for name in names if pattern.search(name))
+            yield f"; {count:,} do in another case: --grep '(?i)…'" if count else ""
+        for glob in self.filter.include:
+            inside = Filter((f"*{glob}*",), ())
+            count = sum(1 for name in names if inside.takes(name))
+            wider = messages.show(repr(inside.include[0]))
+            yield f"; a glob is compared with whole names: {wider} matches {count:,}" if count else ""
+
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
@@ -155,9 +177,15 @@ def _report(
     tensors = selection.of(checkpoint.tensors.values())
     if table_format is not None:  # to be pasted or parsed: the table alone
         yield _formatted(checkpoint, tensors, columns, table_format)
+        nothing = selection.nothing(checkpoint.tensors)
+        if nothing is not None:
+            click.echo(nothing.strip(), err=True)
         return
     summary = summarise(checkpoint)
     yield from inspect_report.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    nothing = selection.nothing(checkpoint.tensors)
+    if nothing is not None:
+        yield nothing
     if not quiet and tensors:
         yield ""
         yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)

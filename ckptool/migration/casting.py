@@ -111,6 +111,8 @@ class Casting:
             self._keep = [re.compile(pattern) for pattern in keep]
         except re.error as error:
             raise MigrationRefused(f"not a regular expression: {error}", kind="bad-pattern") from error
+        self.keeps_nothing: tuple[str, ...] = tuple(keep)
+        """Those of ``keep`` that have matched no name so far."""
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
@@ -136,8 +138,10 @@ class Casting:
             if memory is None or not self._takes(tensor.info):
                 continue
             chosen.setdefault(memory, (name, tensor))
-            if any(pattern.search(name) for pattern in self._keep):
+            matching = {pattern.pattern for pattern in self._keep if pattern.search(name)}
+            if matching:
                 kept.add(memory)
+                self.keeps_nothing = tuple(one for one in self.keeps_nothing if one not in matching)
         for memory, (name, tensor) in chosen.items():
             if memory not in kept and memory not in self._made:
                 self._made[memory] = self._cast(name, tensor)

@@ -147,3 +147,21 @@ def test_weights_that_were_not_partitioned_are_taken_as_they_are(tmp_path: Path)
 
     assert "CK120" not in [one.code for one in ckptool.check(path).findings]
     assert len(ckptool.load(path)) == 9
+
+
+def test_weights_that_are_mostly_empty_are_told_of_though_nothing_says_what_they_were(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.empty(0), "b.weight": torch.empty(0), "mean": torch.ones(2)}, tmp_path / "stubs.pth")
+    torch.save({"a.weight": torch.ones(2), "b.weight": torch.empty(0)}, tmp_path / "sound.pth")
+
+    (finding,) = [one for one in ckptool.check(tmp_path / "stubs.pth").findings if one.code == "CK121"]
+
+    assert finding.message.startswith("2 of 3 tensors have no elements: a.weight, b.weight")
+    assert "CK121" not in [one.code for one in ckptool.check(tmp_path / "sound.pth").findings]
+
+
+def test_tensors_that_a_state_dict_would_not_hold_are_named_in_the_report(tmp_path: Path) -> None:
+    path = whole(tmp_path, ("models", "Table"), table=T)
+
+    (note,) = [one for one in ckptool.migrate(path, tmp_path / "out.safetensors").notes if "outside" in one]
+
+    assert note == "1 tensor outside the state_dict() is left out: q.table"
