@@ -12,8 +12,6 @@ those with state-dict hooks, and the classes that may override anything.
 See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
