@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import finding, requirements, torch_load, value_survey
+from ckptool.checking import advice, finding, requirements, torch_load, value_survey
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_command
+from ckptool.checking.finding import Advice, Finding, finding_lines
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -249,20 +249,22 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
 
 
+_NO_STATE_DICT = "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
+_NONE_HELPS = "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
+
+
 def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
     if not stock.refusals or checkpoint.traits.is_plain:
         return []
     first, *rest = stock.refusals
     names = some([refusal.what for refusal in rest])
-    advice = state_dict_command(checkpoint) or Advice(
-        "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
-    )
+    mend = advice.state_dict(checkpoint) or Advice(_NONE_HELPS if checkpoint.weights else _NO_STATE_DICT)
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:
             found.append(
-                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *advice)
+                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *mend)
             )
         return found
     if first.kind == "container":
@@ -270,7 +272,7 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     else:
         what = some([refusal.what for refusal in stock.refusals])
         fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
-    return [Finding("CK202", "warning", fact, *advice)]
+    return [Finding("CK202", "warning", fact, *mend)]
 
 
 def _nested(stock: TorchLoadVerdict) -> list[Finding]:

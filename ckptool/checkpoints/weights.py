@@ -123,7 +123,9 @@ def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: 
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
     listed = ", ".join(map(for_shell, error.candidates[:12]))
-    error.hint = f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`."
+    error.hint = (
+        f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`, in a .pth file."
+    )
     return error
 
 
@@ -139,7 +141,7 @@ def prepare(
     """
     check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
-    pairs = _entries(state_dict)
+    pairs = _entries(checkpoint, state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
     # What lies deeper, in a tuple say, goes where its entry goes.
@@ -195,9 +197,13 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
         yield path[len(head) :] if path.startswith(head) else "\0"
 
 
-def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
-    """Return the direct entries of a mapping."""
-    if state_dict.class_name is not None or state_dict.node is None:
+def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
+    """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
+    if state_dict.class_name is not None:
+        entries = next((walk.entries for path, walk in checkpoint.walks if path == state_dict.key), [])
+        listed = [entry for entry in entries if entry.kind is None or entry.name in state_dict]
+        return [(entry.name, entry.node) for entry in listed] if len(listed) > len(state_dict) else []
+    if state_dict.node is None:
         return []
     pairs = nodes.mapping_pairs(state_dict.node) or []
     return [pair for pair in pairs if isinstance(pair[0], str)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import click
@@ -39,6 +39,26 @@ class Selection(NamedTuple):
         if self.grep is not None:
             chosen = _matching(self.grep, chosen)
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
+
+    def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:
+        """Return a line about a selection that takes none of the names there are, and what would take some."""
+        if chosen or not tensors:
+            return None
+        patterns = (self.grep.pattern,) if self.grep is not None else ()
+        options = {"grep": patterns, "include": self.filter.include, "exclude": self.filter.exclude}
+        asked = " ".join(f"--{option} {value!r}" for option, values in options.items() for value in values)
+        near = next(filter(None, self._nearly(tensors)), "")
+        return messages.labelled("listed", f"0 of {len(tensors):,} names match {messages.show(asked)}{near}")
+
+    def _nearly(self, tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
+        if self.grep is not None:
+            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), list(tensors.values())))
+            yield f"; {count:,} do in another case: --grep '(?i)…'" if count else ""
+        for glob in self.filter.include:
+            inside = Filter((f"*{glob}*",), ())
+            count = sum(1 for name in tensors if inside.takes(name))
+            wider = messages.show(repr(inside.include[0]))
+            yield f"; a glob is compared with whole names: {wider} matches {count:,}" if count else ""
 
 
 def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
@@ -163,9 +183,15 @@ def _report(
     tensors = selection.of(checkpoint.tensors.values())
     if table_format is not None:  # to be pasted or parsed: the table alone
         yield _formatted(checkpoint, tensors, columns, table_format)
+        nothing = selection.nothing(checkpoint.tensors, tensors)
+        if nothing is not None:
+            click.echo(nothing.strip(), err=True)
         return
     summary = summarise(checkpoint)
     yield from inspect_report.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    nothing = selection.nothing(checkpoint.tensors, tensors)
+    if nothing is not None:
+        yield nothing
     if not quiet and tensors:
         yield ""
         yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
