@@ -7,6 +7,7 @@ from shlex import join
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import candidates
 from ckptool.messages import labelled, show
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
@@ -126,7 +127,7 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
 
 def state_dict_command(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
     """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
-    models = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
+    models = candidates(checkpoint)
     if checkpoint.weights is None and not models:
         return None
     chosen = checkpoint.weights or models[0]

@@ -45,7 +45,7 @@ def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
-    others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
+    others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
     if checkpoint.form == "archive":
         yield Finding(
             "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
@@ -133,12 +133,13 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
 
 def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
-    candidates = [found.key or "(root)" for found in checkpoint.state_dicts if found.role == "model"]
-    if len(candidates) > 1 and checkpoint.weights is None:
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    if len(found) > 1 and checkpoint.weights is None:
+        names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
         yield Finding(
             "CK302",
             "info",
-            f"several state dicts could be the weights: {some(candidates)}",
+            f"several state dicts could be the weights: {some(names, _CANDIDATES)}",
             *(state_dict_command(checkpoint, "Pick one with `key=`.") or ()),
         )
 
@@ -259,6 +260,8 @@ _FAMILIAR = (
     "copy_reg.",
     "__torch__.",
 )
+
+_CANDIDATES = 6
 
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
