@@ -14,8 +14,9 @@ from ckptool.checking import allowed
 from ckptool.checking.finding import Finding, run, state_dict_command
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.checkpoints.weights import heads
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY
+from ckptool.names.wrappers import ADDED_BY, HEADS
 from ckptool.tensors.tensor import identity
 
 
@@ -113,7 +114,14 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
-    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
+    known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
+    left = len(summary.prefixes) if known is None else known
+    wrapped: list[str] = []
+    for component in (prefix[:-1] for prefix in summary.prefixes if prefix[:-1] in ADDED_BY):
+        left -= component in HEADS
+        if left < 0:  # the model's own
+            break
+        wrapped.append(f"{component}.")
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from ckptool.checkpoints.contents import Contents, Group
+from ckptool.names.wrappers import is_averaged_pair
 
 Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "rng", "other"]
 NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
@@ -56,7 +57,7 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "optimizer"
     if _is_rng(group, contents):
         return "rng"
-    if words & _EMA_WORDS:
+    if words & _EMA_WORDS or _is_averaged(group):
         return "ema"
     if words & _SCHEDULER_WORDS:
         return "scheduler"
@@ -68,6 +69,14 @@ def role_of(group: Group, contents: Contents) -> Role:
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def _is_averaged(group: Group) -> bool:
+    """Say whether a group holds averaged weights by its names, with or without those that are not averaged."""
+    start = len(group.key) + 1 if group.key else 0
+    return is_averaged_pair([name[start:] for name in (*group.names[:1], *group.names[-1:])]) and is_averaged_pair(
+        [name[start:] for name in group.names]
+    )
 
 
 def _is_rng(group: Group, contents: Contents) -> bool:

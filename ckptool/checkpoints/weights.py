@@ -18,6 +18,7 @@ from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
+from ckptool.names.wrappers import AVERAGED_PAIR, heads_of
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
@@ -44,6 +45,13 @@ class NameChanges(NamedTuple):
     rules: tuple[renaming.Rule, ...] = ()
     filter: Filter = Filter()
     """Goes by the names as they were before."""
+
+    def chosen(self, which: WeightsChoice) -> NameChanges:
+        """Return these changes for the averaged weights alone, if they were asked for."""
+        if which != "ema":
+            return self
+        exclude = (*self.filter.exclude, f"{AVERAGED_PAIR.twin}.*")
+        return self._replace(filter=self.filter._replace(exclude=exclude))
 
     @property
     def is_by_name(self) -> bool:
@@ -176,9 +184,10 @@ def prepare(
     if drop or not changes.filter.takes_all:
         kept = [name for name in entries if changes.filter.takes(name) and not f"{name}.".startswith(gone)]
     check_cancelled(checkpoint.source.cancellation)
-    renamed = dict(zip(kept, renaming.rename(kept, changes.rules), strict=True))
+    rules = renaming.with_heads(changes.rules, heads(checkpoint, state_dict))
+    renamed = dict(zip(kept, renaming.rename(kept, rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
-    paths = renaming.rename_metadata(list(modules), changes.rules, kept)
+    paths = renaming.rename_metadata(list(modules), rules, kept)
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},
@@ -188,6 +197,12 @@ def prepare(
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
     )
+
+
+def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
+    """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
+    walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
+    return heads_of(dict(walks[0].modules)) if walks else None
 
 
 def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:

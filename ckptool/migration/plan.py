@@ -72,7 +72,8 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
             checkpoint, names, changes.to, root, wrappers=wrappers, drop=drop, model=model, casting=casting
         )
         return Plan(form, target, whole, changes.to, names, casting=casting)
-    weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), names, drop=changes.drop)
+    chosen = choose(checkpoint, changes.key, changes.weights)
+    weights = prepare(checkpoint, chosen, names.chosen(changes.weights), drop=changes.drop)
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
