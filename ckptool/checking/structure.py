@@ -15,8 +15,9 @@ from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.checkpoints.weights import heads
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY
+from ckptool.names.wrappers import ADDED_BY, HEADS
 from ckptool.pickles import nodes
 from ckptool.tensors.tensor import identity
 
@@ -47,7 +48,7 @@ def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
-    others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
+    others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
     if checkpoint.form == "archive":
         yield Finding(
             "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
@@ -154,7 +155,14 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
-    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
+    known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
+    left = len(summary.prefixes) if known is None else known
+    wrapped: list[str] = []
+    for component in (prefix[:-1] for prefix in summary.prefixes if prefix[:-1] in ADDED_BY):
+        left -= component in HEADS
+        if left < 0:  # the model's own
+            break
+        wrapped.append(f"{component}.")
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
@@ -169,12 +177,13 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
 
 def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
-    candidates = [found.key or "(root)" for found in checkpoint.state_dicts if found.role == "model"]
-    if len(candidates) > 1 and checkpoint.weights is None:
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    if len(found) > 1 and checkpoint.weights is None:
+        names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
         yield Finding(
             "CK302",
             "info",
-            f"several state dicts could be the weights: {some(candidates)}",
+            f"several state dicts could be the weights: {some(names, _CANDIDATES)}",
             *(advice.state_dict(checkpoint, "Pick one with `key=`.") or ()),
         )
 
@@ -337,6 +346,8 @@ _FAMILIAR = (
     "copy_reg.",
     "__torch__.",
 )
+
+_CANDIDATES = 6
 
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 

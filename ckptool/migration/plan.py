@@ -81,6 +81,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
         )
         return Plan(form, target, whole, changes.to, names, casting=casting)
     chosen = choose(checkpoint, changes.key, changes.weights)
+    names = names.chosen(changes.weights)
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
