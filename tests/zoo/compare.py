@@ -109,15 +109,13 @@ def _content(name: str, tensor: ckptool.LazyTensor) -> Iterator[tuple[str, Conte
     yield name, Content(tensor.dtype, tensor.shape, digest(data).hexdigest())
 
 
-def _compare_weights(
-    found: Comparison, expected: Expected, there: Mapping[str, Content] | None, scratch: Path
-) -> None:
+def _compare_weights(found: Comparison, expected: Expected, there: Mapping[str, Content] | None, scratch: Path) -> None:
     options = {"key": expected.key, "weights": expected.choice}
     wanted = truth.named(expected.entries)
     try:
         loaded = ckptool.load(found.path, **options)
     except ckptool.CkptoolError as error:
-        if wanted or there and not isinstance(error, ckptool.WeightsNotFound):
+        if wanted or (there and not isinstance(error, ckptool.WeightsNotFound)):
             found.refused.append(f"load: {_said(error)}")
         loaded = None
     except Exception as error:  # noqa: BLE001 - every one is a mistake of ours

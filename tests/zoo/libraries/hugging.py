@@ -32,7 +32,9 @@ def transformers(box: Box) -> None:
         "gpt2": library_.GPT2LMHeadModel(library_.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2)),
         "vit": library_.ViTForImageClassification(library_.ViTConfig(image_size=16, patch_size=8, **SMALL)),
         "t5": library_.T5ForConditionalGeneration(
-            library_.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+            library_.T5Config(
+                vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+            )  # fmt: skip
         ),
         "whisper": library_.WhisperForConditionalGeneration(
             library_.WhisperConfig(
@@ -93,7 +95,9 @@ def trainer(box: Box) -> None:
             output_dir=str(box.path(kind)), max_steps=2, save_steps=2, report_to=[], use_cpu=True, optim=kind,
             per_device_train_batch_size=2, disable_tqdm=True, logging_strategy="no",
         )  # fmt: skip
-        box.attempt(kind, lambda model=model, arguments=arguments: Trainer(model, arguments, train_dataset=Words()).train())
+        box.attempt(
+            kind, lambda model=model, arguments=arguments: Trainer(model, arguments, train_dataset=Words()).train()
+        )
         folder = box.folder / kind / "checkpoint-2"
         if folder.exists():
             box.weights(folder, model)
@@ -206,7 +210,9 @@ def timm(box: Box) -> None:
     for kind in (ModelEmaV2, ModelEmaV3):
         average = kind(model)
         folder = box.path(f"{kind.__name__}/x").parent
-        saver = CheckpointSaver(model, optimizer, model_ema=average, checkpoint_dir=str(folder), recovery_dir=str(folder))
+        saver = CheckpointSaver(
+            model, optimizer, model_ema=average, checkpoint_dir=str(folder), recovery_dir=str(folder)
+        )
         saver.save_checkpoint(1, 0.5)
         for name in ("checkpoint-1.pth.tar", "last.pth.tar", "model_best.pth.tar"):
             if (folder / name).exists():
@@ -245,7 +251,12 @@ def torchao(box: Box) -> None:
     """Tensors of quantised layers."""
     from torchao import quantization as kinds
 
-    for name in ("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"):
+    for name in (
+        "Int8WeightOnlyConfig",
+        "Int8DynamicActivationInt8WeightConfig",
+        "Float8WeightOnlyConfig",
+        "IntxWeightOnlyConfig",
+    ):
         box.attempt(name, lambda name=name: _torchao(box, name, kinds))
 
 
@@ -267,7 +278,9 @@ def quanto(box: Box) -> None:
         quantize(model, weights=kind)
         freeze(model)
         box.weights(box.save(f"{name}.pt", model.state_dict()), model.state_dict())
-        box.attempt(f"{name} safetensors", lambda name=name, m=model: save_file(m.state_dict(), box.path(f"{name}.safetensors")))
+        box.attempt(
+            f"{name} safetensors", lambda name=name, m=model: save_file(m.state_dict(), box.path(f"{name}.safetensors"))
+        )
         box.attempt(f"{name} whole", lambda name=name, m=model: box.save(f"{name}_whole.pt", m))
 
 
@@ -313,7 +326,11 @@ def compressed_tensors(box: Box) -> None:
     from safetensors.torch import save_file
 
     packed = pack_to_int32(torch.randint(-8, 7, (16, 16), dtype=torch.int8), 4)
-    state = {"layer.weight_packed": packed, "layer.weight_scale": torch.ones(16, 1), "layer.weight_shape": torch.tensor([16, 16])}
+    state = {
+        "layer.weight_packed": packed,
+        "layer.weight_scale": torch.ones(16, 1),
+        "layer.weight_shape": torch.tensor([16, 16]),
+    }
     save_file(state, box.path("model.safetensors"), {"format": "pt"})
     box.weights("model.safetensors", state)
 

@@ -30,7 +30,7 @@ def files(box: Box) -> None:
     box.save("objects.pth.tar", {"model": model, "optimizer": optimizer, "epoch": 1})
     box.weights("objects.pth.tar", model)
     box.save("nested.pt", {"a": {"b": [model.state_dict(), {"c": model.state_dict()}]}})
-    box.save("list.pt", [tensor for tensor in model.state_dict().values()])
+    box.save("list.pt", list(model.state_dict().values()))
     box.save("tensor.pt", torch.arange(6.0))
     box.save("ints.pt", {0: torch.ones(2), 1: torch.zeros(3)})
     box.save("tuples.pt", {("a", 1): torch.ones(2), ("a", 2): torch.zeros(3)})
@@ -42,13 +42,24 @@ def files(box: Box) -> None:
 @library("torch: kinds of tensors")
 def kinds(box: Box) -> None:
     """Every element type, layout and view."""
-    types = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    types = {
+        str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+    }
     for name, kind in types.items():
         box.attempt(name, lambda name=name, kind=kind: _dtype(box, name, kind))
     base = torch.randn(6, 6)
-    views = {"whole": base, "rows": base[1:3], "turned": base.t(), "every": base[::2, ::3], "wide": base[0].expand(4, 6)}
+    views = {
+        "whole": base,
+        "rows": base[1:3],
+        "turned": base.t(),
+        "every": base[::2, ::3],
+        "wide": base[0].expand(4, 6),
+    }
     box.weights(box.save("views.pt", views), views)
-    conjugate = {"conj": torch.randn(3, dtype=torch.complex64).conj(), "imag": torch.randn(3, dtype=torch.complex64).conj().imag}
+    conjugate = {
+        "conj": torch.randn(3, dtype=torch.complex64).conj(),
+        "imag": torch.randn(3, dtype=torch.complex64).conj().imag,
+    }
     box.save("conjugate.pt", conjugate)
     sparse = torch.eye(4).to_sparse()
     box.save("sparse.pt", {"coo": sparse, "csr": torch.eye(4).to_sparse_csr(), "csc": torch.eye(4).to_sparse_csc()})
@@ -60,7 +71,9 @@ def kinds(box: Box) -> None:
     box.save("channels_last.pt", nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last).state_dict())
     box.save("storage.pt", {"s": torch.arange(4.0).untyped_storage(), "t": torch.arange(4.0).storage()})
     quantised = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 3, torch.qint8)
-    channels = torch.quantize_per_channel(torch.randn(2, 4), torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8)
+    channels = torch.quantize_per_channel(
+        torch.randn(2, 4), torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8
+    )
     box.save("quantised.pt", {"tensor": quantised, "channel": channels})
     attributed = torch.ones(3)
     attributed.note = "a word"  # type: ignore[attr-defined]
@@ -186,7 +199,9 @@ def _fully_sharded(box: Box) -> None:
     box.weights(box.save("fsdp2_full.pt", full), plain)
     state, optimizer_state = get_state_dict(model, optimizer)
     folder = box.path("dcp/.metadata").parent
-    box.attempt("dcp", lambda: dcp.save({"model": state, "optimizer": optimizer_state, "step": 3}, checkpoint_id=folder))
+    box.attempt(
+        "dcp", lambda: dcp.save({"model": state, "optimizer": optimizer_state, "step": 3}, checkpoint_id=folder)
+    )
     box.weights(folder, plain)
     one = box.path("dcp_as_file.pt")
     box.attempt("dcp to torch", lambda: dcp.format_utils.dcp_to_torch_save(str(folder), str(one)))

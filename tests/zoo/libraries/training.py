@@ -121,9 +121,21 @@ def mmengine(box: Box) -> None:
     step(model.net, optimizer)
     average = ExponentialMovingAverage(model)
     average.update_parameters(model)
-    meta = {"epoch": 1, "iter": 8, "cfg": "a = 1", "seed": 0, "time": "20260101_000000", "dataset_meta": {"classes": ("a",)}}
+    meta = {
+        "epoch": 1,
+        "iter": 8,
+        "cfg": "a = 1",
+        "seed": 0,
+        "time": "20260101_000000",
+        "dataset_meta": {"classes": ("a",)},
+    }
     state = weights_to_cpu(get_state_dict(model))
-    content = {"meta": meta, "state_dict": state, "message_hub": {"log_scalars": {}}, "optimizer": optimizer.state_dict()}
+    content = {
+        "meta": meta,
+        "state_dict": state,
+        "message_hub": {"log_scalars": {}},
+        "optimizer": optimizer.state_dict(),
+    }
     save_checkpoint(content, str(box.path("epoch_1.pth")))
     box.weights("epoch_1.pth", model)
     save_checkpoint(content | {"ema_state_dict": average.state_dict()}, str(box.path("epoch_1_ema.pth")))
@@ -163,7 +175,9 @@ def skorch(box: Box) -> None:
     keeper = Checkpoint(dirname=str(box.path("kept")), f_pickle="net.pkl", monitor="train_loss_best")
     net = NeuralNetRegressor(Net, max_epochs=2, callbacks=[keeper], verbose=0, optimizer=torch.optim.Adam)
     net.fit(torch.randn(10, 3).numpy(), torch.randn(10, 2).numpy())
-    net.save_params(f_params=box.path("params.pt"), f_optimizer=box.path("optimizer.pt"), f_criterion=box.path("loss.pt"))
+    net.save_params(
+        f_params=box.path("params.pt"), f_optimizer=box.path("optimizer.pt"), f_criterion=box.path("loss.pt")
+    )
     box.weights("params.pt", net.module_)
     net.save_params(f_params=box.path("params.safetensors"), use_safetensors=True)
     box.weights("params.safetensors", net.module_)
@@ -188,7 +202,9 @@ def schedulefree(box: Box) -> None:
 def _optimizer_files(box: Box, name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     box.save(f"{name}.pt", optimizer.state_dict())
     box.save(f"{name}_both.pt", {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}, model)
-    box.attempt(f"{name} object", lambda: box.save(f"{name}_objects.pt", {"model": model, "optimizer": optimizer}, model))
+    box.attempt(
+        f"{name} object", lambda: box.save(f"{name}_objects.pt", {"model": model, "optimizer": optimizer}, model)
+    )
 
 
 @library("pytorch-optimizer")
@@ -196,8 +212,8 @@ def pytorch_optimizer(box: Box) -> None:
     """Forty of its optimizers."""
     import pytorch_optimizer as library_
 
-    for name, kind in sorted(library_.OPTIMIZERS.items())[::4]:
-        box.attempt(name, lambda name=name, kind=kind: _trained_with(box, name, kind))
+    for name in sorted(library_.get_supported_optimizers())[::4]:
+        box.attempt(name, lambda name=name: _trained_with(box, name, library_.load_optimizer(name)))
 
 
 @library("torch-optimizer")
@@ -244,14 +260,27 @@ def ema_pytorch(box: Box) -> None:
     average.update()
     box.save("ema.pt", average.state_dict())
     box.weights("ema.pt", average.ema_model.state_dict(), choice="ema")
-    box.weights("ema.pt", average.online_model[0].state_dict() if isinstance(average.online_model, list) else average.online_model.state_dict(), choice="raw")
-    box.save("both.pt", {"step": 1, "model": model.state_dict(), "ema": average.state_dict(), "opt": optimizer.state_dict()})
+    box.weights(
+        "ema.pt",
+        average.online_model[0].state_dict()
+        if isinstance(average.online_model, list)
+        else average.online_model.state_dict(),
+        choice="raw",
+    )
+    box.save(
+        "both.pt", {"step": 1, "model": model.state_dict(), "ema": average.state_dict(), "opt": optimizer.state_dict()}
+    )
     box.weights("both.pt", model, choice="raw")
     box.weights("both.pt", average.ema_model.state_dict(), choice="ema")
     alone = EMA(copy.deepcopy(model), include_online_model=False)
     alone.update()
     box.weights(box.save("alone.pt", alone.state_dict()), alone.ema_model.state_dict())
-    box.attempt("post hoc", lambda: PostHocEMA(model, checkpoint_every_num_steps=1, checkpoint_folder=str(box.path("post/x").parent)).update())
+    box.attempt(
+        "post hoc",
+        lambda: PostHocEMA(
+            model, checkpoint_every_num_steps=1, checkpoint_folder=str(box.path("post/x").parent)
+        ).update(),
+    )
 
 
 @library("torch-ema")
@@ -304,7 +333,10 @@ def poutyne(box: Box) -> None:
 
     net = Net()
     model = Model(net, "sgd", "mse")
-    keepers = [ModelCheckpoint(str(box.path("epoch_{epoch}.ckpt"))), OptimizerCheckpoint(str(box.path("epoch_{epoch}.opt")))]
+    keepers = [
+        ModelCheckpoint(str(box.path("epoch_{epoch}.ckpt"))),
+        OptimizerCheckpoint(str(box.path("epoch_{epoch}.opt"))),
+    ]
     model.fit_generator(_data(), epochs=2, callbacks=keepers, progress_options={"coloring": False}, verbose=False)
     model.save_weights(str(box.path("weights.pt")))
     model.save_optimizer_state(str(box.path("optimizer.pt")))
@@ -331,8 +363,15 @@ def catalyst(box: Box) -> None:
     model, optimizer = trained()
     runner = dl.SupervisedRunner()
     runner.train(
-        model=model, criterion=nn.MSELoss(), optimizer=optimizer, loaders={"train": _data(), "valid": _data()},
-        num_epochs=1, logdir=str(box.path("logs/x").parent), valid_loader="valid", valid_metric="loss", verbose=False,
+        model=model,
+        criterion=nn.MSELoss(),
+        optimizer=optimizer,
+        loaders={"train": _data(), "valid": _data()},
+        num_epochs=1,
+        logdir=str(box.path("logs/x").parent),
+        valid_loader="valid",
+        valid_metric="loss",
+        verbose=False,
         minimize_valid_metric=True,
     )
 
@@ -354,7 +393,9 @@ def deepspeed(box: Box) -> None:
     """The folders of ZeRO, stages 0 to 3, by one process."""
     import os
 
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29612", DS_ACCELERATOR="cpu")
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29612", DS_ACCELERATOR="cpu"
+    )
     import deepspeed as library_
 
     for stage in range(4):
@@ -393,8 +434,8 @@ def torchsnapshot(box: Box) -> None:
 @library("litmodels")
 def litmodels(box: Box) -> None:
     """dump_pickle and dump_torch of its savers."""
-    from litmodels.io import cloud  # noqa: F401
     from litmodels.integrations.mixins import PyTorchRegistryMixin
+    from litmodels.io import cloud  # noqa: F401
 
     class Registered(Net, PyTorchRegistryMixin):
         pass

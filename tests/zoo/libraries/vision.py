@@ -47,7 +47,9 @@ def kornia(box: Box) -> None:
 
     for name, make in {"hardnet": feature.HardNet, "tfeat": feature.TFeat, "sosnet": feature.SOSNet}.items():
         _both(box, name, make(pretrained=False))
-    box.attempt("augment", lambda: box.save("augment.pt", augmentation.AugmentationSequential(augmentation.ColorJitter(0.1))))
+    box.attempt(
+        "augment", lambda: box.save("augment.pt", augmentation.AugmentationSequential(augmentation.ColorJitter(0.1)))
+    )
 
 
 @library("monai")
@@ -84,7 +86,8 @@ def ultralytics(box: Box) -> None:
 
     model = YOLO("yolov8n.yaml").model
     content = {
-        "epoch": -1, "best_fitness": None, "model": None, "ema": deepcopy(model).half(), "updates": 3, "optimizer": None,
+        "epoch": -1, "best_fitness": None, "model": None, "ema": deepcopy(model).half(), "updates": 3,
+        "optimizer": None,
         "train_args": vars(model.args) if hasattr(model.args, "__dict__") else dict(model.args or {}),
         "train_metrics": {}, "date": datetime.now().isoformat(), "version": "8", "scaler": None,
     }  # fmt: skip
@@ -101,7 +104,9 @@ def fastai(box: Box) -> None:
 
     data = [(torch.randn(3), torch.randn(2)) for _ in range(8)]
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    learner = Learner(DataLoaders.from_dsets(data, data, bs=4, num_workers=0), net, loss_func=nn.MSELoss(), path=box.folder)
+    learner = Learner(
+        DataLoaders.from_dsets(data, data, bs=4, num_workers=0), net, loss_func=nn.MSELoss(), path=box.folder
+    )
     with learner.no_bar(), learner.no_logging():
         learner.fit(1)
     learner.save("with_optimizer")
@@ -174,10 +179,20 @@ def vit_pytorch(box: Box) -> None:
     from vit_pytorch import SimpleViT, ViT
     from vit_pytorch.cct import CCT
 
-    options: dict[str, Any] = {"image_size": 16, "patch_size": 8, "num_classes": 2, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8}
+    options: dict[str, Any] = {
+        "image_size": 16,
+        "patch_size": 8,
+        "num_classes": 2,
+        "dim": 8,
+        "depth": 1,
+        "heads": 2,
+        "mlp_dim": 8,
+    }
     _both(box, "vit", ViT(**options))
     _both(box, "simple", SimpleViT(**options))
-    box.attempt("cct", lambda: _both(box, "cct", CCT(img_size=16, embedding_dim=8, num_layers=1, num_heads=2, num_classes=2)))
+    box.attempt(
+        "cct", lambda: _both(box, "cct", CCT(img_size=16, embedding_dim=8, num_layers=1, num_heads=2, num_classes=2))
+    )
 
 
 @library("x-transformers")
@@ -185,9 +200,13 @@ def x_transformers(box: Box) -> None:
     """A decoder with several kinds of positions and norms."""
     from x_transformers import Decoder, Encoder, TransformerWrapper, XTransformer
 
-    model = TransformerWrapper(num_tokens=20, max_seq_len=8, attn_layers=Decoder(dim=16, depth=1, heads=2, rotary_pos_emb=True))
+    model = TransformerWrapper(
+        num_tokens=20, max_seq_len=8, attn_layers=Decoder(dim=16, depth=1, heads=2, rotary_pos_emb=True)
+    )
     _both(box, "decoder", model)
-    memory = TransformerWrapper(num_tokens=20, max_seq_len=8, num_memory_tokens=2, attn_layers=Encoder(dim=16, depth=1, heads=2))
+    memory = TransformerWrapper(
+        num_tokens=20, max_seq_len=8, num_memory_tokens=2, attn_layers=Encoder(dim=16, depth=1, heads=2)
+    )
     _both(box, "memory", memory)
     pair = XTransformer(
         dim=16, tie_token_emb=True, enc_num_tokens=20, enc_depth=1, enc_heads=2, enc_max_seq_len=8,
@@ -249,11 +268,13 @@ def local_attention(box: Box) -> None:
 @library("captum")
 def captum(box: Box) -> None:
     """A concept's vectors."""
-    from captum.concept import CAV  # noqa: F401
+    from captum.concept import CAV
     from captum.concept._core.concept import Concept
 
     concepts = [Concept(0, "a", None), Concept(1, "b", None)]
-    vectors = CAV(concepts, "layer", {"weights": torch.randn(2, 4), "classes": [0, 1]}, str(box.path("x").parent), "model")
+    vectors = CAV(
+        concepts, "layer", {"weights": torch.randn(2, 4), "classes": [0, 1]}, str(box.path("x").parent), "model"
+    )
     box.attempt("cav", lambda: (vectors.create_cav_dir_if_missing(str(box.folder), "model"), vectors.save()))
 
 
