@@ -19,7 +19,7 @@ def groups() -> list[str]:
     return ["torch", *sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if path.stem != "torch")]
 
 
-def python(group: str, cache: Path) -> Path:
+def python(group: str, cache: Path, needed: Path | None = None) -> Path:
     """Return the interpreter of a group's environment, which is made if it is not there, or not as it should be."""
     base = _environment(cache / "base")
     constraints = REPOSITORY / "tests" / "constraints.txt"
@@ -28,7 +28,7 @@ def python(group: str, cache: Path) -> Path:
     _environment(folder)
     site = _site_packages(folder)
     (site / "zoo_base.pth").write_text(f"{_site_packages(base.parents[1])}\n")  # found after its own packages
-    needed = REQUIREMENTS / f"{group}.txt"
+    needed = needed or REQUIREMENTS / f"{group}.txt"
     _install(folder, ["--requirement", str(needed)], needed.read_text())
     return _interpreter(folder)
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,23 @@ def writers(group: str) -> dict[str, Callable[[Any], None]]:
     return {write.library: write for write in vars(module).values() if isfunction(write) and hasattr(write, "library")}
 
 
+def declare_operators() -> object:
+    """Declare operators of torchvision where its own are not loaded: the build for CUDA is not imported without it."""
+    import torch
+
+    found = find_spec("torchvision")
+    places = found.submodule_search_locations if found is not None else None
+    try:
+        for path in Path(places[0]).glob("_C*.so") if places else ():
+            torch.ops.load_library(str(path))
+    except OSError:
+        declared = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return declared  # it ends with this object
+    return None
+
+
 def main() -> None:
     """Save with one library, and compare; or, without one, list those of a group."""
     if len(sys.argv) == 2:
@@ -38,6 +56,7 @@ def main() -> None:
     from tests.zoo.compare import clear, compare
 
     warnings.simplefilter("ignore")
+    declared = declare_operators()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     os.fsync = lambda _: None  # nothing here has to survive a loss of power, and disks take their time
@@ -66,6 +85,7 @@ def main() -> None:
                 result["records"].append(found.record())
         lost = [str(path) for path in declared if not path.exists()]
         result["failed"] = box.failed + [f"{path}: was not written" for path in lost]
+    del declared
     result["seconds"] = round(time.monotonic() - started, 1)
     Path(target).write_text(json.dumps(result, indent=1))
 

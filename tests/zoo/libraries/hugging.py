@@ -34,7 +34,7 @@ def transformers(box: Box) -> None:
         "t5": library_.T5ForConditionalGeneration(
             library_.T5Config(
                 vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
-            )  # fmt: skip
+            )
         ),
         "whisper": library_.WhisperForConditionalGeneration(
             library_.WhisperConfig(
@@ -115,7 +115,7 @@ def accelerate(box: Box) -> None:
     accelerator.save_state(str(box.path("state")))
     accelerator.save_state(str(box.path("state_pickled")), safe_serialization=False)
     accelerator.save_model(model, str(box.path("model")))
-    accelerator.save_model(model, str(box.path("shards")), max_shard_size="60B")
+    accelerator.save_model(model, str(box.path("shards")), max_shard_size="1KB")
     accelerator.save_model(model, str(box.path("pickled")), safe_serialization=False)
     accelerator.save({"model": accelerator.get_state_dict(model)}, box.path("saved.pt"))
     for name in ("state", "state_pickled", "model", "shards", "pickled"):
