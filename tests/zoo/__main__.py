@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.zoo import environments, table
 
-SECONDS = 600
+SECONDS = 900
 """For one library."""
 
 

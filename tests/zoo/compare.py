@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -70,7 +69,6 @@ def compare(path: Path, shown: str, expected: list[Expected], scratch: Path) -> 
         _compare_weights(found, one, there, scratch)
     _compare_verdict(found)
     advice.follow(found, scratch)
-    gc.collect()
     return found
 
 

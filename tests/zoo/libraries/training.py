@@ -221,13 +221,13 @@ def torch_optimizer(box: Box) -> None:
     """Some of its optimizers."""
     import torch_optimizer as library_
 
-    for name in ("Lamb", "Lookahead", "RAdam", "Ranger", "Shampoo", "AdaBelief", "Yogi", "DiffGrad"):
+    for name in ("Lamb", "RAdam", "Ranger", "Shampoo", "AdaBelief", "Yogi", "DiffGrad"):
         box.attempt(name, lambda name=name: _trained_with(box, name, getattr(library_, name)))
 
 
 def _trained_with(box: Box, name: str, kind: Any) -> None:
     model = Net()
-    optimizer = kind(torch.optim.SGD(model.parameters(), 0.1)) if name == "Lookahead" else kind(model.parameters())
+    optimizer = kind(model.parameters())
     step(model, optimizer)
     _optimizer_files(box, name, model, optimizer)
 
@@ -353,27 +353,6 @@ def dill(box: Box) -> None:
     box.path("model.dill").write_bytes(library_.dumps(model))
     box.save("model.pt", {"model": model, "optimizer": optimizer.state_dict()}, pickle_module=library_)
     box.save("state.pt", model.state_dict(), model, pickle_module=library_)
-
-
-@library("catalyst")
-def catalyst(box: Box) -> None:
-    """What its runner saves."""
-    from catalyst import dl
-
-    model, optimizer = trained()
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=model,
-        criterion=nn.MSELoss(),
-        optimizer=optimizer,
-        loaders={"train": _data(), "valid": _data()},
-        num_epochs=1,
-        logdir=str(box.path("logs/x").parent),
-        valid_loader="valid",
-        valid_metric="loss",
-        verbose=False,
-        minimize_valid_metric=True,
-    )
 
 
 @library("fairscale")

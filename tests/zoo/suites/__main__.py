@@ -4,8 +4,8 @@ Run somebody's tests, and compare whatever they save and load with what ckptool 
     python -m tests.zoo.suites FOLDER test_serialization.py nn/test_lazy_modules.py
     python -m tests.zoo.suites SAFETENSORS/bindings/python/tests test_pt_comparison.py -- -k dtype
 
-FOLDER is where PyTorch's or safetensors' own tests lie; what follows ``--`` goes to pytest. While they run, each file that
-``torch.save`` writes or ``torch.load`` reads, and each that safetensors does, is opened by ckptool, too; and each model
+FOLDER is where PyTorch's or safetensors' own tests lie; what follows ``--`` goes to pytest. While they run, each file
+that ``torch.save`` writes or ``torch.load`` reads, and each of safetensors, is opened by ckptool, too; and each model
 that ``load_state_dict`` fills is filled once more by ``load_into``, as a copy. The tests' own results do not matter.
 """
 
