@@ -58,4 +58,5 @@ def read(probe: Probe) -> Parsed:
         rebuilder=rebuilder,
         streams=(Stream("", probe.source, 0, pickled.end, pickled.globals),),
         notes=tuple(notes),
+        rest=pickled.end if notes else None,
     )
