@@ -15,7 +15,7 @@ from ckptool.checking import dangerous_names as table
 from ckptool.messages import cut
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
-from ckptool.pickles.effects import Effect, How, Unfollowed
+from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 
 Grade: TypeAlias = Literal["data", "code", "system"]
@@ -142,7 +142,10 @@ def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
 def _reference(effect: Effect) -> Iterator[Verdict]:
     target = effect.target
     if not isinstance(target, Global):
-        yield Verdict("code", target.why, "refers", table.UNFOLLOWED, target.why)
+        if target.why == SPLIT_FRAME:
+            yield Verdict("system", "a split frame", "calls", table.UNFOLLOWED, target.why)
+        else:
+            yield Verdict("code", target.why, "refers", table.UNFOLLOWED, target.why)
         return
     name = canonical(target.module, target.name)
     if name == _LOADS_BYTES or is_plain(target.module, target.name):

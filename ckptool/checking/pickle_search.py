@@ -275,8 +275,9 @@ class Search:
             return self._broken(source, at, record, nested_at, depth)
         for one in found.globals:
             self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
-        if all(grading.is_plain(one.module, one.name) for one in found.globals):
-            self.carriers(source, scan(source, at, found.end), record, nested_at, depth)
+        scanned = scan(source, at, found.end)
+        if scanned.split_frame is None and all(grading.is_plain(one.module, one.name) for one in found.globals):
+            self.carriers(source, scanned, record, nested_at, depth)
         else:
             self.stream(source, at, found.end, record, nested_at, depth)
         return found.end

@@ -27,7 +27,8 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     """
     search = Search(limits)
     for stream, scanned in zip(checkpoint.streams, scans, strict=True):
-        if all(grading.is_plain(one.module, one.name) for one in stream.globals):
+        plain = all(grading.is_plain(one.module, one.name) for one in stream.globals)
+        if plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:
             search.stream(stream.source, stream.start, stream.end, stream.record)

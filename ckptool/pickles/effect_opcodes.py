@@ -133,8 +133,9 @@ def _reduce(tracer: Tracer) -> None:
 
 def _inst(tracer: Tracer) -> None:
     module, name = tracer.lines(2)
+    found = tracer.look_up(str(module, "utf-8"), str(name, "utf-8"))
     args = tuple(tracer.pop_mark())
-    tracer.push(tracer.call(tracer.look_up(str(module, "utf-8"), str(name, "utf-8")), args))
+    tracer.push(tracer.call(found, args))
 
 
 def _obj(tracer: Tracer) -> None:
@@ -270,7 +271,9 @@ def _dict(tracer: Tracer) -> None:
 
 
 def _frame(tracer: Tracer) -> None:
-    tracer.pos += 9  # how far the C unpickler reads ahead
+    nbytes = int.from_bytes(tracer.data[tracer.pos + 1 : tracer.pos + 9], "little")
+    tracer.pos += 9
+    tracer.begin_frame(nbytes)
 
 
 def _buffer(tracer: Tracer) -> None:

@@ -20,6 +20,9 @@ string that may be a pickle, or an archive of some.
 """
 
 
+SPLIT_FRAME = "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes"
+
+
 class Unfollowed:
     """A value that only the process that unpickles it knows."""
 
@@ -52,17 +55,48 @@ class Tracer(Machine):
     def __init__(self, source: Source, start: int, listener: Listener) -> None:
         super().__init__(source, start)
         self.listener = listener
+        self._frame_end: int | None = None
+
+    def begin_frame(self, nbytes: int) -> None:
+        """Begin a frame: so many bytes, which an unpickler reads at once."""
+        if self._frame_end is not None:
+            self._refuse_frame()
+        end = self.base + self.pos + nbytes
+        self._frame_end = end if end <= self.source.nbytes else None  # in Python, all that is left
+
+    def last(self, longest: int) -> int:
+        """Return the position at which to stop and look: where the window may end in an opcode, or the frame ends."""
+        whole = self.base + len(self.data) == self.source.nbytes
+        last = len(self.data) - (0 if whole else longest)
+        return last if self._frame_end is None else min(last, self._frame_end - self.base)
+
+    def check_frame(self) -> None:
+        """End the frame where an opcode begins at its end."""
+        if self._frame_end is not None and self.base + self.pos >= self._frame_end:
+            if self.base + self.pos > self._frame_end:
+                self._refuse_frame()
+            self._frame_end = None
+
+    def check_stop(self) -> None:
+        """Where the pickle ends, its frame has to end."""
+        if self._frame_end not in (None, self.base + self.pos):
+            self._refuse_frame()
+
+    def _refuse_frame(self) -> None:
+        """Refuse two readings: from a file, the unpickler forgets what is left of a frame; from memory it does not."""
+        self.tell("refers", Unfollowed(SPLIT_FRAME))
+        raise self.malformed(SPLIT_FRAME)
 
     def lines(self, count: int) -> list[bytes]:
         try:
             return super().lines(count)
         except NeedMore:
             # Python takes the last line for one without its end, and what it has for it without its last character.
-            rest = self.data[self.pos + 1 :].split(b"\n")
-            if self.base + len(self.data) < self.source.nbytes or len(rest) != count or len(rest[-1]) < 2:
+            if self.base + len(self.data) < self.source.nbytes:
                 raise
+            rest = self.data[self.pos + 1 :].split(b"\n")
             self.pos = len(self.data)
-            return [*rest[:-1], rest[-1][:-1]]
+            return [*rest[:-1], rest[-1][:-1], b""][:count]
 
     def tell(self, how: How, target: Inert, arguments: Inert = None, keywords: Inert = None) -> Inert:
         return self.listener(Effect(how, target, arguments, self.base + self.opcode, keywords))

@@ -58,7 +58,12 @@ _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 _FIRST: Final = b"\x80\xc2P\x1f"
 """What a string begins with that is a pickle or an archive: PROTO, or the first byte of that in UTF-8; a zip; gzip."""
 _ARCHIVES: Final = (b"PK\x03\x04", b"\x1f\x8b\x08")
-_STEPS: Final = [1 + _FIXED.get(op, 0) if op not in _COUNTED and op not in _LINES else 0 for op in range(256)]
+_FRAME: Final = 0x95
+_STOP: Final = 0x2E
+_STEPS: Final = [
+    1 + _FIXED.get(op, 0) if op not in _COUNTED and op not in _LINES and op not in (_FRAME, _STOP) else 0
+    for op in range(256)
+]
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
 
@@ -87,6 +92,8 @@ class Scan(NamedTuple):
     """Strings that are pickles from their first byte on; text is looked at as Latin-1, for protocol 2 has no bytes."""
     carriers: tuple[Carrier, ...] = ()
     """All strings that begin like one, or like an archive."""
+    split_frame: int | None = None
+    """Where a frame ends inside an opcode, or goes on after its pickle: loaders disagree about what follows."""
 
 
 def carried(head: bytes | bytearray) -> bool:
@@ -103,7 +110,7 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("latin-1", "replace")
 
 
-def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
+def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # noqa: C901 - a hot loop
     """
     Walk the pickles that fill ``source[start:end]``, one after the other.
 
@@ -116,7 +123,14 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
     base = start
     data = source.read(base, min(_WINDOW, end - base))
     pos = 0
+    frame_end: int | None = None
+    split: int | None = None
+    stop = end
     while base + pos < end:
+        if base + pos >= stop and frame_end is not None:
+            if base + pos > frame_end and split is None:
+                split = frame_end
+            frame_end, stop = None, end
         if pos + _LONGEST_FIXED > len(data) and base + len(data) < end:
             base += pos
             pos, data = 0, source.read(base, min(_WINDOW, end - base))
@@ -135,6 +149,16 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
                         carriers.append(Carrier(base + at, count, op in _TEXT))
                     if len(nested) < _MOST_NESTED:
                         nested += _nested(source, base + at, count, op, depth)
+            elif op == _FRAME:
+                step = 9
+                if frame_end is not None and split is None:
+                    split = base + pos
+                frame_end = stop = base + pos + 9 + int.from_bytes(data[pos + 1 : pos + 9], "little")
+            elif op == _STOP:
+                step = 1
+                if frame_end not in (None, base + pos + 1) and split is None:
+                    split = base + pos
+                frame_end, stop = None, end
             else:
                 step = (
                     _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
@@ -143,7 +167,7 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
         if pos >= len(data):
             base += pos
             pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
-    return Scan(opcodes, tuple(nested), tuple(carriers))
+    return Scan(opcodes, tuple(nested), tuple(carriers), split)
 
 
 def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:

@@ -23,6 +23,7 @@ from ckptool.sources.source import Source
 
 _U32 = struct.Struct("<I").unpack_from
 _STOP: Final = 0x2E
+_FRAME: Final = 0x95
 _LONGEST_FIXED: Final = 9
 
 
@@ -68,11 +69,13 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
     data, pos, stack = tracer.data, tracer.pos, tracer.stack
     memo: Any = tracer.memo
     whole = tracer.base + len(data) == tracer.source.nbytes
-    last = len(data) if whole else len(data) - _LONGEST_FIXED
+    last = tracer.last(_LONGEST_FIXED)
     while True:
         if pos >= last:
             tracer.pos, tracer.stack = pos, stack
-            if not whole or pos >= len(data):
+            tracer.check_frame()
+            last = tracer.last(_LONGEST_FIXED)
+            if pos >= len(data) - (0 if whole else _LONGEST_FIXED):
                 raise NeedMore(pos + 1)
         op = data[pos]
         if op == 0x4B:  # BININT1
@@ -118,6 +121,9 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
                 if not stack:
                     raise IndexError
                 tracer.pos += 1
+                tracer.check_stop()
                 return
             STEPS[op](tracer)
             pos, stack, memo = tracer.pos, tracer.stack, tracer.memo
+            if op == _FRAME:
+                last = tracer.last(_LONGEST_FIXED)
