@@ -139,6 +139,8 @@ def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
         "worst": "error",
         "verdict": "not looked at",
         "findings": [],
+        "globals": [],
+        "acts": [],
         "error": error_object(error),
     }
 
