@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
-from ckptool.checkpoints.training import TrainingState, training_states
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.tensors.reading import LazyTensor
+
+if TYPE_CHECKING:
+    from ckptool.checkpoints.training import TrainingState
 
 _EXTRAS_SHOWN = 8
 _WORD = 32
@@ -38,7 +41,10 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
         yield from listed("state dicts", lines, most=None)
-    yield from listed("training", [_training(found) for found in training_states(checkpoint)])
+    if checkpoint.form not in ("state_dict", "tensors"):
+        from ckptool.checkpoints.training import training_states
+
+        yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [
         f"{show(shard.name)}: {counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
         for shard in checkpoint.shards
