@@ -15,6 +15,7 @@ from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
+from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
 from ckptool.names.matching import Renames
 from ckptool.pickles.nodes import Global, gc_paused
@@ -99,6 +100,7 @@ def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list
         with gc_paused():
             plan = make_plan(checkpoint, None, changes, sketch=True)
             refuse_nothing(checkpoint, plan.weights, plan.file, changes)
+            refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, DEFAULT_LIMITS)
     except Cancelled:
         raise
     except CkptoolError:
