@@ -15,8 +15,10 @@ from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.checkpoints.weights import heads
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY
+from ckptool.names.wrappers import ADDED_BY, HEADS
+from ckptool.pickles import nodes
 from ckptool.tensors.tensor import identity
 
 
@@ -46,7 +48,7 @@ def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
-    others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
+    others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
     if checkpoint.form == "archive":
         yield Finding(
             "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
@@ -54,6 +56,18 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     elif others:
         yield Finding(
             "CK102", "info", f"the archive also holds {some(others)}", *run(checkpoint, "inspect", member=others[0])
+        )
+
+
+def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK131: bytes inside the file are a file of their own."""
+    for path, one in list(checkpoint.embedded.items())[:_MOST_EMBEDDED]:
+        member = f"{checkpoint.member}::{path}" if checkpoint.member else path
+        yield Finding(
+            "CK131",
+            "info",
+            f"{path!r} is {one.what}, {counted(one.nbytes, 'byte')}, which was not opened",
+            *run(checkpoint, "inspect", member=member),
         )
 
 
@@ -126,9 +140,29 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
+            "beside it",
+            "Make one file of its directory: "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        )
+
+
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
-    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
+    known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
+    left = len(summary.prefixes) if known is None else known
+    wrapped: list[str] = []
+    for component in (prefix[:-1] for prefix in summary.prefixes if prefix[:-1] in ADDED_BY):
+        left -= component in HEADS
+        if left < 0:  # the model's own
+            break
+        wrapped.append(f"{component}.")
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
@@ -143,14 +177,30 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
 
 def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
-    candidates = [found.key or "(root)" for found in checkpoint.state_dicts if found.role == "model"]
-    if len(candidates) > 1 and checkpoint.weights is None:
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    if len(found) > 1 and checkpoint.weights is None:
+        names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
         yield Finding(
             "CK302",
             "info",
-            f"several state dicts could be the weights: {some(candidates)}",
+            f"several state dicts could be the weights: {some(names, _CANDIDATES)}",
             *(advice.state_dict(checkpoint, "Pick one with `key=`.") or ()),
         )
+
+
+def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK130: arrays of numpy are listed as tensors."""
+    among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values())
+    if among:
+        why = "ckptool.load() makes tensors of them, and so does this:"
+        yield Finding(
+            "CK130",
+            "warning",
+            f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take",
+            *(advice.state_dict(checkpoint, why) or ()),
+        )
+    elif found := sum(tensor.info.is_array for tensor in checkpoint.tensors.values()):
+        yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
@@ -175,6 +225,28 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "info",
             f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
             *run(checkpoint, "inspect", all=True),
+        )
+
+
+def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK132: the weights of a program have no names of a model."""
+    if checkpoint.traits.program is None or checkpoint.tensors:
+        return
+    constants = sum(name.startswith("constants.") for name in checkpoint.attributes)
+    if constants:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"frozen: its weights are {counted(constants, 'constant')} of its code, without the names that they had",
+            "Nothing can give them back: use the file from before torch.jit.freeze().",
+        )
+    elif checkpoint.attributes:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"its state_dict() is empty: {counted(len(checkpoint.attributes), 'tensor')} without a name in what its "
+            f"__getstate__() gave",
+            "Load it with torch.jit.load(), or use the model that was scripted.",
         )
 
 
@@ -248,7 +320,7 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     layouts: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         what = tensor.info.subclass or tensor.info.layout
-        if what != "strided":
+        if what != "strided" and not tensor.info.is_array:
             layouts[what] = layouts.get(what, 0) + 1
     if layouts:
         listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
@@ -260,6 +332,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
 
 
+_MOST_EMBEDDED = 8
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 
 _FAMILIAR = (
@@ -274,6 +347,8 @@ _FAMILIAR = (
     "__torch__.",
 )
 
+_CANDIDATES = 6
+
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
@@ -281,6 +356,7 @@ CHECKS: tuple[Check, ...] = (
     container_notes,
     other_members,
     unopened_members,
+    embedded_files,
     announced_size,
     clashing_names,
     empty_stubs,
@@ -289,8 +365,11 @@ CHECKS: tuple[Check, ...] = (
     several_weights,
     mixed_devices,
     not_plain,
+    arrays,
     unused_storage,
     outside_state_dict,
+    program_without_names,
+    distributed_index,
     model_code,
     unreadable,
     foreign_names,

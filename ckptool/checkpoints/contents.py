@@ -123,7 +123,7 @@ class _Collector:
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""
-        self._keys = KeyNames()
+        self._keys = KeyNames(root)
         self._walks: dict[int, modules.StateDictWalk] = {}
         self._last_number: dict[str, int] = {}
         self._told: set[int] = set()  # tensors inside models that already have a name
@@ -163,6 +163,7 @@ class _Collector:
         below = self._named(node, below)
         tensors = [info for info in infos if info is not None]
         if len(tensors) < len(below):
+            self._keys.number_parameters(below)
             return [(child, self._join(path, component), group) for component, child in below]
         for (component, _), info in zip(below, tensors, strict=True):  # most tensors of most files
             self._add_tensor(self._join(path, component), info, group)
@@ -173,7 +174,6 @@ class _Collector:
     ) -> Group | None:
         texts = [key for key, _ in below if isinstance(key, str)]
         if "state" in texts and "param_groups" in texts:
-            self._keys.number_parameters(below)
             return self._new_group(Group(path, "optimizer", node=node))
         others = [child for (_, child), info in zip(below, infos, strict=True) if info is None]
         direct = len(below) - len(others)

@@ -145,7 +145,7 @@ def chosen_weights(
     try:
         state_dict = choose(checkpoint, key, weights)
     except WeightsNotFound as error:
-        if not error.candidates:
+        if not error.candidates and not checkpoint.embedded:
             error.hint = None  # it is about migrating
         raise
     if not allow_missing:
@@ -154,10 +154,10 @@ def chosen_weights(
     if strip is not None:
         rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)
     try:
-        return prepare(checkpoint, state_dict, NameChanges(rules))
+        return prepare(checkpoint, state_dict, NameChanges(rules).chosen(weights))
     except MigrationRefused as error:
         logger.info("%s: names are kept as they are: %s", checkpoint.path, show(error.message))
-        return prepare(checkpoint, state_dict, NameChanges())
+        return prepare(checkpoint, state_dict, NameChanges().chosen(weights))
 
 
 @contextmanager
