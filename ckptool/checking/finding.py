@@ -48,6 +48,13 @@ CODES: Final = {
     "CK204": Code(
         "warning", "The pickles ask for names that torch.load() does not allow; another loader opens the file."
     ),
+    "CK205": Code(
+        "error", "Unpickling would call what reaches the system: commands, text as code, files, connections."
+    ),
+    "CK206": Code("warning", "Unpickling would run code of packages, which is not in the file."),
+    "CK207": Code("warning", "The pickles name what reaches the system, and do not call it."),
+    "CK208": Code("warning", "Pickles stand behind the one that is loaded."),
+    "CK209": Code("warning", "Some of what the file holds could not be looked at."),
     "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
     "CK302": Code("info", "Several state dicts could be the weights."),
     "CK303": Code("info", "Tensors are small views of storages that were saved whole."),
