@@ -9,7 +9,7 @@ there are tensors or arrays in them. Nothing is written, and no tensor read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, run
@@ -17,11 +17,11 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
-from ckptool.names.matching import Renames
 from ckptool.pickles.nodes import Global, gc_paused
-from ckptool.pickles.reader import read_pickle
-from ckptool.pickles.scanner import scan
 from ckptool.sources.source import BytesSource
+
+if TYPE_CHECKING:
+    from ckptool.names.matching import Renames
 
 Options: TypeAlias = "dict[str, Any]"
 
@@ -138,6 +138,9 @@ def _are_allowed(names: Sequence[Global]) -> bool:
 
 def _opens(pickled: bytes) -> bool:
     """Say whether ``torch.load`` takes the names and opcodes of a pickle that was planned."""
+    from ckptool.pickles.reader import read_pickle
+    from ckptool.pickles.scanner import scan
+
     source = BytesSource(pickled)
     if not pickled:
         return True  # the sketch of a tree whose names are allowed
@@ -148,6 +151,8 @@ def _opens(pickled: bytes) -> bool:
 
 def _holds_data(pickled: bytes) -> bool:
     """Say whether there are tensors or numpy's arrays in a pickle."""
+    from ckptool.pickles.reader import read_pickle
+
     found = read_pickle(BytesSource(pickled))
     return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)
 
