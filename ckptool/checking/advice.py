@@ -66,8 +66,11 @@ def migration(
 def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
     """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
     best = checkpoint.weights
-    others = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key and one is not best]
-    for one in [best, *others] if best is not None else others:
+    models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    if best is None and any(not one.key for one in models):
+        return None  # that one is around the others
+    first = [best] if best is not None else []
+    for one in (*first, *(one for one in models if one is not best)):
         found = migration(checkpoint, why, form="state_dict", key="" if one is best else one.key)
         if found is not None:
             return found
