@@ -24,7 +24,10 @@ _LABEL: Final = 13
 
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun, in the plural where that is due."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    ending = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"
+    return f"{number:,} {ending}"
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

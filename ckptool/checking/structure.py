@@ -16,6 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY
+from ckptool.pickles import nodes
 from ckptool.tensors.tensor import identity
 
 
@@ -53,6 +54,18 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     elif others:
         yield Finding(
             "CK102", "info", f"the archive also holds {some(others)}", *run(checkpoint, "inspect", member=others[0])
+        )
+
+
+def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK131: bytes inside the file are a file of their own."""
+    for path, one in list(checkpoint.embedded.items())[:_MOST_EMBEDDED]:
+        member = f"{checkpoint.member}::{path}" if checkpoint.member else path
+        yield Finding(
+            "CK131",
+            "info",
+            f"{path!r} is {one.what}, {counted(one.nbytes, 'byte')}, which was not opened",
+            *run(checkpoint, "inspect", member=member),
         )
 
 
@@ -111,6 +124,19 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
+            "beside it",
+            "Make one file of its directory: "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        )
+
+
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
     wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
@@ -143,6 +169,21 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK130: arrays of numpy are listed as tensors."""
+    among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values())
+    if among:
+        why = "ckptool.load() makes tensors of them, and so does this:"
+        yield Finding(
+            "CK130",
+            "warning",
+            f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take",
+            *(state_dict_command(checkpoint, why) or ()),
+        )
+    elif found := sum(tensor.info.is_array for tensor in checkpoint.tensors.values()):
+        yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
+
+
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
@@ -164,6 +205,28 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "info",
             f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
             *run(checkpoint, "inspect", all=True),
+        )
+
+
+def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK132: the weights of a program have no names of a model."""
+    if checkpoint.traits.program is None or checkpoint.tensors:
+        return
+    constants = sum(name.startswith("constants.") for name in checkpoint.attributes)
+    if constants:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"frozen: its weights are {counted(constants, 'constant')} of its code, without the names that they had",
+            "Nothing can give them back: use the file from before torch.jit.freeze().",
+        )
+    elif checkpoint.attributes:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"its state_dict() is empty: {counted(len(checkpoint.attributes), 'tensor')} without a name in what its "
+            f"__getstate__() gave",
+            "Load it with torch.jit.load(), or use the model that was scripted.",
         )
 
 
@@ -234,7 +297,7 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     layouts: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         what = tensor.info.subclass or tensor.info.layout
-        if what != "strided":
+        if what != "strided" and not tensor.info.is_array:
             layouts[what] = layouts.get(what, 0) + 1
     if layouts:
         listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
@@ -246,6 +309,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
 
 
+_MOST_EMBEDDED = 8
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 
 _FAMILIAR = (
@@ -267,6 +331,7 @@ CHECKS: tuple[Check, ...] = (
     container_notes,
     other_members,
     unopened_members,
+    embedded_files,
     announced_size,
     clashing_names,
     bound_method,
@@ -274,8 +339,11 @@ CHECKS: tuple[Check, ...] = (
     several_weights,
     mixed_devices,
     not_plain,
+    arrays,
     unused_storage,
     outside_state_dict,
+    program_without_names,
+    distributed_index,
     model_code,
     unreadable,
     foreign_names,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from ckptool.archives.compressed import compression_of
 from ckptool.checking import allowed
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.pickles.nodes import Global
@@ -24,6 +25,7 @@ _OPCODE_NAMES = {
     ord("C"): "SHORT_BINBYTES",
     ord("B"): "BINBYTES",
 }
+_HEAD_NBYTES = 256
 _UNTYPED = "torch.storage.UntypedStorage"
 
 
@@ -104,8 +106,9 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
         return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.loader}()")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
-    if checkpoint.source.nbytes and checkpoint.source.read(0, 2) == b"\x1f\x8b":
-        return [Refusal("loader", "torch.load() does not unpack gzip")]
+    compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))
+    if compression is not None:
+        return [Refusal("loader", f"torch.load() does not unpack {compression.name}")]
     if checkpoint.traits.refusal is not None:
         return [Refusal("container", checkpoint.traits.refusal)]
     if not checkpoint.archives:

@@ -16,7 +16,7 @@ from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
-from ckptool.messages import for_shell
+from ckptool.messages import counted, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
@@ -98,7 +98,20 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
             return taken
         if meant:
             raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
-    raise with_candidates(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
+    raise _nothing(checkpoint, _KINDS[which], found)
+
+
+def _nothing(checkpoint: Checkpoint, wanted: str, found: Sequence[StateDict]) -> WeightsNotFound:
+    """Return the error for a checkpoint without weights, which says where they may be instead."""
+    frozen = checkpoint.traits.program is not None and any(
+        name.startswith("constants.") for name in checkpoint.attributes
+    )
+    why = ": it is frozen, they are constants of its code without names" if frozen and not found else ""
+    error = with_candidates(WeightsNotFound(f"there are no {wanted}{why}", kind="which-weights"), found)
+    inside = [f"{checkpoint.path}::{path}" for path in checkpoint.embedded]
+    if inside and not found:
+        error.hint = f"It holds files of torch.save(): open {some(inside)}."
+    return error
 
 
 def by_name(checkpoint: Checkpoint) -> list[StateDict]:
@@ -203,7 +216,7 @@ def refuse_others(others: Sequence[str], *, drop: bool) -> None:
     """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
     if others and not drop:
         raise MigrationRefused(
-            f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
+            f"{counted(len(others), 'entry')} that the target cannot hold: {some(others)}",
             kind="unsupported-entries",
             hint="Leave them out with `drop_unsupported=True`.",
         )

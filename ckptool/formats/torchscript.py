@@ -53,7 +53,11 @@ def read(probe: Probe) -> Parsed:
     archive = probe.zip
     assert archive is not None  # noqa: S101 - sniff saw it
     root = torch_zip.root_folder(archive)
-    parsed = torch_zip.read_archive(archive, NAME, TRAITS, ScriptModules(_class_tables(archive, f"{root}code/")))
+    graph = ScriptModules(_class_tables(archive, f"{root}code/"))
+    parsed = torch_zip.read_archive(archive, NAME, TRAITS, graph)
+    cls = nodes.class_of(parsed.root)
+    if cls is not None and cls.module.startswith(_PREFIX):  # one without parameters is a model all the same
+        parsed = parsed._replace(fixed_form="model")
     name = f"{root}constants.pkl"
     if name not in archive:
         return parsed
@@ -80,7 +84,9 @@ class ScriptModules:
         found = nodes.class_of(node)
         if found is None or not found.module.startswith(_PREFIX) or found.module.startswith("__torch__.torch.classes"):
             return False
-        return bool(nodes.attribute_pairs(node)) and (not self._tables or str(found) in self._tables)
+        # One that was saved by its own __getstate__ has a tuple for its state, and nothing in a state_dict().
+        has_state = bool(nodes.attribute_pairs(node)) or (isinstance(node.state, tuple) and bool(self._tables))
+        return has_state and (not self._tables or str(found) in self._tables)
 
     def class_name(self, node: Inert) -> str:
         """Return the class's full name in the program that was scripted."""

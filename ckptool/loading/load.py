@@ -138,7 +138,7 @@ def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: WeightsChoi
     try:
         state_dict = choose(checkpoint, key, weights)
     except WeightsNotFound as error:
-        if not error.candidates:
+        if not error.candidates and not checkpoint.embedded:
             error.hint = None  # it is about migrating
         raise
     rules: tuple[renaming.Rule, ...] = ()

@@ -11,6 +11,7 @@ from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
 from ckptool.tensors import dtypes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -81,12 +82,20 @@ def plain_value(node: Inert, leaf: Callable[[Inert], Any] | None = None) -> Any:
             return node
         if isinstance(node, list | tuple):
             return type(node)(value(item, depth + 1) for item in node)
+        scalar = numpy_scalar(node)
+        if scalar is not None and isinstance(scalar[1], bool | int | float | str):
+            return scalar[1]
         pairs = inert.mapping_pairs(node)
         if pairs is None:
-            raise UnsupportedFeature(f"a value of type {inert.class_name(node)}", kind="no-plain-value")
+            raise UnsupportedFeature(f"a value of type {_type(node)}", kind="no-plain-value")
         return {_key(key): value(item, depth + 1) for key, item in pairs}
 
     return value(node, 0)
+
+
+def _type(node: Inert) -> str:
+    array = numpy_array(node)
+    return f"numpy.ndarray, {array}" if array is not None else inert.class_name(node)
 
 
 def _key(key: Inert) -> str | int | float | bool | None:

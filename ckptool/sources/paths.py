@@ -25,11 +25,11 @@ def is_likely(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES)
 
 
-def directory_entries(path: str) -> list[str]:
-    """Return the names of the regular files in a directory, sorted; an empty list if it cannot be listed."""
+def directory_entries(path: str, *, folders: bool = False) -> list[str]:
+    """Return the names of the regular files in a directory, or of its folders, sorted; none if it cannot be listed."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_file())
+            return sorted(entry.name for entry in entries if (entry.is_dir() if folders else entry.is_file()))
     except OSError:
         return []
 

@@ -17,6 +17,7 @@ from ckptool.tensors.dtypes import DType
 
 Kind: TypeAlias = Literal["parameter", "buffer"]
 
+ARRAY: Final = "numpy.ndarray"
 MAX_RANK: Final = 64  # torch's own limit
 MAX_SIZE: Final = 1 << 63
 """Sizes, strides and offsets are below this: torch has them as signed integers of 64 bits."""
@@ -73,7 +74,7 @@ class TensorInfo(NamedTuple):
     layout: str = "strided"
     parts: "tuple[tuple[str, TensorInfo], ...]" = ()
     subclass: str | None = None
-    """The tensor class that the file asks for, where it is neither Tensor nor Parameter."""
+    """The tensor class that the file asks for, where it is neither Tensor nor Parameter; ``ARRAY`` for arrays."""
     details: tuple[tuple[str, int | float], ...] = ()
     """Numbers that belong to the layout: scale and zero point, the channel axis."""
     conj: bool = False
@@ -82,6 +83,11 @@ class TensorInfo(NamedTuple):
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the file has it as an array of numpy: what it says is a tensor's, but it loads as an array."""
+        return self.subclass == ARRAY
 
     @property
     def nbytes(self) -> int:

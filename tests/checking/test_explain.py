@@ -26,6 +26,7 @@ from ckptool.checking.explain import Explanation, explain
 from ckptool.checking.explain.reading import READING
 from ckptool.checking.explain.using import FRAGMENTS, GENERAL, USING
 from ckptool.cli import cli
+from tests.each import each
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 INVALID = Path(__file__).parents[2] / "fixtures" / "invalid"
@@ -249,7 +250,7 @@ QUOTED = {
 }
 
 
-@pytest.mark.parametrize("case", PROVOKED)
+@each("case", PROVOKED)
 def test_a_message_of_the_libraries_is_explained(case: str, tmp_path: Path) -> None:
     kind, action = PROVOKED[case]
     message = message_of(lambda: action(tmp_path))
@@ -257,7 +258,7 @@ def test_a_message_of_the_libraries_is_explained(case: str, tmp_path: Path) -> N
     assert [one.kind for one in explain(message)] == [kind], message
 
 
-@pytest.mark.parametrize("text", QUOTED)
+@each("text", QUOTED)
 def test_a_message_that_is_only_quoted_is_explained(text: str) -> None:
     assert [one.kind for one in explain(text)] == [QUOTED[text]]
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from ckptool.cli import cli
+from tests.scale import scaled, step
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix != ".json"]
@@ -70,16 +71,18 @@ def test_what_is_printed_about_every_fixture(verb: str) -> None:
     assert valid(verb, ALL[0]) == found[0] or verb == "check"
 
 
+@scaled
 @pytest.mark.parametrize("options", [[], ["--form", "state_dict", "--dtype", "bfloat16"], ["--form", "safetensors"]])
 def test_what_is_printed_about_migrating_every_fixture(options: list[str], tmp_path: Path) -> None:
-    found = valid("migrate", *VALID, *options, "--out-dir", tmp_path)
+    found = valid("migrate", *VALID[:: step(4)], *options, "--out-dir", tmp_path)
 
     assert any(one.get("written") for one in found)
     assert valid("migrate", tmp_path / "missing.pth")["error"]["kind"] == "missing"
 
 
+@scaled
 def test_what_is_printed_about_comparing_fixtures(tmp_path: Path) -> None:
-    for a, b in pairwise(ALL):
+    for a, b in pairwise(ALL[:: step(4)]):
         valid("diff", a, b)
     ones = {"r": torch.ones(3), "c": torch.ones(2, dtype=torch.complex64), "i": torch.ones(1, dtype=torch.int64)}
     other = {"r": torch.tensor([1.0, float("inf"), float("nan")]), "c": torch.zeros(2, dtype=torch.complex64)}
