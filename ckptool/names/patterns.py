@@ -2,8 +2,8 @@
 Bounds on what a user's regular expressions may cost on the names of a file.
 
 A name can be made so that an ordinary pattern takes hours: what ``(.*)\\.(.*)\\.weight`` costs grows with the cube of
-its length, and nothing can stop Python's ``re`` in the middle of a name. So patterns are tried on short names alone, and
-the clock is looked at between them.
+its length, and nothing can stop Python's ``re`` in the middle of a name. So patterns are tried on short names alone,
+and the clock is looked at between them.
 """
 
 from __future__ import annotations

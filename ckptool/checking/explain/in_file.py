@@ -331,7 +331,15 @@ def _form(checkpoint: Checkpoint, _: str) -> Cause:
 def _format(checkpoint: Checkpoint, _: str) -> Cause:
     """How it is laid out, and the command that writes it in a way that everything reads."""
     fact = f"it is {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}, {FORMS[checkpoint.form]}"
-    return Cause(fact, None, _weights_command(checkpoint) or _command(checkpoint, "inspect"))
+    command = _weights_command(checkpoint)
+    if command is None:
+        return Cause(fact, "It holds no weights.", _command(checkpoint, "inspect"))
+    return Cause(fact, "Write its weights as a file that torch.load() opens everywhere.", command)
+
+
+def _no_program(checkpoint: Checkpoint, _: str) -> Cause:
+    """What a server for TorchScript was given."""
+    return Cause(f"it is {checkpoint.format}, {FORMS[checkpoint.form]}", None, _command(checkpoint, "inspect"))
 
 
 def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -343,7 +351,7 @@ def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
         return None
     ties = f"{summary.tied:,} of them tied, " if summary.tied else ""
     fact = f"it holds {counted(summary.tensors, 'tensor')}, {ties}{len(sparse):,} sparse; {FORMS[checkpoint.form]}"
-    return Cause(fact, None, command)
+    return Cause(fact, "Write its weights as safetensors.", command)
 
 
 def _there(checkpoint: Checkpoint, text: str) -> Cause:
@@ -370,11 +378,13 @@ _CAUSES: dict[str, _Find] = {
     **_each(("old-model", "source-changed"), _form),
     **_each(("not-a-model", "not-a-state-dict", "whole-model"), _form),
     **_each(("torchscript", "old-tar", "torch-too-old", "plain-pickle", "foreign-zip", "not-a-zip"), _format),
-    **_each(("not-torchscript", "mmap-legacy", "untyped-legacy", "zip-in-old-torch", "not-safetensors"), _format),
+    **_each(("mmap-legacy", "untyped-legacy", "zip-in-old-torch"), _format),
     **_each(("not-a-pickle", "opened-as-text"), _format),
     **_each(("shared-tensors", "non-contiguous", "sparse", "nested", "safetensors-metadata"), _to_safetensors),
     **_each(("shape", "some-shape"), _shape),
     "channels": _convolution,
+    "not-safetensors": _to_safetensors,
+    "not-torchscript": _no_program,
     "mixed-dtypes": _types,
     "no-file": _there,
     "no-such-entry": _no_such_entry,
