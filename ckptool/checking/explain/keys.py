@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ckptool.checking.explain.entry import FIT, WEIGHTS, Explanation
 from ckptool.checking.finding import command_line
-from ckptool.messages import counted
 from ckptool.names.matching import match
 from ckptool.names.wrappers import HEADS
 
@@ -48,12 +47,14 @@ def explain_keys(text: str) -> Explanation | None:
     if not missing and not unexpected:
         return None
     matched = match(dict.fromkeys(missing, ()), dict.fromkeys(unexpected, ()))
-    counts = f"the file lacks {counted(len(missing), 'name')} of the model and has {len(unexpected):,} others"
+    counts = (
+        f"names of the model that the file lacks: {len(missing):,}; names that only the file has: {len(unexpected):,}"
+    )
     if matched.pairs and matched.changes and not matched.alternatives:
         words = [word for change in matched.changes for word in change.arguments]
         return Explanation(
             "keys-renamed",
-            f"{counts}: {len(matched.pairs):,} of them are the same under other names.",
+            f"{counts}; the same under other names: {len(matched.pairs):,}.",
             "Rename them.",
             command_line("FILE", "migrate", *words, form="state_dict"),
         )
