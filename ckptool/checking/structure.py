@@ -61,7 +61,11 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK131: bytes inside the file are a file of their own."""
-    for path, one in list(checkpoint.embedded.items())[:_MOST_EMBEDDED]:
+    if not checkpoint.extras:
+        return
+    from ckptool.checkpoints.embedded import find_embedded
+
+    for path, one in list(find_embedded(checkpoint.extras).items())[:_MOST_EMBEDDED]:
         member = f"{checkpoint.member}::{path}" if checkpoint.member else path
         yield Finding(
             "CK131",

@@ -115,7 +115,9 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if meant:
         raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
-    inside = [f"{checkpoint.path}::{path}" for path in checkpoint.embedded]
+    from ckptool.checkpoints.embedded import find_embedded
+
+    inside = [f"{checkpoint.path}::{path}" for path in find_embedded(checkpoint.extras)]
     if inside and not found:
         error.hint = f"It holds files of torch.save(): open {some(inside)}."
         raise error

@@ -139,9 +139,9 @@ def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
         "worst": "error",
         "verdict": "not looked at",
         "findings": [],
-        "error": error_object(error),
         "globals": [],
         "acts": [],
+        "error": error_object(error),
     }
 
 

@@ -145,7 +145,7 @@ def chosen_weights(
     try:
         state_dict = choose(checkpoint, key, weights)
     except WeightsNotFound as error:
-        if not error.candidates and not checkpoint.embedded:
+        if "`form=" in (error.hint or ""):
             error.hint = None  # it is about migrating
         raise
     if not allow_missing:
