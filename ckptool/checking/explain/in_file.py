@@ -67,10 +67,16 @@ def _command(checkpoint: Checkpoint, verb: str, **options: Any) -> str | None:
     return run(checkpoint, verb, **options).command
 
 
+def _migration(checkpoint: Checkpoint, **options: Any) -> str | None:
+    """Return the command of a migration, if the planner says that it works."""
+    found = advice.migration(checkpoint, **options)
+    return found.command if found is not None else None
+
+
 def _weights_command(checkpoint: Checkpoint, form: str = "state_dict", **options: Any) -> str | None:
     """Return the command that writes the weights alone, if it is known which they are."""
     if checkpoint.weights is not None:
-        return _command(checkpoint, "migrate", form=form, **options)
+        return _migration(checkpoint, form=form, **options)
     found = advice.state_dict(checkpoint)
     return found.command if found is not None and form == "state_dict" and not options else None
 
@@ -109,15 +115,10 @@ def _where(checkpoint: Checkpoint, expected: list[str], matched: KeyMatch, found
     key = "" if found is checkpoint.weights else found.key
     if matched.changes:
         names = f"{next(iter(matched.pairs.values()))!r} is {next(iter(matched.pairs))!r}"
-        changes: dict[str, list[str] | bool] = {}
-        for change in matched.changes:
-            changes[change.option] = (
-                [*_listed(changes.get(change.option)), change.argument] if change.argument else True
-            )
         return Cause(
             f"{all_of} {len(expected):,} names are {place}, under other names: {names}",
             "Rename them.",
-            _command(checkpoint, "migrate", form="state_dict", key=key, **changes),
+            _migration(checkpoint, form="state_dict", key=key, renames=matched.changes),
         )
     if not found.key and found.class_name is None:
         return Cause(
@@ -129,12 +130,8 @@ def _where(checkpoint: Checkpoint, expected: list[str], matched: KeyMatch, found
     return Cause(
         f"{all_of} {len(expected):,} names are {place}",
         f"Call model.load_state_dict({taken}), or write the weights alone.",
-        _command(checkpoint, "migrate", form="state_dict", key=key),
+        _migration(checkpoint, form="state_dict", key=key),
     )
-
-
-def _listed(value: list[str] | bool | None) -> list[str]:
-    return value if isinstance(value, list) else []
 
 
 def _only_unexpected(checkpoint: Checkpoint, lists: KeyLists) -> Cause | None:
@@ -240,7 +237,7 @@ def _device(checkpoint: Checkpoint, text: str) -> Cause | None:
         )
     if not tags:
         return None
-    return Cause(f"its tensors are tagged {counts(tags)}", None, _command(checkpoint, "migrate", to="cpu"))
+    return Cause(f"its tensors are tagged {counts(tags)}", None, _migration(checkpoint, to="cpu"))
 
 
 def _types(checkpoint: Checkpoint, _: str) -> Cause | None:
