@@ -7,6 +7,7 @@ A side also says what its file cannot hold (safetensors: devices, ties, an order
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -82,11 +83,11 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
     """
     checkpoint.check_index()
     if checkpoint.form == "archive":
-        names = ", ".join(member.name for member in checkpoint.members[:8])
+        names = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:8]]
         raise UnsupportedFeature(
             f"an archive of {len(checkpoint.members):,} checkpoints",
             kind="archive",
-            hint=f"Name one as {checkpoint.path}::MEMBER: {names}",
+            hint=f"Name one: {', '.join(names)}",
         )
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)
