@@ -33,7 +33,8 @@ class Selection(NamedTuple):
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        chosen = [tensor for tensor in tensors if self._takes(tensor.name)]
+        takes_all = self.grep is None and self.filter.takes_all
+        chosen = [tensor for tensor in tensors if takes_all or self._takes(tensor.name)]
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
 
     def _takes(self, name: str) -> bool:

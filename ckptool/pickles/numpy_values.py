@@ -8,8 +8,6 @@ See numpy/_core/src/multiarray/methods.c and _core/numeric.py. joblib writes an 
 its elements between opcodes (see ``joblib_arrays``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from struct import calcsize, unpack
 from typing import NamedTuple

@@ -14,8 +14,6 @@ Rules:
 See Python's Lib/pickletools.py, which documents every opcode.
 """
 
-from __future__ import annotations
-
 import struct
 from struct import Struct
 from typing import Any, NamedTuple
@@ -47,7 +45,7 @@ class Pickle(NamedTuple):
     """Where bytes lie between the opcodes, in order."""
 
 
-def read_pickle(source: Source, start: int = 0, *, on_build: OnBuild | None = None) -> Pickle:
+def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
