@@ -16,7 +16,7 @@ from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
-from ckptool.messages import counted, some
+from ckptool.messages import counted, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
@@ -110,7 +110,7 @@ def _nothing(checkpoint: Checkpoint, wanted: str, found: Sequence[StateDict]) ->
     error = with_candidates(WeightsNotFound(f"there are no {wanted}{why}", kind="which-weights"), found)
     inside = [f"{checkpoint.path}::{path}" for path in checkpoint.embedded]
     if inside and not found:
-        error.hint = f"It holds files of torch.save(): open {some(inside)}."
+        error.hint = f"It holds files of torch.save(): open {some(list(map(for_shell, inside)))}."
     return error
 
 
@@ -122,7 +122,7 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
 def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: str = "key") -> WeightsNotFound:
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
-    listed = ", ".join(map(repr, error.candidates[:12]))
+    listed = ", ".join(map(for_shell, error.candidates[:12]))
     error.hint = f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`."
     return error
 

@@ -33,12 +33,24 @@ class Selection(NamedTuple):
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        takes_all = self.grep is None and self.filter.takes_all
-        chosen = [tensor for tensor in tensors if takes_all or self._takes(tensor.name)]
+        chosen = list(tensors)
+        if not self.filter.takes_all:
+            chosen = [tensor for tensor in chosen if self.filter.takes(tensor.name)]
+        if self.grep is not None:
+            chosen = _matching(self.grep, chosen)
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
 
-    def _takes(self, name: str) -> bool:
-        return (self.grep is None or bool(self.grep.search(name))) and self.filter.takes(name)
+
+def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
+    """Return the tensors whose name matches; that names are too long to be tried is said."""
+    from ckptool.names.patterns import LONGEST, Trials
+
+    tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
+    if len(tried) < len(tensors):
+        long = messages.counted(len(tensors) - len(tried), "name")
+        click.echo(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
+    trials = Trials()
+    return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
 
 
 @click.command()
@@ -120,26 +132,21 @@ def inspect(
             return _source_lines(checkpoint)
         return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
 
-    objects: list[dict[str, object]] = []
     failed = False
     for number, path in enumerate(files):
         try:
             with open_checkpoint(path) as checkpoint:
                 if as_json:
-                    objects.append(_object(checkpoint, selection))
+                    _print_json(_object(checkpoint, selection), number, len(files))
                 else:
                     _print([""] if number and not (show_globals or show_source) else [])
                     _print(lines_of(checkpoint))
         except CkptoolError as error:
             failed = True
             if as_json:
-                objects.append(_unreadable(path, error))
+                _print_json(_unreadable(path, error), number, len(files))
             else:
                 click.echo(error_text(error), err=True)
-    if as_json:
-        from ckptool.cli.json_output import print_json
-
-        print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
 
 
@@ -200,6 +207,12 @@ def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
     for found in checkpoint.class_sources:
         yield messages.show(f"# {found.name}, from {found.path}")
         yield from (messages.show(line.expandtabs(8)) for line in found.text.split("\n"))
+
+
+def _print_json(found: dict[str, object], number: int, count: int) -> None:
+    from ckptool.cli.json_output import print_json
+
+    print_json(found, number, count)
 
 
 def _unreadable(path: str, error: CkptoolError) -> dict[str, object]:

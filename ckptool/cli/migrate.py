@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -173,8 +173,15 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
         elif name == "rename":
             yield _substitution(value, "--rename")
         else:
-            lines = [line.strip() for line in value]
+            lines = _lines(value)
             yield from (_substitution(line, "--rename-file") for line in lines if line and not line.startswith("#"))
+
+
+def _lines(file: Iterable[str]) -> list[str]:
+    try:
+        return [line.strip() for line in file]
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"not a text file: {error}", param_hint="--rename-file") from error
 
 
 def _substitution(text: str, option: str) -> renaming.Rule:

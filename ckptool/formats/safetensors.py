@@ -30,7 +30,7 @@ from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, some
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
-from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, StorageRef, TensorInfo, is_size, row_major
+from ckptool.tensors.tensor import MAX_RANK, StorageRef, TensorInfo, is_countable, is_size, row_major
 
 NAME = "safetensors"
 TRAITS = Traits(
@@ -252,7 +252,7 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
     code, sizes = entry.get("dtype"), entry.get("shape")
     if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
         raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")
-    if max(_partial_products(sizes), default=0) >= MAX_SIZE or _is_deep(entry):
+    if not is_countable(sizes) or _is_deep(entry):
         raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     dtype = dtypes.BY_SAFETENSORS.get(code)
     if dtype is None:
@@ -270,14 +270,6 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
             actual=end - begin,
         )
     return dtype, shape, begin, end
-
-
-def _partial_products(sizes: list[int]) -> Iterator[int]:
-    # An empty tensor may not have dimensions that overflow on the way to its last one.
-    product = 1
-    for size in sizes:
-        product *= size
-        yield product
 
 
 def _is_deep(entry: dict[str, object]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,6 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
+from ckptool.messages import counted
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.output import Output
@@ -95,8 +96,15 @@ def migrate(
             nbytes, readers = _write(checkpoint, plan, asked, output, limits if verify else None)
     casts = plan.casting.casts if plan.casting else ()  # their errors are known once they are written
     after = planned.after._replace(file_nbytes=nbytes)
-    done = planned._replace(written=True, verified=verify, read_back_by=readers)
+    notes = (*planned.notes, *_parted(output))
+    done = planned._replace(written=True, verified=verify, read_back_by=readers, notes=notes)
     return done._replace(nbytes=nbytes, casts=casts, after=after)
+
+
+def _parted(output: Output) -> Iterator[str]:
+    if output.other_names:
+        many = counted(output.other_names, "other name")
+        yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
 
 
 def _check_possible(changes: Changes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from shlex import quote
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -21,6 +22,7 @@ from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
+from ckptool.names.patterns import Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 
 _DEVICE = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
@@ -62,8 +64,11 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
     form = _form(dst, checkpoint, changes)
     marks = [mark for mark in (changes.dtype, changes.to if form != "safetensors" else None) if mark]
     target = _target_path(dst, checkpoint, form, marks)
-    names, wrappers = _name_changes(changes)
-    casting = Casting(changes.dtype, tuple(changes.keep_dtype), saturate=changes.saturate) if changes.dtype else None
+    trials = Trials(checkpoint.source.cancellation)
+    names, wrappers = _name_changes(changes, trials)
+    casting = None
+    if changes.dtype:
+        casting = Casting(changes.dtype, tuple(changes.keep_dtype), trials, saturate=changes.saturate)
     root = _archive_root(target)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
@@ -86,9 +91,11 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes) -> Plan
 
 def _refuse_archive(checkpoint: Checkpoint) -> None:
     if checkpoint.form == "archive":
-        members = [f"{checkpoint.path}::{member.name}" for member in checkpoint.members]
+        members = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:12]]
         raise MigrationRefused(
-            f"an archive of {len(members):,} checkpoints", kind="archive", hint=f"Pick one: {', '.join(members[:12])}"
+            f"an archive of {len(checkpoint.members):,} checkpoints",
+            kind="archive",
+            hint=f"Pick one: {', '.join(members)}",
         )
 
 
@@ -104,7 +111,7 @@ def _form(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetFo
     return form
 
 
-def _name_changes(changes: Changes) -> tuple[NameChanges, frozenset[str]]:
+def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozenset[str]]:
     """Return what happens to names, and the classes of wrappers that whole models are taken out of."""
     strip: tuple[renaming.Rule, ...] = ()
     classes: frozenset[str] = frozenset()
@@ -112,7 +119,7 @@ def _name_changes(changes: Changes) -> tuple[NameChanges, frozenset[str]]:
         strip, classes = (renaming.strip_wrappers,), frozenset(COMPONENTS)
     elif changes.strip_module:
         strip, classes = (renaming.strip_module,), frozenset(DATA_PARALLEL.classes)
-    rules = (*strip, *selection.noted(changes.rename))
+    rules = (*strip, *selection.noted(changes.rename, trials))
     return NameChanges(rules, Filter(tuple(changes.include), tuple(changes.exclude))), classes
 
 

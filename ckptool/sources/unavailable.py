@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Sequence
-from shlex import join
+from shlex import join, quote
 from typing import Final
 
 from ckptool.errors import FileUnavailable
@@ -31,7 +31,8 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
     if error.errno in (errno.EACCES, errno.EPERM):
         if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
             return directory(path)
-        return FileUnavailable("permission denied", kind="permission", hint=f"Make it readable: chmod u+r {path}")
+        command = f"chmod u+r -- {quote(path)}"
+        return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
 
@@ -70,10 +71,10 @@ def directory(path: str) -> FileUnavailable:
     found = FileUnavailable(f"a directory with {_many(names)}", kind="directory")
     chosen = _candidate(names)
     if chosen is None:
-        found.hint = f"Name a file in it: {some(names, 4)}"
+        found.hint = f"Name a file in it: {some(list(map(quote, names)), 4)}"
     else:
         others = [name for name in names if name != chosen]
-        found.hint = f"Name a file in it: {some([chosen, *others], 4)}"
+        found.hint = f"Name a file in it: {some(list(map(quote, [chosen, *others])), 4)}"
         found.command = join(("ckptool", "inspect", os.path.join(path, chosen)))  # noqa: PTH118 - a name
     return found
 
@@ -84,7 +85,7 @@ def _many(names: Sequence[str]) -> str:
 
 def _without_files(path: str) -> FileUnavailable:
     folders = directory_entries(path, folders=True)
-    hint = f"Name a file in one of its folders: {some(folders, 4)}" if folders else None
+    hint = f"Name a file in one of its folders: {some(list(map(quote, folders)), 4)}" if folders else None
     return FileUnavailable("a directory without files", kind="directory", hint=hint)
 
 

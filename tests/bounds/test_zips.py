@@ -17,6 +17,7 @@ from ckptool.errors import CkptoolError
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, Source
 from tests.bounds.sources import Asked, Holed
+from tests.each import each
 from tests.zip_bytes import (
     FULL16,
     FULL32,
@@ -165,7 +166,7 @@ def test_a_field_without_content_may_be_the_last() -> None:
     refused(whole([replace(A, extra=b"FB\2\0x")]), MalformedFile)
 
 
-@pytest.mark.parametrize("length", range(9))
+@each("length", range(9))
 def test_zeros_behind_the_fields_are_padding_whatever_their_number(length: int) -> None:
     assert list(read(whole([replace(A, extra=b"FB\1\0x" + bytes(length))]))) == ["x/a"]
 
@@ -284,7 +285,7 @@ def test_a_descriptor_may_end_where_the_directory_begins_and_no_later(magic: boo
     refused(whole([cut]))
 
 
-@pytest.mark.parametrize("length", [*range(160, 260, 3), *range(1960, 2060)])
+@each("length", [*range(160, 260, 3), *range(1960, 2060)])
 def test_a_descriptor_is_found_wherever_a_block_ends(length: int) -> None:
     for width, magic in ((4, True), (8, True), (8, False)):
         assert list(read(whole([streamed(stored("x", bytes(length)), width=width, magic=magic), B]))) == ["x", "x/b"]

@@ -34,6 +34,7 @@ from tests.build import (
     torchscript,
     zip_file,
 )
+from tests.each import each
 
 SYSTEM = call(named("os", "system"), "true")
 
@@ -118,8 +119,8 @@ def alarms(report: CheckReport) -> list[tuple[str, str]]:
     return [(one.code, one.message) for one in report.findings if one.severity != "info"]
 
 
-@pytest.mark.parametrize("packing", [*PACKED, "pickle"])
-@pytest.mark.parametrize("payload", PAYLOADS)
+@each("packing", [*PACKED, "pickle"])
+@each("payload", PAYLOADS)
 def test_a_call_is_named_in_a_warning_whatever_it_is_packed_in(packing: str, payload: str, tmp_path: Path) -> None:
     pack = PACKED.get(packing) or (lambda value: pickled({"x": value}))
     path = tmp_path / "x"
@@ -132,7 +133,7 @@ def test_a_call_is_named_in_a_warning_whatever_it_is_packed_in(packing: str, pay
     assert "nothing wrong found" not in found["verdict"]
 
 
-@pytest.mark.parametrize("packing", PACKED)
+@each("packing", PACKED)
 def test_what_holds_only_tensors_is_quiet_in_all_of_them(packing: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(PACKED[packing](INNOCENT))

@@ -16,6 +16,7 @@ from ckptool.checkpoints import modules
 from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_state_dict
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+from tests.each import each
 
 LIMITS = Limits()
 
@@ -196,8 +197,8 @@ def test_what_is_no_module_is_none(node: Inert) -> None:
     assert not PickledModules().is_module(node)
 
 
-@pytest.mark.parametrize("missing", ["_parameters", "_buffers", "_modules"])
-@pytest.mark.parametrize("instead", [None, 5, "text", []])
+@each("missing", ["_parameters", "_buffers", "_modules"])
+@each("instead", [None, 5, "text", []])
 def test_an_object_without_all_three_mappings_is_no_module(missing: str, instead: Inert) -> None:
     node = module()
     node.state = Dict([(key, instead if key == missing else value) for key, value in node.state.pairs])
@@ -240,7 +241,7 @@ def torch_modules() -> list[type[nn.Module]]:
     return sorted(found, key=lambda cls: cls.__qualname__)
 
 
-@pytest.mark.parametrize("cls", torch_modules())
+@each("cls", torch_modules())
 def test_versions_of_torchs_own_classes_are_known(cls: type[nn.Module]) -> None:
     assert modules.version_of(f"{cls.__module__}.{cls.__qualname__}") == cls._version
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from ckptool.errors import CkptoolError, NotACheckpoint, TruncatedFile, UnsupportedFeature
 from ckptool.formats.identify import name_foreign, name_foreign_zip
 from ckptool.sources.source import BytesSource
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,7 +238,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "kind", "words"), FILES.values(), ids=FILES)
+@each(("data", "kind", "words"), FILES.values())
 def test_each_kind_has_its_name(data: bytes, kind: str, words: str) -> None:
     error = named(data)
 
@@ -245,7 +246,7 @@ def test_each_kind_has_its_name(data: bytes, kind: str, words: str) -> None:
     assert (error.kind, words in error.message) == (kind, True), error.message
 
 
-@pytest.mark.parametrize("data", [row[0] for row in FILES.values()], ids=FILES)
+@each("data", [row[0] for row in FILES.values()])
 def test_messages_follow_the_house_style(data: bytes) -> None:
     error = named(data)
 
@@ -332,16 +333,14 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
-@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:20])
+@each("protocol", range(2, 6))
+@each("value", PLAIN)
 def test_pickles_are_not_named(value: object, protocol: int) -> None:
     assert named(pickle.dumps(value, protocol)) is None
 
 
-@pytest.mark.parametrize("protocol", [0, 1])
-@pytest.mark.parametrize(
-    "value", [value for value in PLAIN if isinstance(value, dict | list)], ids=lambda value: repr(value)[:20]
-)
+@each("protocol", [0, 1])
+@each("value", [value for value in PLAIN if isinstance(value, dict | list)])
 def test_containers_in_pickles_without_a_mark_are_not_named(value: object, protocol: int) -> None:
     assert named(pickle.dumps(value, protocol)) is None
 
@@ -393,7 +392,7 @@ def test_what_torch_saves_is_not_named(tmp_path: Path) -> None:
         assert name_foreign_zip(archive.namelist()) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"PK\x03\x04" + bytes(26),
@@ -408,7 +407,6 @@ def test_what_torch_saves_is_not_named(tmp_path: Path) -> None:
         b"\x08\x08\x12\x07pytorch",
         bytes(range(1, 256)),
     ],
-    ids=repr,
 )
 def test_too_little_to_go_by_is_not_named(data: bytes) -> None:
     assert named(data) is None
@@ -494,7 +492,7 @@ def test_hostile_heads_cost_little(data: bytes) -> None:
     assert time.process_time() - start < 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "kind", "words"),
     [
         (["a.npy", "b.npy"], "npz", "a numpy .npz archive of 2 arrays: 'a', 'b'"),

@@ -25,6 +25,7 @@ from ckptool import (
     open_checkpoint,
 )
 from tests import build, zip_bytes
+from tests.each import each
 
 
 def weights(numel: int = 4) -> bytes:
@@ -180,8 +181,8 @@ def test_a_broken_checkpoint_that_is_the_only_one_gives_its_own_error() -> None:
     assert "model.pth" in caught.value.message
 
 
-@pytest.mark.parametrize("pack", [build.zip_file, build.tar_file, tar_gz], ids=["zip", "tar", "tar.gz"])
-@pytest.mark.parametrize("members", [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}], ids=len)
+@each("pack", [build.zip_file, build.tar_file, tar_gz])
+@each("members", [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}])
 def test_an_archive_without_checkpoints_is_named(pack: object, members: dict[str, bytes]) -> None:
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(pack(members))  # type: ignore[operator]

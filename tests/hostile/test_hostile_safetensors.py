@@ -25,6 +25,7 @@ from ckptool import (
     open_checkpoint,
 )
 from ckptool.tensors.dtypes import BY_SAFETENSORS
+from tests.each import each
 from tests.hostile.cases.headers import ACCEPTED, DATA, REFUSED, SEEDS, SNIPPETS, entry, file, mutated, text
 from tests.scale import times
 
@@ -62,12 +63,12 @@ def assert_no_more_than_the_reference(data: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@each("name", ACCEPTED)
 def test_what_is_odd_but_has_one_reading_is_read_as_the_reference_reads_it(name: str) -> None:
     assert assert_no_more_than_the_reference(file(ACCEPTED[name]))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_what_lies_or_has_two_readings_is_refused(name: str) -> None:
     with pytest.raises((MalformedFile, AmbiguousFile, CkptoolError)) as caught:
         open_checkpoint(REFUSED[name])
