@@ -82,8 +82,6 @@ def read_member(probe: Probe, name: str) -> Parsed:
 
 def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     """Open the value of a pickle that is a file itself, by its path; after it may come the path of one in that."""
-    from shlex import quote
-
     from ckptool.checkpoints.embedded import find_embedded
 
     try:
@@ -99,7 +97,9 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     if outer in found:
         inside = probe.inner(BytesSource(found[outer].data, probe.source.cancellation))
         return _placed(inside.read() if rest is None else read_member(inside, rest), None, outer)
-    near = [quote(one) for one in (*found, *(archive or ())) if not one.endswith("/")]
+    from shlex import quote
+
+    near = [*map(quote, found), *(quote(member) for member in archive or () if not member.endswith("/"))]
     raise MalformedFile(
         f"no member {name!r} among {len(near):,}",
         kind="no-member",

@@ -31,7 +31,7 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
     if error.errno in (errno.EACCES, errno.EPERM):
         if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
             return directory(path)
-        command = f"chmod u+r -- {quote(path)}"
+        command = join(("chmod", "u+r", "--", path))
         return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
@@ -43,7 +43,7 @@ def _missing(path: str) -> FileUnavailable:
     address = _ADDRESS.fullmatch(path)
     if address is not None:
         local = address[1].lower() == "file"
-        hint = f"Give the path alone: {address[2]}" if local else "Download the file first, and give its path."
+        hint = f"Give the path alone: {quote(address[2])}" if local else "Download the file first, and give its path."
         return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
     hint = "Check the path."
     if _HUB_NAME.fullmatch(path) and not is_likely(path) and not os.path.isdir(path.partition("/")[0]):  # noqa: PTH112
@@ -64,7 +64,7 @@ def directory(path: str) -> FileUnavailable:
         return FileUnavailable(
             f"a directory, a torch.distributed.checkpoint in {counted(shards, 'file')}, which is not read as a whole",
             kind="distributed-checkpoint",
-            hint=f"{_DISTRIBUTED} {join([path])} FILE.pt",
+            hint=f"{_DISTRIBUTED} {quote(path)} FILE.pt",
         )
     if not names:
         return _without_files(path)
