@@ -27,6 +27,8 @@ _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
 _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
 _OTHER_WORDS = {"callbacks", "loops", "metrics", "normalizer", "scaler", "rng", "rng_state"}
 
+_RANDOM_STATE = {"key", "counter", "state", "buffer"}
+
 # fmt: off
 _SIDE_BY_SIDE = {
     "generator", "discriminator", "gen", "disc", "dis", "netg", "netd", "g", "d", "actor", "critic",
@@ -47,7 +49,7 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "ema"
     if words & _SCHEDULER_WORDS:
         return "scheduler"
-    if group.kind == "loose" or words & _OTHER_WORDS:
+    if group.kind == "loose" or words & _OTHER_WORDS or _is_random_state(group, contents):
         return "other"
     if group.kind in ("module", "packed"):
         return "model"
@@ -55,6 +57,14 @@ def role_of(group: Group, contents: Contents) -> Role:
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def _is_random_state(group: Group, contents: Contents) -> bool:
+    """Say whether a group is the state of a random generator of numpy: ``{"key": …, "pos": …}`` under ``state``."""
+    if group.key.rpartition(".")[2] != "state":
+        return False
+    names = {name.rpartition(".")[2] for name in group.names}
+    return names <= _RANDOM_STATE and all(contents.tensors[name].is_array for name in group.names)
 
 
 def _words(key: str) -> set[str]:

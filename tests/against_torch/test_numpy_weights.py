@@ -149,6 +149,14 @@ def test_arrays_beside_the_weights_of_torch_are_data() -> None:
     assert list(ckptool.load(data)) == ["weight", "bias"]
 
 
+@pytest.mark.parametrize("generator", ["MT19937", "Philox", "SFC64", "PCG64"])
+def test_the_state_of_a_random_generator_is_no_weights(generator: str) -> None:
+    random = np.random.Generator(getattr(np.random, generator)(0))
+    data = pickle.dumps({"net": {"w": BASE, "b": BASE[0]}, "rng": random, "state": random.bit_generator.state})
+
+    assert list(ckptool.load(data)) == ["w", "b"]
+
+
 def test_a_whole_model_with_arrays_keeps_its_names() -> None:
     net = torch.nn.Linear(3, 2)
     net.register_buffer("none", None)
