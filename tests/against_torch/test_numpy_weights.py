@@ -157,6 +157,18 @@ def test_the_state_of_a_random_generator_is_no_weights(generator: str) -> None:
     assert list(ckptool.load(data)) == ["w", "b"]
 
 
+def test_curves_beside_an_optimizer_are_no_weights() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    for curves in ({"losses": BASE}, {"train": BASE[0], "test": BASE[1], "n": 3}):
+        with ckptool.open_checkpoint(saved({"optimizer": optimizer.state_dict(), **curves})) as checkpoint:
+            assert checkpoint.weights is None
+            assert not any(tensor.info.is_array for tensor in checkpoint.tensors.values())
+
+
 def test_a_whole_model_with_arrays_keeps_its_names() -> None:
     net = torch.nn.Linear(3, 2)
     net.register_buffer("none", None)
