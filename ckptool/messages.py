@@ -11,6 +11,7 @@ FORMS: Final = {
     "state_dict": "state_dict",
     "checkpoint": "checkpoint: weights and more",
     "model": "model",
+    "training": "training state: no weights",
     "tensors": "tensors, not named by a model",
     "data": "no tensors",
     "archive": "archive of several checkpoints",

@@ -54,6 +54,8 @@ class TorchLoadVerdict(NamedTuple):
 
     asked: tuple[GlobalUse, ...]
     refusals: tuple[Refusal, ...]
+    scans: tuple[Scan, ...] = ()
+    """What the walk through each pickle has met."""
 
 
 def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
@@ -62,7 +64,7 @@ def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
     refusals = _container(checkpoint)
     opcodes = [] if refusals else _opcodes(checkpoint, scans)
     # Whatever the container: it can be unpacked, or opened with another loader.
-    return TorchLoadVerdict(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
+    return TorchLoadVerdict(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes), scans=tuple(scans))
 
 
 def place_of(asked: GlobalUse) -> str:

@@ -21,8 +21,6 @@ from ckptool.tensors.tensor import identity
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
 
-    from ckptool.checkpoints.embedded import Embedded
-
 
 class StateDict(Mapping[str, LazyTensor]):
     """A mapping of names to tensors found inside a checkpoint. Names are relative to ``key``; order is the file's."""
@@ -108,6 +106,8 @@ class Checkpoint:
         self.class_sources = parsed.class_sources
         self.notes = parsed.notes
         """What is odd about the container though nothing in it can be misread."""
+        self.rest = parsed.rest
+        """Where bytes of the source begin that stand behind what is loaded; None if none do."""
         self.damage = parsed.damage
         """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
         self.members = parsed.members
@@ -165,13 +165,6 @@ class Checkpoint:
         found = self.state_dicts
         chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
         return None if chosen is None else self.state_dicts[chosen]
-
-    @cached_property
-    def embedded(self) -> Mapping[str, Embedded]:
-        """Values that are files of ``torch.save`` themselves, by path: ``FILE::PATH`` opens them. None was opened."""
-        from ckptool.checkpoints.embedded import find_embedded
-
-        return find_embedded(self.extras)
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""

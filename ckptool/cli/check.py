@@ -12,6 +12,7 @@ import click
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, command_line
+from ckptool.checking.pickle_search import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, with_options
@@ -115,17 +116,18 @@ def _object(report: CheckReport) -> dict[str, object]:
         "verdict": with_options(report.verdict),
         "findings": [finding_object(finding) for finding in report.findings],
     }
+    found |= {"globals": [_global(one) for one in report.globals], "acts": [_act(one) for one in report.acts]}
     if report.error is not None:
         return {**found, "error": error_object(report.error)}
     return {
         **found,
+        "loading": report.loading and with_options(report.loading),
         "format": report.format,
         "form": report.form,
         "file_nbytes": report.file_nbytes,
         "shards": report.shards,
         "records": report.records,
         "matching": report.matching,
-        "globals": [_global(one) for one in report.globals],
     }
 
 
@@ -137,8 +139,15 @@ def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
         "worst": "error",
         "verdict": "not looked at",
         "findings": [],
+        "globals": [],
+        "acts": [],
         "error": error_object(error),
     }
+
+
+def _act(one: Act) -> dict[str, object]:
+    found = one._asdict()
+    return found | {"record": one.record or None, "package": one.package}
 
 
 def _global(one: GlobalUse) -> dict[str, object]:

@@ -12,6 +12,7 @@ from ckptool.archives.compressed import Compression, decompress
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
+from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
@@ -126,7 +127,8 @@ def _unpacked(probe: Probe, kind: Compression) -> Source:
 def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive)
     holding = {name: found for name, found in opened.items() if _holds_tensors(found)}
-    for candidates in (holding, _with_weights(holding), opened):
+    weights = _with_weights(holding)
+    for candidates in (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:
             return _chosen(next(iter(candidates)), opened, failures, archive)
     if opened:
@@ -166,6 +168,18 @@ def _with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
         for name, found in holding.items()
         if found.members or Checkpoint("", found.source, found).weights is not None
     }
+
+
+def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
+    """Return the member that would be the weights if all stood in one file, under their names there."""
+    names = list(weights)
+
+    def numel(index: int) -> int:
+        return sum(info.numel for info in weights[names[index]].contents.tensors.values())
+
+    roles: list[tuple[str, Role]] = [(name.rpartition("/")[2].partition(".")[0], "model") for name in names]
+    chosen = choose_weights(roles, numel)
+    return {} if chosen is None else {names[chosen]: weights[names[chosen]]}
 
 
 def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolError], archive: Archive) -> Parsed:

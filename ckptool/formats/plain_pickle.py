@@ -67,6 +67,7 @@ def read(probe: Probe) -> Parsed:
         rebuilder=rebuilder,
         streams=tuple(_streams(probe.source, pickled)),
         notes=tuple(notes),
+        rest=pickled.end if notes else None,
     )
 
 

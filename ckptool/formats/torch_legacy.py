@@ -73,6 +73,7 @@ def read(probe: Probe) -> Parsed:
         streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
+        rest=stream.end if rest else None,
     )
 
 

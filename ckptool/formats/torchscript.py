@@ -18,7 +18,7 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import collect
-from ckptool.checkpoints.modules import ModuleTensor, StateDictWalk
+from ckptool.checkpoints.modules import ModuleEntry, StateDictWalk
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import torch_zip
@@ -121,18 +121,18 @@ class ScriptModules:
                 raise LimitExceeded(f"a model of more than {limits.tensors:,} names", actual=limits.tensors)
         return walk
 
-    def _own_entries(self, node: Call, attributes: nodes.Pairs, prefix: str) -> list[ModuleTensor]:
+    def _own_entries(self, node: Call, attributes: nodes.Pairs, prefix: str) -> list[ModuleEntry]:
         table = self._tables.get(nodes.class_name(node))
-        entries: list[ModuleTensor] = []
+        entries: list[ModuleEntry] = []
         kinds: tuple[Kind, ...] = ("parameter", "buffer")
         for kind in kinds:
             for name, value in attributes:
                 if not (isinstance(value, Call) and isinstance(name, str) and _is_tensor(value)):
                     continue
                 if table is None and kind == "parameter":
-                    entries.append(ModuleTensor(prefix + name, value, None))
+                    entries.append(ModuleEntry(prefix + name, value, None))
                 elif table is not None and table.get(name) == kind:
-                    entries.append(ModuleTensor(prefix + name, value, kind))
+                    entries.append(ModuleEntry(prefix + name, value, kind))
         return entries
 
 

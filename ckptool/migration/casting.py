@@ -113,6 +113,8 @@ class Casting:
         except re.error as error:
             raise MigrationRefused(f"not a regular expression: {error}", kind="bad-pattern") from error
         self._trials = trials
+        self.keeps_nothing: tuple[str, ...] = tuple(keep)
+        """Those of ``keep`` that have matched no name so far."""
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
@@ -138,8 +140,10 @@ class Casting:
             if memory is None or not self._takes(tensor.info):
                 continue
             chosen.setdefault(memory, (name, tensor))
-            if any(self._trials.on(name, pattern.search) for pattern in self._keep):
+            matching = {pattern.pattern for pattern in self._keep if self._trials.on(name, pattern.search)}
+            if matching:
                 kept.add(memory)
+                self.keeps_nothing = tuple(one for one in self.keeps_nothing if one not in matching)
         for memory, (name, tensor) in chosen.items():
             if memory not in kept and memory not in self._made:
                 self._made[memory] = self._cast(name, tensor)

@@ -22,8 +22,9 @@ from ckptool.messages import counted
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.output import Output
-from ckptool.migration.plan import Plan, check_device, make_plan
+from ckptool.migration.plan import Plan, make_plan
 from ckptool.migration.report import MigrationReport
+from ckptool.migration.target import device_tag
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.migration.verify import verify_model
 from ckptool.pickles.nodes import gc_paused
@@ -61,12 +62,14 @@ def migrate(
     source holds; by default it goes by the suffix of ``dst``. ``progress`` is called with the bytes written and to
     come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
-    Guarantees: ``src`` is never changed; ``dst`` is never half written, and appears only after what was written was
-    read back and compared, and is on the disk; nothing is overwritten without ``force``. ``verify=False`` neither reads
-    back, nor checks the source's checksums, nor waits for the disk unless an old file is replaced.
+    Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
+    written, and appears only after what was written was read back and compared, and is on the disk; nothing is
+    overwritten without ``force``. ``verify=False`` neither reads back, nor checks the source's checksums, nor waits for
+    the disk unless an old file is replaced.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
+        IncompleteWeights: The file does not have all that the ``state_dict()`` of these weights would hold.
         MigrationRefused: It would lose or confuse something, leave no tensor say; the hint names the option that allows
             it.
         OutputExists: ``dst`` exists.
@@ -78,7 +81,7 @@ def migrate(
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
-    _check_possible(asked)
+    asked = _checked(asked)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
@@ -107,12 +110,11 @@ def _parted(output: Output) -> Iterator[str]:
         yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
 
 
-def _check_possible(changes: Changes) -> None:
-    """Refuse what no source could make possible, before any is read."""
-    if changes.to is not None:
-        check_device(changes.to)
+def _checked(changes: Changes) -> Changes:
+    """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
     if changes.dtype is not None or changes.model is not None:
         check_installed()
+    return changes if changes.to is None else changes._replace(to=device_tag(changes.to))
 
 
 def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) -> OnWritten | None:

@@ -56,6 +56,14 @@ def exists(path: str) -> bool:
     return os.path.lexists(path)
 
 
+def is_same_file(one: str, other: str) -> bool:
+    """Say whether two paths lead to one file that is there."""
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121 - a system call, like the others here
+    except (OSError, ValueError):
+        return False
+
+
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

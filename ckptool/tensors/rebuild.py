@@ -270,6 +270,10 @@ class Rebuilder:
             return None
         return info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
+    def _from_number(self, _: Call, args: Args) -> TensorInfo | None:
+        """``torch.tensor(number)``: what modules say that keep numbers and save tensors."""
+        return composites.scalar(args[0])
+
     def _attributes(self, state: Inert) -> tuple[Parts, bool]:
         """Return the tensors among what a state holds, and whether it has the mark of nn.Buffer's plain tensors."""
         known = self._states.get(id(state))
@@ -358,6 +362,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
+    ("torch", "tensor"): Rebuilder._from_number,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),
     ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: composites.uninitialized(args),

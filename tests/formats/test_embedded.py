@@ -9,6 +9,7 @@ import pytest
 
 import ckptool
 from ckptool import CkptoolError, MalformedFile, WeightsNotFound, open_checkpoint
+from ckptool.checkpoints.embedded import find_embedded
 from tests import build, zip_bytes
 
 ZIP = build.torch_zip({"w": build.tensor(build.storage("0"))}, {"0": build.floats()})
@@ -48,7 +49,7 @@ def test_they_are_named_with_the_command_that_opens_them_and_not_opened(path: Pa
     ]
     with open_checkpoint(path) as checkpoint:
         assert (checkpoint.form, dict(checkpoint.inside)) == ("data", {})
-        assert checkpoint.embedded["torch"].nbytes == len(ZIP)
+        assert find_embedded(checkpoint.extras)["torch"].nbytes == len(ZIP)
 
 
 @pytest.mark.parametrize("member", PATHS)
@@ -92,7 +93,7 @@ def test_in_a_member_of_an_archive(tmp_path: Path) -> None:
 def test_bytes_that_are_all_there_is(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_bytes(build.pickled(build.raw(ZIP)))
 
-    assert list(open_checkpoint(tmp_path / "x.pkl").embedded) == ["content"]
+    assert list(find_embedded(open_checkpoint(tmp_path / "x.pkl").extras)) == ["content"]
     assert list(open_checkpoint(f"{tmp_path}/x.pkl::content").tensors) == ["w"]
 
 
@@ -102,13 +103,13 @@ def test_a_million_values_without_files_and_a_deep_tree_cost_little() -> None:
         nested = b"}X\1\0\0\0k" + nested + b"s"
 
     with open_checkpoint(build.pickled({"deep": nested, "many": list(range(100_000))})) as checkpoint:
-        assert not checkpoint.embedded  # its path is longer than anyone would type
+        assert not find_embedded(checkpoint.extras)  # its path is longer than anyone would type
 
 
 def test_one_that_is_cut_short_is_an_error_when_it_is_opened(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_bytes(build.pickled({"torch": build.raw(ZIP[:-30])}))
 
-    assert open_checkpoint(tmp_path / "x.pkl").embedded
+    assert find_embedded(open_checkpoint(tmp_path / "x.pkl").extras)
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(f"{tmp_path}/x.pkl::torch")
     assert caught.value.path == str(tmp_path / "x.pkl")

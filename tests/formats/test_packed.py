@@ -140,7 +140,7 @@ def test_the_one_member_that_holds_weights_is_opened(method: str) -> None:
     assert found == {
         "pytorch_variables.pth": ("data", 0),
         "policy.pth": ("state_dict", 2),
-        "policy.optimizer.pth": ("checkpoint", 1),
+        "policy.optimizer.pth": ("training", 1),
     }
 
 

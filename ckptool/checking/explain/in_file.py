@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-from ckptool.checking import torch_load
+from ckptool.checking import advice, torch_load
 from ckptool.checking.explain.entry import Explanation
 from ckptool.checking.explain.keys import KeyLists, key_lists
-from ckptool.checking.finding import command_line, run, state_dict_command
+from ckptool.checking.finding import command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import count, storage_nbytes, summarise
 from ckptool.errors import CkptoolError, FileUnavailable
@@ -71,8 +71,8 @@ def _weights_command(checkpoint: Checkpoint, form: str = "state_dict", **options
     """Return the command that writes the weights alone, if it is known which they are."""
     if checkpoint.weights is not None:
         return _command(checkpoint, "migrate", form=form, **options)
-    advice = state_dict_command(checkpoint)
-    return advice.command if advice is not None and form == "state_dict" and not options else None
+    found = advice.state_dict(checkpoint)
+    return found.command if found is not None and form == "state_dict" and not options else None
 
 
 def _entry(key: str) -> str:
