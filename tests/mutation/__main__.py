@@ -183,6 +183,7 @@ def _verdict(module: str, mutant: Mutant, tests: list[str]) -> str:
 def _plant(module: str, mutant: Mutant) -> None:
     """Give every function of a module the code that it would have if the mutant were its source."""
     path = str(ROOT / "ckptool" / f"{module}.py")
+    gc.unfreeze()  # what pytest has frozen is not among all objects
     planted = {_place(code): code for code in _codes(compile(mutant.tree, path, "exec"))}
     for function in gc.get_objects():
         if type(function) is FunctionType and function.__code__.co_filename == path:
