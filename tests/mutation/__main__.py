@@ -240,7 +240,7 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
-        os.setsid()  # whoever it starts ends with it
+        os.setpgid(0, 0)  # whoever it starts ends with it; a session of its own would end with a terminal of a test
         quiet = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(quiet, number)
