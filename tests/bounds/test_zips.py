@@ -369,15 +369,15 @@ def test_a_small_text_is_read_up_to_its_limit() -> None:
 
 
 def test_a_gzip_may_grow_to_what_is_allowed_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptool.archives.archive import gunzip
+    from ckptool.archives.compressed import GZIP, decompress
 
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     data = packer.compress(bytes(1000) + bytes(range(256))) + packer.flush()
     for chunk in (1, 7, 1 << 20):
-        monkeypatch.setattr("ckptool.archives.archive._GZIP_CHUNK", chunk)
+        monkeypatch.setattr("ckptool.archives.compressed._CHUNK", chunk)
         source = Asked(data)
-        assert len(gunzip(source, Limits(inflated_nbytes=1256, inflation_ratio=0))) == 1256
+        assert len(decompress(source, GZIP, Limits(inflated_nbytes=1256, inflation_ratio=0))) == 1256
         assert max(source.sizes) <= chunk
         with pytest.raises(LimitExceeded) as caught:
-            gunzip(source, Limits(inflated_nbytes=1255, inflation_ratio=0))
+            decompress(source, GZIP, Limits(inflated_nbytes=1255, inflation_ratio=0))
         assert caught.value.needed == 1256

@@ -416,7 +416,7 @@ def test_missing_shards_are_counted_and_named(tmp_path: Path) -> None:
 
     with pytest.raises(FileUnavailable) as caught:
         open_checkpoint(path)
-    assert caught.value.message == f"2 of 3 shards are not there: '{FIRST}', '{THIRD}'"
+    assert caught.value.message == f"2 of 3 shards not there: '{FIRST}', '{THIRD}'"
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("missing-shards", 3, 1)
     assert caught.value.path == str(path)
     assert ckptool.check(path).error is not None
