@@ -15,10 +15,11 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
+from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
-from ckptool.names.wrappers import AVERAGED_PAIR, heads_of
+from ckptool.names.wrappers import AVERAGED_PAIR
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
@@ -117,12 +118,6 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     raise with_candidates(WeightsNotFound(what, kind="which-weights"), found)
 
 
-def candidates(checkpoint: Checkpoint) -> list[StateDict]:
-    """Return the state dicts that can be asked for as weights, the likeliest first."""
-    found = [one for one in checkpoint.state_dicts if one.role not in NO_WEIGHTS]
-    return sorted(found, key=lambda one: one.role not in ("model", "ema"))
-
-
 def _instead(checkpoint: Checkpoint) -> str:
     """Return what a file without weights has instead."""
     if checkpoint.form == "tensors":
@@ -197,12 +192,6 @@ def prepare(
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
     )
-
-
-def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
-    """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
-    walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
-    return heads_of(dict(walks[0].modules)) if walks else None
 
 
 def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:

@@ -14,7 +14,6 @@ from ckptool import messages
 from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
-from ckptool.checkpoints.training import parameter_names
 from ckptool.cli import inspect_report, tables
 from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError
@@ -192,7 +191,11 @@ def _cells(
 ) -> tuple[list[str], list[list[str]], list[bool]]:
     groups = sharing(checkpoint.tensors.values()) if "shared_with" in columns else []
     shared = {name: group for group in groups for name in group}
-    parameters = parameter_names(checkpoint) if "parameter" in columns else {}
+    parameters: dict[str, str] = {}
+    if "parameter" in columns:
+        from ckptool.checkpoints.training import parameter_names  # seldom asked for
+
+        parameters = parameter_names(checkpoint)
     rows = list(tables.tensor_rows(tensors, columns, tables.Related(shared, parameters)))
     chosen = [tables.COLUMNS[name] for name in columns]
     return [column.header for column in chosen], rows, [column.is_number for column in chosen]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
-from ckptool.checkpoints.training import TrainingState, training_states
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.tensors.reading import LazyTensor
 
+if TYPE_CHECKING:
+    from ckptool.checkpoints.training import TrainingState
+
+_BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _EXTRAS_SHOWN = 8
 _WORD = 32
 _LONGEST_PATH = 48
@@ -38,7 +42,10 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
         yield from listed("state dicts", lines, most=None)
-    yield from listed("training", [_training(found) for found in training_states(checkpoint)])
+    if checkpoint.form in _BESIDE_WEIGHTS:
+        from ckptool.checkpoints.training import training_states  # other files hold nothing of a training
+
+        yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [
         f"{show(shard.name)}: {counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
         for shard in checkpoint.shards
