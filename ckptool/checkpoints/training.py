@@ -24,6 +24,8 @@ TrainingRole: TypeAlias = Literal["optimizer", "scheduler", "scaler", "rng"]
 
 _DEEPEST: Final = 3
 _MOST_VISITED: Final = 10_000
+_MOST_ENTRIES: Final = 1 << 22
+"""What all optimizers may hold together, however often it is shared: one of a large model has ten thousands."""
 _MOST_STEPS: Final = 16
 """States of parameters that are asked for the steps: those that were trained longest may come later."""
 
@@ -124,16 +126,26 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
     head = f"{checkpoint.weights.key}." if checkpoint.weights is not None and checkpoint.weights.key else ""
     of_optimizer = {one.key: one for one in checkpoint.state_dicts if one.role == "optimizer"}
     found: dict[str, str] = {}
+    left = _MOST_ENTRIES
     for path, _, pairs, role in states(checkpoint):
         kept = of_optimizer.get(path)
         if role != "optimizer" or kept is None:
             continue
-        named = _names_by_number(checkpoint, nodes.lookup(pairs, "param_groups"), tensors)
+        groups = nodes.lookup(pairs, "param_groups")
+        left -= _size(groups)
+        named = _names_by_number(checkpoint, groups, tensors) if left >= 0 else {}
         for name, tensor in kept.items():
             parameter = named.get(name.removeprefix("state.").partition(".")[0])
             if parameter is not None and name.startswith("state."):
                 found[tensor.name] = f"{head}{parameter}" if f"{head}{parameter}" in checkpoint.tensors else parameter
     return found
+
+
+def _size(groups: Inert) -> int:
+    """Return how many parameters all groups of an optimizer have."""
+    each_one = groups if isinstance(groups, list) else ()
+    listed = [nodes.lookup(nodes.mapping_pairs(one) or [], "params") for one in each_one]
+    return sum(len(one) for one in listed if isinstance(one, list))
 
 
 def _names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
@@ -157,11 +169,18 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
     weights = {id(one.node) for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.node is not None}
     seen = {id(checkpoint.root), *weights}
     level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
+    left = _MOST_ENTRIES
     for _ in range(_DEEPEST + 1):
         below: list[tuple[str, Inert]] = []
         for path, node in level:
             pairs = _pairs(node)
+            left -= len(pairs)
             role = _role(pairs)
+            if role is not None:
+                held = (nodes.lookup(pairs, key) for key in ("state", "param_groups"))
+                left -= sum(len(one) if isinstance(one, list) else len(nodes.mapping_pairs(one) or ()) for one in held)
+            if left < 0:
+                return
             if role is not None:
                 yield path, node, pairs, role
             for key, child in pairs if len(seen) < _MOST_VISITED else ():
