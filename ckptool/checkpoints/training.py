@@ -1,5 +1,5 @@
 """
-What a file keeps of a training beside weights: optimizers, schedulers, scalers, and states of random numbers.
+What a file keeps of a training beside weights: optimizers, schedulers, scalers, and states of random number generators.
 
 They are recognised by what they hold, as objects and as what their state_dict() gives. An object says its class; of a
 state dict, the kind is named where it has the settings and the values of one of torch's own classes and no others.
@@ -13,10 +13,11 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.key_names import parameter_numbers
 from ckptool.errors import CkptoolError
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
-from ckptool.pickles.nodes import Call, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Inert, Pairs
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -139,6 +140,20 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
             if parameter is not None and name.startswith("state."):
                 found[tensor.name] = f"{head}{parameter}" if f"{head}{parameter}" in checkpoint.tensors else parameter
     return found
+
+
+def by_number(optimizer: Pairs) -> Dict:
+    """Return what an optimizer's state_dict() would hold: its state and its groups, by the numbers of parameters."""
+    groups, state = (nodes.lookup(optimizer, key) for key in ("param_groups", "state"))
+    numbers = parameter_numbers(groups)
+    kept = [(numbers.get(id(key), key), value) for key, value in nodes.mapping_pairs(state) or []]
+    plain = []
+    for group in groups if isinstance(groups, list) else ():
+        pairs = nodes.mapping_pairs(group) or []
+        parameters = nodes.lookup(pairs, "params")
+        listed = [numbers.get(id(one), one) for one in parameters] if isinstance(parameters, list) else parameters
+        plain.append(Dict([(key, listed if key == "params" else value) for key, value in pairs]))
+    return Dict([("state", Dict(kept)), ("param_groups", plain)])
 
 
 def _size(groups: Inert) -> int:

@@ -30,7 +30,7 @@ _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": 
 _STATES: Final[dict[Role, str]] = {
     "optimizer": "the state of an optimizer",
     "scheduler": "the state of a scheduler",
-    "rng": "states of random numbers",
+    "rng": "states of random number generators",
 }
 _LISTED: Final = 12
 _KINDS: Final[dict[WeightsChoice, str]] = {

@@ -141,10 +141,10 @@ def _extra(path: str, node: Inert) -> str:
 
 
 def _training(found: TrainingState) -> str:
-    """Return one line about an optimizer, a scheduler, a scaler or states of random numbers."""
+    """Return one line about an optimizer, a scheduler, a scaler or states of random number generators."""
     name = show(_clip(found.key)) or "(root)"
     if found.role in ("rng", "scaler"):
-        return f"{name}: {'states of random numbers' if found.role == 'rng' else 'gradient scaler'}"
+        return f"{name}: {'states of random number generators' if found.role == 'rng' else 'gradient scaler'}"
     kind = show(_clip(found.kind)) if found.kind else f"{found.role} of an unknown class"
     said = kind if found.class_name or not found.kind else f"{kind} by its settings"
     facts = []
