@@ -107,6 +107,8 @@ class Parsed(NamedTuple):
     recorded: Recorded = Recorded()
     class_sources: tuple[ClassSource, ...] = ()
     notes: tuple[str, ...] = ()
+    rest: int | None = None
+    """Where bytes begin that stand behind what is loaded."""
     damage: str | None = None
     member: str | None = None
     members: tuple[Member, ...] = ()

@@ -17,6 +17,7 @@ from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.messages import counted, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.names.wrappers import AVERAGED_PAIR
@@ -114,12 +115,20 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         return best
     if meant:
         raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
-    what = f"there are no {_KINDS[which]}{_instead(checkpoint)}"
-    raise with_candidates(WeightsNotFound(what, kind="which-weights"), found)
+    error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
+    from ckptool.checkpoints.embedded import find_embedded
+
+    inside = [f"{checkpoint.path}::{path}" for path in find_embedded(checkpoint.extras)]
+    if inside and not found:
+        error.hint = f"It holds files of torch.save(): open {some(inside)}."
+        raise error
+    raise with_candidates(error, found)
 
 
 def _instead(checkpoint: Checkpoint) -> str:
     """Return what a file without weights has instead."""
+    if checkpoint.traits.program is not None and any(name.startswith("constants.") for name in checkpoint.attributes):
+        return ": it is frozen, they are constants of its code without names"
     if checkpoint.form == "tensors":
         return ", only tensors that no model has named"
     if checkpoint.form != "training":
@@ -146,8 +155,10 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
 def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: str = "key") -> WeightsNotFound:
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
-    listed = ", ".join(f"{one.key!r}{' (averaged)' * (one.role == 'ema')}" for one in found[:_LISTED])
-    error.hint = f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`."
+    listed = ", ".join(f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found[:_LISTED])
+    error.hint = (
+        f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`, in a .pth file."
+    )
     return error
 
 
@@ -163,7 +174,7 @@ def prepare(
     """
     check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
-    pairs = _entries(state_dict)
+    pairs = _entries(checkpoint, state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
     # What lies deeper, in a tuple say, goes where its entry goes.
@@ -220,9 +231,13 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
         yield path[len(head) :] if path.startswith(head) else "\0"
 
 
-def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
-    """Return the direct entries of a mapping."""
-    if state_dict.class_name is not None or state_dict.node is None:
+def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
+    """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
+    if state_dict.class_name is not None:
+        entries = next((walk.entries for path, walk in checkpoint.walks if path == state_dict.key), [])
+        listed = [entry for entry in entries if entry.kind is None or entry.name in state_dict]
+        return [(entry.name, entry.node) for entry in listed] if len(listed) > len(state_dict) else []
+    if state_dict.node is None:
         return []
     pairs = nodes.mapping_pairs(state_dict.node) or []
     return [pair for pair in pairs if isinstance(pair[0], str)]
@@ -241,7 +256,7 @@ def refuse_others(others: Sequence[str], *, drop: bool) -> None:
     """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
     if others and not drop:
         raise MigrationRefused(
-            f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
+            f"{counted(len(others), 'entry')} that the target cannot hold: {some(others)}",
             kind="unsupported-entries",
             hint="Leave them out with `drop_unsupported=True`.",
         )

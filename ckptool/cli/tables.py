@@ -17,8 +17,13 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 _SHARED_SHOWN = 3
-_LONGEST = 1 << 10
+_LONGEST = 256
 """What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
+
+_TAKE_HTML = frozenset(
+    {"github", "pipe", "mediawiki", "moinmoin", "textile", "jira", "youtrack", "unsafehtml", "orgtbl", "asciidoc"}
+)
+"""Formats of pages that may render the HTML in a cell."""
 
 
 class Related(NamedTuple):
@@ -101,9 +106,15 @@ def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], 
     """Return a table in one of tabulate's formats, or as CSV, with what the format would take for markup disarmed."""
     if table_format == "csv":
         return _csv(headers, rows)
+    if table_format == "tsv":
+        rows = [[_no_formula(cell) for cell in row] for row in rows]
+    from html import escape
+
     from tabulate import tabulate  # thirty milliseconds that only this path needs
 
     rows = [[cut_middle(cell, _LONGEST) for cell in row] for row in rows]
+    if table_format in _TAKE_HTML:
+        rows = [[escape(cell, quote=False) for cell in row] for row in rows]
     if table_format in ("github", "pipe", "jira"):
         rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return tabulate(
@@ -130,14 +141,13 @@ def _csv(headers: Row, rows: Sequence[Row]) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(headers)
-    # A spreadsheet would take such a cell for a formula.
-    writer.writerows(
-        [
-            [f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" else cell for cell in row]
-            for row in rows
-        ]
-    )
+    writer.writerows([[_no_formula(cell) for cell in row] for row in rows])
     return output.getvalue().rstrip("\n")
+
+
+def _no_formula(cell: str) -> str:
+    """Return a cell so that no spreadsheet takes it for a formula."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" else cell
 
 
 def _yes_no(value: bool | None) -> str:

@@ -92,7 +92,11 @@ class Substitution:
         self.replacement = replacement
 
     def __call__(self, names: Sequence[str]) -> list[str]:
-        return [self.pattern.sub(self.replacement, name) for name in names]
+        return [self.renamed(name) for name in names]
+
+    def renamed(self, name: str) -> str:
+        """Return the new name of one."""
+        return self.pattern.sub(self.replacement, name)
 
     def __str__(self) -> str:
         return f"{self.pattern.pattern}={self.replacement}"
