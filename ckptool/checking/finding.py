@@ -64,6 +64,7 @@ CODES: Final = {
     "CK404": Code("info", "Names are right only if classes of the model do not override state_dict()."),
     "CK405": Code("warning", "A bound method was saved, and the whole model with it."),
     "CK406": Code("warning", "Parameters or buffers can be read only by their own classes."),
+    "CK407": Code("warning", "The file holds one rank's part of distributed tensors."),
     "CK501": Code("warning", "Tensors were saved on more than one accelerator."),
     "CK502": Code("info", "Tensors are sparse, quantised or of a class of their own."),
     "CK503": Code(None, "Tensors were saved on a device that loading asks for again."),

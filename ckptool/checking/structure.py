@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS
 from ckptool.pickles import nodes
@@ -165,8 +165,6 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
     """CK301: the names carry components that a training wrapper put in front."""
     if not any(prefix[:-1] in ADDED_BY for prefix in summary.prefixes):
         return
-    from ckptool.checkpoints.weights import heads
-
     known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
     left = len(summary.prefixes) if known is None else known
     wrapped: list[str] = []
@@ -330,6 +328,23 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]
         )
 
 
+def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK407: tensors are distributed, and the file holds a part of each."""
+    infos = [(tensor, tensor.info) for tensor in checkpoint.tensors.values()]
+    shown = [tensor for tensor, info in infos if info.parts and (info.subclass or "").endswith(_DISTRIBUTED)]
+    here = {tensor.name: sum(part.numel for _, part in tensor.info.parts) for tensor in shown}
+    cut = [tensor for tensor in shown if here[tensor.name] < tensor.numel]
+    if cut:
+        yield Finding(
+            "CK407",
+            "warning",
+            f"distributed tensors of which the file holds the part of one rank, {sum(here[one.name] for one in cut):,} "
+            f"of {sum(one.numel for one in cut):,} elements: {some([one.name for one in cut])}",
+            "Gather them before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+            "torch.distributed.checkpoint.state_dict.",
+        )
+
+
 def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK502: some tensors are no plain strided memory."""
     layouts: dict[str, int] = {}
@@ -363,6 +378,7 @@ _FAMILIAR = (
 )
 
 _CANDIDATES = 6
+_DISTRIBUTED = ".DTensor"
 
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
@@ -379,6 +395,7 @@ CHECKS: tuple[Check, ...] = (
     wrapper_prefixes,
     several_weights,
     mixed_devices,
+    parts_of_ranks,
     not_plain,
     arrays,
     unused_storage,

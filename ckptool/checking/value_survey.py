@@ -46,8 +46,10 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
         except (UnsupportedFeature, LimitExceeded):
             unread.append(tensor.name)
             continue
-        if (facts.nan or facts.infinite) and (tensor.name not in trained or facts.only_minus_infinity_and_zero):
-            harmless.append(tensor.name)  # a mask, or the best score of no epoch yet
+        is_extreme = facts.infinite == info.numel and _is_extreme(tensor.name)
+        is_beside = tensor.name not in trained or facts.only_minus_infinity_and_zero
+        if (facts.nan or facts.infinite) and (is_beside or is_extreme):
+            harmless.append(tensor.name)  # a mask, the best score of no epoch yet, the range of no batch yet
         elif facts.nan:
             nan.append(f"{tensor.name} ({facts.nan:,} of {info.numel:,})")
         elif facts.infinite:
@@ -59,13 +61,22 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
     if infinite:
         yield Finding("CK111", "warning", f"infinite values: {some(infinite)}", _DIVERGED)
     if harmless:
-        yield Finding("CK111", "info", f"infinities or NaN in masks, or beside the weights: {some(harmless)}")
+        yield Finding(
+            "CK111",
+            "info",
+            f"infinities or NaN in masks, in ranges that have seen no value, or beside the weights: {some(harmless)}",
+        )
     if zero:
         yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
     if unread:
         yield Finding(
             "CK113", "info", f"values not looked at, for they are no plain numbers, or too many: {some(unread)}"
         )
+
+
+def _is_extreme(name: str) -> bool:
+    """Say whether a tensor is a least or a greatest value by its name, as observers keep them (``min_val``)."""
+    return not {"min", "max", "amin", "amax"}.isdisjoint(name.rpartition(".")[2].split("_"))
 
 
 def _trained(checkpoint: Checkpoint) -> set[str]:

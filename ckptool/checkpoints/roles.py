@@ -103,10 +103,10 @@ def _is_averaged(group: Group) -> bool:
 
 def _is_rng(group: Group, contents: Contents) -> bool:
     """Say whether all tensors of a group are states of random number generators, by their sizes and names."""
-    infos = [contents.tensors[name] for name in group.names[:_MOST_GENERATORS]]
-    if len(group.names) > len(infos) or not all(
-        info.dtype.name == "uint8" and info.shape in _GENERATORS for info in infos
-    ):
+    if len(group.names) > _MOST_GENERATORS:
+        return False
+    infos = [contents.tensors[name] for name in group.names]
+    if not all(info.dtype.name == "uint8" and info.shape in _GENERATORS for info in infos):
         return False
     words = {word for name in group.names for word in _words(name)}
     return bool(infos) and (any(info.shape == _CPU_GENERATOR for info in infos) or not words.isdisjoint(_RNG_WORDS))

@@ -1,4 +1,4 @@
-"""What a checkpoint comes to: counts, sizes, devices, element types, prefixes, and which tensors share memory."""
+"""What a checkpoint comes to: counts, sizes, devices, types, prefixes, candidates, which tensors share memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.names.wrappers import prefixes_of
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.roles import NO_WEIGHTS
+from ckptool.names.wrappers import heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity
 
@@ -49,6 +50,18 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     nbytes = storage_nbytes(each(checkpoint.tensors.values(), cancellation))
     tensors, tied, numel, devices, dtypes = counts
     return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()))
+
+
+def candidates(checkpoint: Checkpoint) -> list[StateDict]:
+    """Return the state dicts that can be asked for as weights, the likeliest first."""
+    found = [one for one in checkpoint.state_dicts if one.role not in NO_WEIGHTS]
+    return sorted(found, key=lambda one: one.role not in ("model", "ema"))
+
+
+def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
+    """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
+    walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
+    return heads_of(dict(walks[0].modules)) if walks else None
 
 
 def count(infos: Sequence[TensorInfo], location: str | None = None, cancellation: Cancellation | None = None) -> Counts:

@@ -1,5 +1,5 @@
 """
-What a file keeps of a training beside weights: optimizers, schedulers, scalers, and states of random numbers.
+What a file keeps of a training beside weights: optimizers, schedulers, scalers, and states of random number generators.
 
 They are recognised by what they hold, as objects and as what their state_dict() gives. An object says its class; of a
 state dict, the kind is named where it has the settings and the values of one of torch's own classes and no others.
@@ -13,10 +13,11 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.key_names import parameter_numbers
 from ckptool.errors import CkptoolError
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of
-from ckptool.pickles.nodes import Call, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Inert, Pairs
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -24,6 +25,8 @@ TrainingRole: TypeAlias = Literal["optimizer", "scheduler", "scaler", "rng"]
 
 _DEEPEST: Final = 3
 _MOST_VISITED: Final = 10_000
+_MOST_ENTRIES: Final = 1 << 22
+"""What all optimizers may hold together, however often it is shared: one of a large model has ten thousands."""
 _MOST_STEPS: Final = 16
 """States of parameters that are asked for the steps: those that were trained longest may come later."""
 
@@ -124,16 +127,40 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
     head = f"{checkpoint.weights.key}." if checkpoint.weights is not None and checkpoint.weights.key else ""
     of_optimizer = {one.key: one for one in checkpoint.state_dicts if one.role == "optimizer"}
     found: dict[str, str] = {}
+    left = _MOST_ENTRIES
     for path, _, pairs, role in states(checkpoint):
         kept = of_optimizer.get(path)
         if role != "optimizer" or kept is None:
             continue
-        named = _names_by_number(checkpoint, nodes.lookup(pairs, "param_groups"), tensors)
+        groups = nodes.lookup(pairs, "param_groups")
+        left -= _size(groups)
+        named = _names_by_number(checkpoint, groups, tensors) if left >= 0 else {}
         for name, tensor in kept.items():
             parameter = named.get(name.removeprefix("state.").partition(".")[0])
             if parameter is not None and name.startswith("state."):
                 found[tensor.name] = f"{head}{parameter}" if f"{head}{parameter}" in checkpoint.tensors else parameter
     return found
+
+
+def by_number(optimizer: Pairs) -> Dict:
+    """Return what an optimizer's state_dict() would hold: its state and its groups, by the numbers of parameters."""
+    groups, state = (nodes.lookup(optimizer, key) for key in ("param_groups", "state"))
+    numbers = parameter_numbers(groups)
+    kept = [(numbers.get(id(key), key), value) for key, value in nodes.mapping_pairs(state) or []]
+    plain = []
+    for group in groups if isinstance(groups, list) else ():
+        pairs = nodes.mapping_pairs(group) or []
+        parameters = nodes.lookup(pairs, "params")
+        listed = [numbers.get(id(one), one) for one in parameters] if isinstance(parameters, list) else parameters
+        plain.append(Dict([(key, listed if key == "params" else value) for key, value in pairs]))
+    return Dict([("state", Dict(kept)), ("param_groups", plain)])
+
+
+def _size(groups: Inert) -> int:
+    """Return how many parameters all groups of an optimizer have."""
+    each_one = groups if isinstance(groups, list) else ()
+    listed = [nodes.lookup(nodes.mapping_pairs(one) or [], "params") for one in each_one]
+    return sum(len(one) for one in listed if isinstance(one, list))
 
 
 def _names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
@@ -157,11 +184,18 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
     weights = {id(one.node) for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.node is not None}
     seen = {id(checkpoint.root), *weights}
     level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
+    left = _MOST_ENTRIES
     for _ in range(_DEEPEST + 1):
         below: list[tuple[str, Inert]] = []
         for path, node in level:
             pairs = _pairs(node)
+            left -= len(pairs)
             role = _role(pairs)
+            if role is not None:
+                held = (nodes.lookup(pairs, key) for key in ("state", "param_groups"))
+                left -= sum(len(one) if isinstance(one, list) else len(nodes.mapping_pairs(one) or ()) for one in held)
+            if left < 0:
+                return
             if role is not None:
                 yield path, node, pairs, role
             for key, child in pairs if len(seen) < _MOST_VISITED else ():

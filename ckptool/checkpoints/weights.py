@@ -15,11 +15,12 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
+from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
-from ckptool.names.wrappers import AVERAGED_PAIR, heads_of
+from ckptool.names.wrappers import AVERAGED_PAIR
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
@@ -30,7 +31,7 @@ _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": 
 _STATES: Final[dict[Role, str]] = {
     "optimizer": "the state of an optimizer",
     "scheduler": "the state of a scheduler",
-    "rng": "states of random numbers",
+    "rng": "states of random number generators",
 }
 _LISTED: Final = 12
 _KINDS: Final[dict[WeightsChoice, str]] = {
@@ -124,12 +125,6 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     raise with_candidates(error, found)
 
 
-def candidates(checkpoint: Checkpoint) -> list[StateDict]:
-    """Return the state dicts that can be asked for as weights, the likeliest first."""
-    found = [one for one in checkpoint.state_dicts if one.role not in NO_WEIGHTS]
-    return sorted(found, key=lambda one: one.role not in ("model", "ema"))
-
-
 def _instead(checkpoint: Checkpoint) -> str:
     """Return what a file without weights has instead."""
     if checkpoint.traits.program is not None and any(name.startswith("constants.") for name in checkpoint.attributes):
@@ -208,12 +203,6 @@ def prepare(
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
     )
-
-
-def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
-    """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
-    walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
-    return heads_of(dict(walks[0].modules)) if walks else None
 
 
 def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:

@@ -17,6 +17,7 @@ from ckptool.tensors.reading import LazyTensor
 if TYPE_CHECKING:
     from ckptool.checkpoints.training import TrainingState
 
+_BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _EXTRAS_SHOWN = 8
 _WORD = 32
 _LONGEST_PATH = 48
@@ -41,8 +42,8 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
         yield from listed("state dicts", lines, most=None)
-    if checkpoint.form not in ("state_dict", "tensors"):
-        from ckptool.checkpoints.training import training_states
+    if checkpoint.form in _BESIDE_WEIGHTS:
+        from ckptool.checkpoints.training import training_states  # other files hold nothing of a training
 
         yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [
@@ -140,10 +141,10 @@ def _extra(path: str, node: Inert) -> str:
 
 
 def _training(found: TrainingState) -> str:
-    """Return one line about an optimizer, a scheduler, a scaler or states of random numbers."""
+    """Return one line about an optimizer, a scheduler, a scaler or states of random number generators."""
     name = show(_clip(found.key)) or "(root)"
     if found.role in ("rng", "scaler"):
-        return f"{name}: {'states of random numbers' if found.role == 'rng' else 'gradient scaler'}"
+        return f"{name}: {'states of random number generators' if found.role == 'rng' else 'gradient scaler'}"
     kind = show(_clip(found.kind)) if found.kind else f"{found.role} of an unknown class"
     said = kind if found.class_name or not found.kind else f"{kind} by its settings"
     facts = []

@@ -235,7 +235,10 @@ def _check_copy(target: Target) -> None:
     theirs = "strided" if info.layout == "strided" and info.storage is not None else info.layout
     mine = str(tensor.qscheme() if tensor.is_quantized else tensor.layout).removeprefix("torch.")
     if info.layout == "strided" and info.storage is None:
-        reason = "has no bytes in the file"
+        parts = ", ".join(part for part, _ in info.parts)
+        reason = (
+            f"is {info.subclass or 'no plain tensor'}, which the file holds as {parts}" if parts else "has no bytes"
+        )
     elif theirs != mine and (info.layout != "strided" or tensor.is_quantized or tensor.is_sparse):
         reason = f"is {info.layout}, the model's {mine}"
     elif info.dtype.name.startswith("complex") and not tensor.is_complex():

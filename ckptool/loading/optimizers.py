@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.training import by_number, states
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap
@@ -17,7 +17,6 @@ from ckptool.loading.plain_values import values_with_tensors
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 
-_DEPTH: Final = 3
 _DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
 """Settings of a group that torch puts in itself where the state of an older release has none."""
 _ELEMENTWISE: Final = frozenset({
@@ -49,7 +48,11 @@ def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mma
         ShapeMismatch: It is the state of parameters of other shapes.
         UnsupportedFeature: It holds values that only code could make.
     """
-    found = list(_states(checkpoint.root, "", 0))
+    found = [
+        (path, node if nodes.mapping_pairs(node) else by_number(pairs))  # of an object, what its state_dict() holds
+        for path, node, pairs, role in states(checkpoint)
+        if role == "optimizer"
+    ]
     if len(found) != 1:
         listed = f": {', '.join(path or '(root)' for path, _ in found)}" if found else ""
         raise KeyMismatch(
@@ -60,18 +63,6 @@ def read_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, mma
     state = _values(checkpoint, found[0][1], mmap)
     _check(optimizer, state)
     return OptimizerState(optimizer, state, len(state["state"]))
-
-
-def _states(node: Inert, path: str, depth: int) -> Iterator[tuple[str, Inert]]:
-    """Yield what has the keys of an optimizer's state, and its path."""
-    pairs = nodes.mapping_pairs(node) or (list(enumerate(node)) if isinstance(node, list | tuple) else [])
-    keys = {key for key, _ in pairs if isinstance(key, str)}
-    if keys >= {"state", "param_groups"}:
-        yield path, node
-    elif depth < _DEPTH:
-        for key, value in pairs:
-            if isinstance(key, str | int):
-                yield from _states(value, f"{path}.{key}" if path else str(key), depth + 1)
 
 
 def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:

@@ -116,6 +116,9 @@ class Set:
         self.frozen = frozen
 
 
+_LONGEST_CLASS: Final = 256
+
+
 class Block:
     """Bytes that lie between the opcodes of a pickle: where in its source, for whoever wants to read them."""
 
@@ -175,11 +178,25 @@ def class_of(node: Inert) -> Global | None:
     return func
 
 
+def _defined_class(node: Inert) -> str | None:
+    """
+    Return the name of a class that the file itself defines, as dill and cloudpickle write those of scripts.
+
+    Both call a function of theirs with the arguments of ``type()`` behind the metaclass: name, bases, namespace.
+    """
+    if not isinstance(node, Call) or not isinstance(node.args, tuple) or len(node.args) < 4:
+        return None
+    _, name, bases, namespace = node.args[:4]
+    if not (isinstance(name, str) and isinstance(bases, tuple) and isinstance(namespace, Dict)):
+        return None
+    return f"{name} (defined in the file)" if len(name) <= _LONGEST_CLASS and name.isidentifier() else None
+
+
 def class_name(node: Inert) -> str:
     """Return ``module.Class`` of what a node would have become, for people to read."""
     if isinstance(node, Call):
         found = class_of(node)
-        return str(found) if found is not None else "object"
+        return str(found) if found is not None else _defined_class(node.func) or "object"
     if isinstance(node, Global):
         return str(node)
     if isinstance(node, Dict):

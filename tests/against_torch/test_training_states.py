@@ -112,7 +112,7 @@ def training_files() -> dict[str, tuple[Any, str, str]]:
     generators = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
     accelerates = {"step": 3, "random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
     plain = {"python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002 - what trainers save
-    rng = "only states of random numbers"
+    rng = "only states of random number generators"
     return {
         "optimizer.pt": (optimizer.state_dict(), "training", "only the state of an optimizer"),
         "optimizer object": (optimizer, "training", "only the state of an optimizer"),
@@ -146,7 +146,7 @@ def test_random_states_are_not_given_even_if_asked_for() -> None:
     file = saved({"model": net().state_dict(), "rng": {"cpu": torch.get_rng_state()}})
 
     assert list(ckptool.load(file)) == list(net().state_dict())
-    with pytest.raises(ckptool.WeightsNotFound, match="states of random numbers"):
+    with pytest.raises(ckptool.WeightsNotFound, match="states of random number generators"):
         ckptool.load(file, key="rng")
 
 

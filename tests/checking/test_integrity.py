@@ -151,7 +151,11 @@ def test_values_that_no_training_wants_are_found(dtype: torch.dtype) -> None:
     found = [(finding.code, finding.severity, finding.message) for finding in report.findings]
     assert ("CK110", "warning", "values that are no numbers (NaN): nan (1 of 8)") in found
     assert ("CK111", "warning", "infinite values: inf (1 of 8)") in found
-    assert ("CK111", "info", "infinities or NaN in masks, or beside the weights: mask") in found
+    assert (
+        "CK111",
+        "info",
+        "infinities or NaN in masks, in ranges that have seen no value, or beside the weights: mask",
+    ) in found
     assert ("CK112", "info", "1 tensor all zero: zero") in found
     assert {code for code, _, _ in found} - {"CK504"} == {"CK110", "CK111", "CK112"}
 
@@ -179,6 +183,22 @@ def test_a_member_that_would_grow_beyond_what_is_allowed_is_a_finding() -> None:
     assert report.error is None
     assert codes(report) == {"CK105": "error", "CK209": "warning"}
     assert any("4,294,967,294 bytes" in finding.message for finding in report.findings)
+
+
+def test_the_range_of_an_observer_that_saw_nothing_is_no_divergence() -> None:
+    from torch.ao.quantization.observer import MinMaxObserver
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), MinMaxObserver())
+    found = [one for one in check(saved(model.state_dict()), values=True).findings if one.code == "CK111"]
+    assert [one.severity for one in found] == ["info"]
+    assert "1.min_val, 1.max_val" in found[0].message
+
+    state = {
+        "a.min_val": torch.tensor([math.inf, 1.0]),
+        "b.minor": torch.tensor(math.inf),
+    }  # seen in part; another word
+    found = [one for one in check(saved(state), values=True).findings if one.code == "CK111"]
+    assert [one.severity for one in found] == ["warning"]
 
 
 @pytest.mark.parametrize("dtype", BY_NAME)

@@ -119,6 +119,17 @@ def test_the_state_is_found_wherever_it_is(where: str, tmp_path: Path) -> None:
     assert_same_tree(optimizer.state_dict(), theirs.state_dict())
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_an_optimizer_that_was_saved_whole_is_loaded(name: str, tmp_path: Path) -> None:
+    model, optimizer = trained(name)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer}, tmp_path / "a.pth")
+    model = Net()
+    mine = OPTIMIZERS[name](model)
+    ckptool.load_into(model, tmp_path / "a.pth", optimizer=mine)
+
+    assert_same_tree(mine.state_dict(), optimizer.state_dict())
+
+
 def test_a_new_state_of_an_old_release_is_completed_by_torch(tmp_path: Path) -> None:
     source, theirs = trained("adam")
     old = copy.deepcopy(theirs.state_dict())
