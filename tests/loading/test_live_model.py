@@ -780,6 +780,48 @@ def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tm
         assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
+def test_a_path_that_is_replaced_more_often_than_it_is_looked_at_is_loaded(files: tuple[Path, Path]) -> None:
+    path, stopped, told = files[0].with_name("serving.pth"), threading.Event(), list[Any]()
+    path.write_bytes(files[0].read_bytes())
+
+    def publish() -> None:
+        number, contents = 0, (files[1].read_bytes(), files[0].read_bytes())
+        while not stopped.is_set():
+            put(path, contents[number % 2])
+            number += 1
+
+    with LiveModel(LeNet().eval(), path) as live:
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        try:
+            live.watch(path, every=0.02, on_reload=told.append)
+            assert within(30, lambda: len(told) > 4)
+        finally:
+            stopped.set()
+            publisher.join()
+        assert {type(one) for one in told} == {ckptool.Reload}
+        last = path.read_bytes() == files[1].read_bytes()
+        expected = lenet(2 if last else 1)(IMAGES)
+        assert within(20, lambda: torch.equal(live(IMAGES), expected))  # the last that was put there serves
+
+
+def test_a_file_that_is_written_anew_each_time_is_left_until_it_rests(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    data, told = files[1].read_bytes(), list[Any]()
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(str(path), every=0.2, on_reload=told.append)
+        path.unlink()
+        with path.open("xb", buffering=0) as stream:  # another file, but not a whole one
+            for start in range(0, len(data), len(data) // 60):
+                stream.write(data[start : start + len(data) // 60])
+                time.sleep(0.01)
+
+        assert within(20, lambda: bool(told))
+        assert [type(one) for one in told] == [ckptool.Reload]
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
 def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:

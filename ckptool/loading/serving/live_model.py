@@ -300,7 +300,8 @@ class LiveModel:
 
         Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the
         first that comes is loaded. Looks every so many seconds, in a thread of its own. A file that is still being
-        written is left until it rests for one look; one that cannot be loaded is reported, through ``logging``,
+        written is left until it rests for one look, unless files are renamed there faster than that: those are whole.
+        One that cannot be loaded is reported, through ``logging``,
         ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
         after the fork. Of an index of shards, the index alone is looked at: put it there last.
 
