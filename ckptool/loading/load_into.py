@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.roles import Role
-from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
-from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
+from ckptool.checkpoints.weights import Weights, WeightsChoice
+from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.custom_loading import load_through, own_loader
-from ckptool.loading.load import check_options, chosen_weights, opened, torch_state_dict
+from ckptool.loading.choice import choose_targets, through_own_code
+from ckptool.loading.custom_loading import fill, rehearse
+from ckptool.loading.load import check_options, opened, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -34,9 +33,7 @@ from ckptool.loading.model_plan import (
     Target,
     fits_bytewise,
     is_own_memory,
-    name_changes,
     names_for_hooks,
-    plan,
 )
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
@@ -45,7 +42,6 @@ from ckptool.messages import show
 from ckptool.names.matching import Renames, is_benign
 from ckptool.sources.files import Origin, file_under
 from ckptool.tensors.payloads import check_storages
-from ckptool.tensors.reading import LazyTensor
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -104,19 +100,24 @@ def load_into(
             checkpoint.check_index()
         state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
-        if own_loader(model) is None:
-            found, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
+        targets = choose_targets(model, checkpoint, key, weights, strict=strict)
+        if targets is not None:
+            found, filling = targets
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
             filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
-            chosen, changes = choose_renamed(model, checkpoint, key, weights)
-            if verify:
-                check_storages(chosen.tensors.values(), ())
-            taken = load_through(model, torch_state_dict(checkpoint, chosen, assembly, progress), strict=strict)
-            report = report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
+
+            def load(chosen: Weights, changes: Renames) -> LoadReport:
+                if verify:
+                    check_storages(chosen.tensors.values(), ())
+                tensors = torch_state_dict(checkpoint, chosen, assembly)
+                taken = fill(model, tensors, rehearse(model, tensors, strict=strict), strict=strict)
+                return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
+
+            report = through_own_code(model, checkpoint, key, weights, load)
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
@@ -157,50 +158,6 @@ def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = Tru
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
     return filling._replace(missing=left.missing, unexpected=left.unexpected)
-
-
-def choose_targets(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool = True
-) -> tuple[str, FillPlan]:
-    """Return the chosen state dict and how it fits; of several, the only one that does."""
-
-    def fits(found: Mapping[str, LazyTensor]) -> bool:
-        with suppress(WeightsMismatch):
-            return bool(plan(model, found))
-        return False
-
-    chosen = _choose(checkpoint, key, weights, fits)
-    return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict, facts=chosen.modules)
-
-
-def choose_renamed(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice
-) -> tuple[Weights, Renames]:
-    """Return the weights under the names of a model that loads through its own code, and how they were renamed."""
-    chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
-    changes, _ = name_changes(model, chosen.tensors)
-    if changes:
-        chosen = prepare(checkpoint, chosen.state_dict, NameChanges(tuple(change.rule for change in changes)))
-    return chosen, changes
-
-
-def _choose(
-    checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, fits: Callable[[Mapping[str, LazyTensor]], bool]
-) -> Weights:
-    """Return the weights that were chosen; without a choice, the only ones that fit."""
-    try:
-        return chosen_weights(checkpoint, key, weights, None)
-    except WeightsNotFound as error:
-        if key is not None or weights != "auto":
-            raise
-        roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
-        fitting = next(filter(None, found), [])
-        if len(fitting) == 1:
-            return chosen_weights(checkpoint, fitting[0].key, weights, None)
-        if not fitting:
-            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
-        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
 
 
 def _fill(targets: list[Target], progress: Progress | None) -> None:

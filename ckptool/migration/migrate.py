@@ -101,8 +101,8 @@ def migrate(
 
 def _check_possible(changes: Changes) -> None:
     """Refuse what no source could make possible, before any is read."""
-    if changes.to is not None:
-        check_device(changes.to)
+    for device in (changes.to,) if isinstance(changes.to, str) else (changes.to or {}).values():
+        check_device(device)
     if changes.dtype is not None or changes.model is not None:
         check_installed()
 

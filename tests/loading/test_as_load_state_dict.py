@@ -1,0 +1,153 @@
+"""``load_into`` and ``LiveModel`` take what ``load_state_dict(torch.load())`` takes, with the same result."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptool
+from tests.loading.loadable import MODELS
+from tests.loading.same import saved
+from tests.scale import some
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+INPUTS = {
+    "lazy": (2, 3),
+    "lazy convolution": (1, 3, 8, 8),
+    "lazy as in graph networks": (2, 3),
+    "lazy with copies of its own": (2, 3),
+    "a lazy attribute called module": (2, 3),
+    "weight norm": (2, 3),
+    "weight norm of old": (2, 3),
+    "lstm": (2, 1, 3),
+    "quantised": (1, 1, 4, 4),
+    "quantised dynamically": (2, 3),
+    "quantised dynamically, in halves": (2, 3),
+    "quantised dynamically, an lstm": (2, 1, 3),
+    "spectral norm of old": (2, 3),
+}
+EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "as it is": lambda state: state,
+    "a tensor more": lambda state: state | {"more": torch.ones(2)},
+    "a text more": lambda state: state | {"nonsense": "nonsense"},
+    "a number for a tensor": lambda state: state | {name: 1.5 for name in list(state)[:1]},
+    "a tensor less": lambda state: dict(list(state.items())[1:]),
+    "nothing": lambda state: {},
+    "another shape": lambda state: state | {name: torch.ones(7, 7, 7) for name in list(state)[-1:]},
+}
+NO_META = {"quantised", "quantised dynamically", "quantised dynamically, in halves", "quantised dynamically, an lstm"}
+"""They cannot be built on the meta device."""
+
+
+def built(name: str, seed: int, device: str = "cpu") -> nn.Module:
+    torch.manual_seed(seed)
+    with warnings.catch_warnings(), torch.device(device):
+        warnings.simplefilter("ignore")
+        return MODELS[name]()
+
+
+def source_of(name: str) -> nn.Module:
+    """Return a model whose lazy layers know their sizes."""
+    model = built(name, 1)
+    if name.startswith(("lazy", "a lazy")):
+        layer = model.module if name == "a lazy attribute called module" else model
+        layer(torch.rand(INPUTS[name]))  # type: ignore[operator]
+    return model
+
+
+def state_of(name: str, edit: str) -> bytes:
+    state = source_of(name).state_dict()
+    if edit == "as it is":
+        return saved(state)
+    edited = OrderedDict(EDITS[edit](dict(state)))
+    if hasattr(state, "_metadata"):
+        edited._metadata = state._metadata  # type: ignore[attr-defined]
+    return saved(edited)
+
+
+def load_as_torch(model: nn.Module, data: bytes, *, strict: bool, assign: bool) -> None:
+    state = torch.load(io.BytesIO(data), weights_only=False)
+    taken = inspect.signature(model.load_state_dict).parameters
+    options = {"strict": strict, "assign": assign}
+    model.load_state_dict(state, **{name: value for name, value in options.items() if name in taken})
+
+
+def facts(model: nn.Module) -> dict[str, Any]:
+    """Return all that a model's modules hold, as text and bytes."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        content = {**vars(module), **module._parameters, **module._buffers}
+        names = [name for name in content if "hook" not in name and name not in ("_modules", "_parameters", "_buffers")]
+        found |= {f"{path}:{name}": value for name in names for value in flat(content[name])}
+        found[f"{path}:class"] = type(module).__name__
+    return found | {f"state {name}": list(flat(value)) for name, value in model.state_dict().items()}
+
+
+def flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, nn.UninitializedParameter | nn.parameter.UninitializedBuffer):
+        yield "uninitialised"
+    elif isinstance(value, torch.Tensor):
+        data = value.detach().dequantize() if value.is_quantized else value.detach()
+        numbers = None if data.is_meta else data.contiguous().flatten().view(torch.uint8).tolist() if data.numel() else []
+        yield str(value.dtype), list(value.shape), value.requires_grad, value.is_meta, numbers
+    elif isinstance(value, torch.ScriptObject):
+        yield from flat(value.__getstate__())
+    elif isinstance(value, dict):
+        yield [(str(key), list(flat(item))) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        yield [list(flat(item)) for item in value]
+    elif isinstance(value, str | int | float | bool | None):
+        yield value
+
+
+def outcome(load: Callable[[], Any]) -> Exception | None:
+    try:
+        load()
+    except Exception as error:
+        return error
+    return None
+
+
+def assert_as_torch(name: str, edit: str, device: str, *, strict: bool) -> None:
+    data = state_of(name, edit)
+    theirs, ours = built(name, 2, device), built(name, 2, device)
+    before = facts(ours)
+
+    expected = outcome(lambda: load_as_torch(theirs, data, strict=strict, assign=device == "meta"))
+    found = outcome(lambda: ckptool.load_into(ours, data, strict=strict))
+
+    assert found is None or isinstance(found, ckptool.CkptoolError), repr(found)
+    assert (found is None) == (expected is None), f"torch: {expected!r}, load_into: {found!r}"
+    assert facts(ours) == (facts(theirs) if found is None else before)
+    if found is None and edit == "as it is" and device == "cpu" and name in INPUTS:
+        x = torch.rand(INPUTS[name])
+        layers = [one.module if hasattr(one, "module") else one for one in (ours, theirs)]
+        assert torch.equal(*[torch.as_tensor(first(layer.eval()(x))) for layer in layers])
+
+
+def first(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) else value
+
+
+CASES = [
+    (name, edit, device, strict)
+    for name in MODELS
+    for edit in EDITS
+    for device in ("cpu", "meta")
+    for strict in (True, False)
+    if device == "cpu" or name not in NO_META
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "device", "strict"), CASES)
+def test_the_result_is_that_of_load_state_dict(name: str, edit: str, device: str, strict: bool) -> None:
+    assert_as_torch(name, edit, device, strict=strict)
