@@ -25,7 +25,7 @@ WEIGHT_KEYS = (
 _EMA_WORDS = {"ema", "averaged", "shadow", "swa"}
 _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
 _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
-_OTHER_WORDS = {"callbacks", "loops", "metrics", "normalizer", "scaler", "rng", "rng_state"}
+_OTHER_WORDS = {"_extra_state", "callbacks", "loops", "metrics", "normalizer", "scaler", "rng", "rng_state"}
 
 # fmt: off
 _SIDE_BY_SIDE = {

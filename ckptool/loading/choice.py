@@ -15,6 +15,7 @@ from ckptool.errors import (
     AmbiguousWeights,
     CkptoolError,
     KeyMismatch,
+    MigrationRefused,
     UnsupportedFeature,
     WeightsMismatch,
     WeightsNotFound,
@@ -100,6 +101,8 @@ def through_own_code(
     try:
         rules = tuple(change.rule for change in changes)
         return load(prepare(checkpoint, chosen.state_dict, NameChanges(rules)), changes)
+    except MigrationRefused:  # of the entries that are no tensors, some have other names
+        return load(chosen, ())
     except (WeightsMismatch, UnsupportedFeature) as error:
         with suppress(WeightsMismatch, UnsupportedFeature):
             return load(chosen, ())
@@ -132,7 +135,7 @@ def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | Non
     """Return the state dict of a model without tensors (activations alone, say), which looks like any other value."""
     if checkpoint.traits.is_plain and not checkpoint.tensors:
         return StateDict("", "model", {}, None)
-    if key is None and checkpoint.state_dicts:
+    if key is None and any(one.role in ("model", "ema") for one in checkpoint.state_dicts):
         return None
     node = checkpoint.root
     for component in key.split(".") if key else ():

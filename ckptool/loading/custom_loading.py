@@ -111,9 +111,9 @@ def fill(
             raise
         raise as_ckptool_error(model, error, touched=not is_fresh) from error
     for places in tied:
-        made = [slots[name] for slots, name in places if not slots[name].is_meta]
-        for slots, name in places if made else ():
-            slots[name] = made[-1]  # of several the last counts, as where they are copied
+        made = [one for module, name in places if not (one := getattr(module, name)).is_meta]
+        for module, name in places if made else ():
+            setattr(module, name, made[-1])  # of several the last counts, as where they are copied
     if rehearsed is not None and not has_post_hooks(model):
         return rehearsed
     return _left_out(model, left, len(state), strict=strict)
@@ -143,14 +143,14 @@ def _may_not_be_copied(model: torch.nn.Module, state: Mapping[str, Any]) -> bool
     return False
 
 
-def _tied_places(model: torch.nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
+def _tied_places(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
     """Return the places of each tensor that a model has more than once."""
-    found: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    found: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for slots in (module._parameters, module._buffers):
             for name, tensor in slots.items():
                 if tensor is not None:
-                    found.setdefault(id(tensor), []).append((slots, name))
+                    found.setdefault(id(tensor), []).append((module, name))
     return [places for places in found.values() if len(places) > 1]
 
 

@@ -234,14 +234,15 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
     """Put tensors in the place of parameters and buffers, by their ``id``; what was tied is tied again."""
     parameters: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        # By setattr(), as torch does: an LSTM notes its parameters in a list, too.
+        for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
                     parameters[id(parameter)] = parameter_like(parameter, made[id(parameter)])
-                module._parameters[name] = parameters[id(parameter)]
-        for name, buffer in module._buffers.items():
+                setattr(module, name, parameters[id(parameter)])
+        for name, buffer in list(module._buffers.items()):
             if buffer is not None and id(buffer) in made:
-                module._buffers[name] = made[id(buffer)]
+                setattr(module, name, made[id(buffer)])
 
 
 def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Parameter:

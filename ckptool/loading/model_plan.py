@@ -29,6 +29,19 @@ _LISTED: Final = 8
 _NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
+class _AnyShape(tuple[int, ...]):
+    """The shape of a tensor of a lazy module, which has that of the file."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 class Target(NamedTuple):
     """One tensor of the model, and the one in the file that goes into it."""
 
@@ -139,8 +152,8 @@ def entries_of(model: torch.nn.Module) -> dict[str, Any]:
 
 def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Renames, bool]:
     """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
-    tensors = {name: tensor for name, tensor in model_tensors(model).items() if not is_lazy(tensor)}
-    expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    tensors = model_tensors(model)
+    expected = {name: _AnyShape() if is_lazy(tensor) else tuple(tensor.shape) for name, tensor in tensors.items()}
     best = matching.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
     wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
     if best.pairs and wrapper is not None and _is_certain(best, tensors):

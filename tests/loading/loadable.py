@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.utils.prune
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -64,7 +65,9 @@ MODELS |= {
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(3, 3)),
     "spectral norm of old": lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4))),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyBatchNorm1d(), nn.LazyLinear(2)),
-    "lazy convolution": lambda: nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyConvTranspose2d(3, 2), nn.LazyInstanceNorm2d()),
+    "lazy convolution": lambda: nn.Sequential(
+        nn.LazyConv2d(2, 3), nn.LazyConvTranspose2d(3, 2), nn.LazyInstanceNorm2d()
+    ),
     "compiled": lambda: torch.compile(plain()),
     "data parallel": lambda: nn.DataParallel(plain()),
     "averaged": lambda: torch.optim.swa_utils.AveragedModel(plain()),
@@ -345,7 +348,9 @@ class Packs(nn.Module):
 @model("a saver that leaves names out")
 class SavesLess(Base):
     def state_dict(self, *given: Any, **options: Any) -> Any:
-        return OrderedDict((name, one) for name, one in super().state_dict(*given, **options).items() if "count" in name)
+        return OrderedDict(
+            (name, one) for name, one in super().state_dict(*given, **options).items() if "count" in name
+        )
 
 
 @model("a saver without arguments")
@@ -481,5 +486,7 @@ MODELS |= {
     "quantised, in training": _quantised(_prepared),
     "quantised dynamically": _quantised(_dynamic(torch.qint8, plain, {nn.Linear})),
     "quantised dynamically, in halves": _quantised(_dynamic(torch.float16, plain, {nn.Linear})),
-    "quantised dynamically, an lstm": _quantised(_dynamic(torch.qint8, lambda: nn.Sequential(nn.LSTM(3, 4)), {nn.LSTM})),
+    "quantised dynamically, an lstm": _quantised(
+        _dynamic(torch.qint8, lambda: nn.Sequential(nn.LSTM(3, 4)), {nn.LSTM})
+    ),
 }  # fmt: skip

@@ -377,13 +377,23 @@ def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path
     assert_same(live.model.module.state_dict(), lenet(1).state_dict())
 
 
-def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_in_place_a_model_with_code_of_its_own_loads_once_a_copy_could(tmp_path: Path) -> None:
     saved(old_names(1), tmp_path / "x.pth")
-    live = LiveModel(Renaming())
+    live = LiveModel(Renaming(), tmp_path / "x.pth")
+    model, digest = live.model, live.digest
+    places = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
 
-    with pytest.raises(ckptool.UnsupportedFeature, match="code of its own: Renaming") as caught:
-        live.reload(tmp_path / "x.pth")
-    assert caught.value.hint == "Use commit='swap', which lets a copy of the model load."
+    saved({name: tensor for name, tensor in old_names(2).items() if name != "fc1.bias"}, tmp_path / "y.pth")
+    with pytest.raises(ckptool.KeyMismatch):
+        live.reload(tmp_path / "y.pth")
+    assert live.digest == digest
+    assert_same(model.state_dict(), lenet(1).state_dict())
+
+    saved(old_names(2), tmp_path / "y.pth")
+    assert live.reload(tmp_path / "y.pth").digest == live.digest != digest
+    assert live.model is model
+    assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == places
+    assert_same(model.state_dict(), lenet(2).state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
@@ -964,11 +974,15 @@ def test_what_the_model_s_own_code_raises_does_not_end_the_watch(
     class Moody(LeNet):
         mood = 0
 
-        def state_dict(self, *arguments: Any, **options: Any) -> Any:
-            Moody.mood += 1
-            if Moody.mood == 1:
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_load_state_dict_post_hook(lambda *_: Moody.sulk())
+
+        @classmethod
+        def sulk(cls) -> None:
+            cls.mood += 1
+            if cls.mood == 1:
                 raise LookupError
-            return super().state_dict(*arguments, **options)
 
     path = tmp_path / "serving.pth"
     path.write_bytes(files[0].read_bytes())

@@ -10,7 +10,7 @@ import torch
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
-from ckptool.loading.hollow import computed_tensors
+from ckptool.loading.hollow import copies_of_tensors
 from ckptool.loading.load_into import assign, parameter_like
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
@@ -110,18 +110,17 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
         UnsupportedFeature: The model holds something that cannot be copied, a lock say, or hooks that would work on the
             model and not on its copy.
     """
-    apart: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed_tensors(model)}
     try:
-        fresh = copy.deepcopy(model, apart | (kept or {}))
+        fresh = copy.deepcopy(model, copies_of_tensors(model) | (kept or {}))
     except Exception as error:
         raise UnsupportedFeature(
             f"the model cannot be copied: {error}",
             kind="not-copyable",
             hint="Use commit='in_place', which needs no copy.",
         ) from error
-    if (name := reaches(fresh, model)) is not None:
+    if (name := reaches(fresh, model, before=True)) is not None:
         raise UnsupportedFeature(
-            f"the model cannot be copied: a load_state_dict post-hook of {name} uses the model itself",
+            f"the model cannot be copied: a load_state_dict hook of {name} uses the model itself",
             kind="not-copyable",
             hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
         )
