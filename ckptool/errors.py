@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-OPTION: Final = re.compile(r"`(\w+)=([^`]*)`")
+OPTION: Final = r"`(\w+)=([^`]*)`"
 """An option in a hint: a keyword of the library, and often its value."""
 _LONGEST: Final = 1 << 16
 """Characters of a message. Lists of names that do not fit a model may be long."""
@@ -88,7 +88,7 @@ class CkptoolError(Exception):
     @property
     def option(self) -> str | None:
         """The keyword that ``hint`` names first, ``drop_unsupported`` say; None if it names none."""
-        found = OPTION.search(self.hint or "")
+        found = re.search(OPTION, self.hint or "")
         return found[1] if found else None
 
     def __reduce__(self) -> tuple[Any, ...]:

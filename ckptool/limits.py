@@ -1,14 +1,9 @@
 """How much a file may make the reader do, in one object that callers can replace."""
 
-from __future__ import annotations
+from typing import Final, NamedTuple
 
-from typing import TYPE_CHECKING, Final, NamedTuple
-
+from ckptool.cancellation import Cancellation
 from ckptool.errors import LimitExceeded
-
-if TYPE_CHECKING:
-    from ckptool.cancellation import Cancellation
-
 
 _LONGEST: Final = 4096
 """Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""

@@ -11,9 +11,9 @@ second directory.
 Layout: PKWARE APPNOTE 6.3.10.
 """
 
-from __future__ import annotations
-
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 from ckptool.archives.archive import Compression
 from ckptool.archives.zip_layout import (
@@ -68,7 +68,9 @@ class Entry(NamedTuple):
     """The fields that its local header repeats in the same order, from the version needed to the length of the name."""
 
 
-_make_entry: Final = Entry._make  # as make_record
+_make_entry: "Callable[[tuple[bytes, int, int, int, int, int, int, bytes]], Entry]" = partial(
+    tuple.__new__, Entry
+)  # as make_record
 
 
 def find_directory(source: Source) -> tuple[Directory, list[str]]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
+from typing import Final
 
 from ckptool.archives.archive import Archive, Record, make_record
 from ckptool.archives.zip_directory import (
@@ -57,10 +58,11 @@ _USUAL_EXTRA = 68
 """Bytes of extra fields that writers use to align payloads, at most."""
 _UNKNOWN = bytes(12)
 _UNICODE_PATH = UNICODE_PATH_TAG.to_bytes(2, "little")
-_NAME = re.compile(r"[^\x00-\x1f\\/][^\x00-\x1f\\]*")
+# Patterns that most files do not need are compiled when they are needed: it takes as long as a module.
+_NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 """No control characters or backslashes, not absolute."""
 _USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
-_WAY_UP = re.compile(r"(?:.*/)?\.\.(?:/.*)?")
+_WAY_UP: Final = r"(?:.*/)?\.\.(?:/.*)?"
 
 
 def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
@@ -239,6 +241,6 @@ def _name(entry: Entry) -> str:
         raise MalformedFile(
             f"member {show_member(entry.name)} has a name that is not UTF-8", kind="malformed-zip"
         ) from error
-    if not _NAME.fullmatch(name) or (".." in name and _WAY_UP.fullmatch(name)):
+    if not re.fullmatch(_NAME, name) or (".." in name and re.fullmatch(_WAY_UP, name)):
         raise MalformedFile(f"member {show_member(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name

@@ -65,7 +65,7 @@ _USUAL: Final = frozenset(
     | _each("numpy._core.multiarray.{}", "scalar _reconstruct")
     | _each("torch.{}", "_utils._rebuild_sparse_csr_tensor storage._load_from_bytes")
 )
-_CLASS_OF_TORCH: Final = re.compile(r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*")
+_CLASS_OF_TORCH: Final = r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*"
 
 _PYTHON_2: Final = {
     "__builtin__": "builtins",
@@ -89,4 +89,4 @@ def is_torchscripts(module: str, name: str) -> bool:
 def is_usual(module: str, name: str) -> bool:
     """Say whether ``module.name`` only makes a container, a number, an array, a tensor, or an object of torch's own."""
     full = f"{'copyreg' if module == 'copy_reg' else _PYTHON_2.get(module, module)}.{name}"
-    return full in ALLOWED or full in _USUAL or _CLASS_OF_TORCH.fullmatch(full) is not None
+    return full in ALLOWED or full in _USUAL or re.fullmatch(_CLASS_OF_TORCH, full) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from shlex import join
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -110,6 +109,8 @@ def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequ
     ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
     ``words`` follow them as they are.
     """
+    from shlex import join  # few files need advice
+
     shown = f"./{path}" if path.startswith("-") else path  # or it would be taken for an option
     return join(("ckptool", verb, shown, *_spelled(options), *words))
 

@@ -11,8 +11,6 @@ override the saving itself. ``StateDictWalk.doubts`` names the classes concerned
 See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple

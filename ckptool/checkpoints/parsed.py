@@ -1,7 +1,5 @@
 """``Parsed``: what the reader of a format found in a file. A ``Checkpoint`` is made of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -112,7 +110,7 @@ class Parsed(NamedTuple):
     damage: str | None = None
     member: str | None = None
     members: tuple[Member, ...] = ()
-    inside: Mapping[str, Parsed] = MappingProxyType({})
+    inside: "Mapping[str, Parsed]" = MappingProxyType({})
     unopened: tuple[tuple[str, str], ...] = ()
     streams: tuple[Stream, ...] = ()
     archives: tuple[Archive, ...] = ()

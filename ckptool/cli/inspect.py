@@ -33,7 +33,8 @@ class Selection(NamedTuple):
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        chosen = [tensor for tensor in tensors if self._takes(tensor.name)]
+        takes_all = self.grep is None and self.filter.takes_all
+        chosen = [tensor for tensor in tensors if takes_all or self._takes(tensor.name)]
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
 
     def _takes(self, name: str) -> bool:
@@ -119,26 +120,21 @@ def inspect(
             return _source_lines(checkpoint)
         return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
 
-    objects: list[dict[str, object]] = []
     failed = False
     for number, path in enumerate(files):
         try:
             with open_checkpoint(path) as checkpoint:
                 if as_json:
-                    objects.append(_object(checkpoint, selection))
+                    _print_json(_object(checkpoint, selection), number, len(files))
                 else:
                     _print([""] if number and not (show_globals or show_source) else [])
                     _print(lines_of(checkpoint))
         except CkptoolError as error:
             failed = True
             if as_json:
-                objects.append(_unreadable(path, error))
+                _print_json(_unreadable(path, error), number, len(files))
             else:
                 click.echo(error_text(error), err=True)
-    if as_json:
-        from ckptool.cli.json_output import print_json
-
-        print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
 
 
@@ -199,6 +195,12 @@ def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
     for found in checkpoint.class_sources:
         yield messages.show(f"# {found.name}, from {found.path}")
         yield from (messages.show(line.expandtabs(8)) for line in found.text.split("\n"))
+
+
+def _print_json(found: dict[str, object], number: int, count: int) -> None:
+    from ckptool.cli.json_output import print_json
+
+    print_json(found, number, count)
 
 
 def _unreadable(path: str, error: CkptoolError) -> dict[str, object]:

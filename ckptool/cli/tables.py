@@ -16,7 +16,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 _SHARED_SHOWN = 3
-_LONGEST = 1 << 10
+_LONGEST = 256
 """What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show
 
 
 def with_options(text: str) -> str:
     """Return a hint with its options as they are written on the command line: `force=True` as --force."""
-    return OPTION.sub(lambda found: _spelled(found[1], found[2]), text)
+    return re.sub(OPTION, lambda found: _spelled(found[1], found[2]), text)
 
 
 def _spelled(name: str, value: str) -> str:

@@ -14,17 +14,6 @@ from typing import Protocol
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import LimitExceeded, UnknownFormat, about
-from ckptool.formats import (
-    packed,
-    plain_pickle,
-    pt2,
-    safetensors,
-    sharded,
-    torch_legacy,
-    torch_tar,
-    torch_zip,
-    torchscript,
-)
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import gc_paused
@@ -47,20 +36,29 @@ class Format(Protocol):
         ...
 
 
-FORMATS: tuple[Format, ...] = (
-    safetensors,  # before pickles: the low byte of its length may be 0x80
-    torchscript,  # before torch_zip, which it is a kind of
-    torch_zip,
-    pt2,
-    torch_legacy,  # before plain pickles, which it begins with
-    torch_tar,
-    packed,  # after every format that is itself a zip or a tar
-    plain_pickle,
-    sharded,  # text, unlike all others
-)
-"""One module each, in the order in which they look at a file."""
-
 _MEMBER_MARK = "::"
+
+
+def formats_in_order() -> Iterator[Format]:
+    """
+    Yield the formats, one module each, in the order in which they look at a file.
+
+    Most files are of the first three; the others are imported only when it is their turn.
+    """
+    from ckptool.formats import safetensors, torch_zip, torchscript
+
+    yield safetensors  # before pickles: the low byte of its length may be 0x80
+    yield torchscript  # before torch_zip, which it is a kind of
+    yield torch_zip
+
+    from ckptool.formats import packed, plain_pickle, pt2, sharded, torch_legacy, torch_tar
+
+    yield pt2
+    yield torch_legacy  # before plain pickles, which it begins with
+    yield torch_tar
+    yield packed  # after every format that is itself a zip or a tar
+    yield plain_pickle
+    yield sharded  # text, unlike all others
 
 
 def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Checkpoint:
@@ -85,7 +83,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         try:
             with _naming(shown):
                 probe = Probe(source, limits, _read)
-                parsed = packed.read_member(probe, member) if member else _read(probe)
+                parsed = _read_member(probe, member) if member else _read(probe)
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
                 return Checkpoint(shown, source, parsed)
@@ -95,12 +93,18 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
 
 
 def _read(probe: Probe) -> Parsed:
-    for one in FORMATS:
+    for one in formats_in_order():
         if one.sniff(probe):
             return one.read(probe)
     from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when no format fits
 
     raise name_foreign(probe.source) or _unknown(probe)
+
+
+def _read_member(probe: Probe, member: str) -> Parsed:
+    from ckptool.formats import packed
+
+    return packed.read_member(probe, member)
 
 
 def _unknown(probe: Probe) -> UnknownFormat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-from ckptool.archives import tars, zips
+from ckptool.archives import zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
@@ -46,6 +46,8 @@ class Probe:
     @cached_property
     def tar(self) -> Archive | None:
         """The members of a tar; None if it is not one. Raises what ``read_tar`` raises."""
+        from ckptool.archives import tars  # asked only of what is not a zip
+
         return tars.read_tar(self.source, self.limits) if tars.is_tar(self.head) else None
 
     def inner(self, source: Source) -> Probe:

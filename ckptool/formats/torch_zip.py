@@ -12,14 +12,11 @@ and _load.
 
 from __future__ import annotations
 
-from functools import partial
-
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.contents import ModelGraph, collect
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
-from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
@@ -138,7 +135,12 @@ class ZipStorages:
 
     def rebuilder(self) -> Rebuilder:
         """Return what recognises tensors of these storages, and of legacy streams inside the pickle."""
-        return Rebuilder(self.resolve, partial(torch_legacy.nested_storage, limits=self._archive.limits))
+        return Rebuilder(self.resolve, self._nested)
+
+    def _nested(self, data: bytes) -> TypedStorage | None:
+        from ckptool.formats.torch_legacy import nested_storage  # few files have one
+
+        return nested_storage(data, self._archive.limits)
 
     def _ref(self, key: str, location: str, nbytes: int) -> StorageRef:
         name = self._folder + key

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import collect
@@ -31,9 +32,9 @@ from ckptool.tensors.tensor import Kind
 NAME = "torchscript"
 TRAITS = Traits(program="the code of a TorchScript model", loader="torch.jit.load")
 
-_LINE = re.compile(r"^(?:class (\w+)\((\w+)\):|  __(parameters|buffers)__ = \[(.*?)\])", re.MULTILINE)
+_LINE: Final = r"(?m)^(?:class (\w+)\((\w+)\):|  __(parameters|buffers)__ = \[(.*?)\])"
 """The head of a class, or one of its two lists."""
-_NAME = re.compile(r'"([^"]*)"')
+_NAME: Final = r'"([^"]*)"'
 _PREFIX = "__torch__"
 
 
@@ -143,10 +144,10 @@ def _class_tables(archive: Archive, folder: str) -> dict[str, dict[str, Kind]]:
         text = str(archive.open(name).read(0, record.nbytes), "utf-8", "replace")
         module = name[len(folder) : -len(".py")].replace("/", ".")
         table: dict[str, Kind] = {}
-        for cls, base, which, names in _LINE.findall(text):
+        for cls, base, which, names in re.findall(_LINE, text):
             if cls:
                 table = tables.setdefault(f"{module}.{cls}", {}) if base == "Module" else {}
                 continue
             kind: Kind = "parameter" if which == "parameters" else "buffer"
-            table.update(dict.fromkeys(_NAME.findall(names), kind))
+            table.update(dict.fromkeys(re.findall(_NAME, names), kind))
     return tables

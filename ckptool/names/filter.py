@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 
@@ -20,6 +19,8 @@ class Filter(NamedTuple):
 
     def takes(self, name: str) -> bool:
         """Say whether a name is wanted."""
+        from fnmatch import fnmatchcase  # most calls take all names, without asking
+
         if self.include and not any(fnmatchcase(name, glob) for glob in self.include):
             return False
         return not any(fnmatchcase(name, glob) for glob in self.exclude)

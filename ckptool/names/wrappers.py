@@ -4,8 +4,6 @@ What training wrappers add to the names of the model inside them: one table, fro
 Pure: names and class names are texts here, and no class is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

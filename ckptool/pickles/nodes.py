@@ -40,16 +40,20 @@ CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 class Global:
     """A ``module.name`` that the pickle asks for. Never looked up."""
 
-    __slots__ = ("module", "name", "offset")
+    __slots__ = ("_text", "module", "name", "offset")
 
     def __init__(self, module: str, name: str, offset: int = 0) -> None:
+        self._text: str | None = None
         self.module = module
         self.name = name
         self.offset = offset
         """Where in its source the pickle first asks for it, in bytes."""
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        # Made once: thousands of tensors may be of the class, and the text may be long.
+        if self._text is None:
+            self._text = f"{self.module}.{self.name}"
+        return self._text
 
     def __repr__(self) -> str:
         return f"<Global {self}>"

@@ -6,8 +6,6 @@ numpy pickles an array as ``_reconstruct(ndarray, (0,), b"b")`` with the state
 ``dtype("f4", …)`` with the state ``(version, byte order, …)``. See numpy/_core/src/multiarray/methods.c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from struct import calcsize, unpack
 from typing import NamedTuple

@@ -21,9 +21,9 @@ _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
 _U64 = Struct("<Q").unpack_from
 
-_INTEGER = re.compile(rb"[+-]?(?:0|[1-9][0-9]*)")  # readers disagree about leading zeros: octal, decimal, refused
+_INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused
 _MAX_INT_NBYTES: Final = 1024
-_ESCAPES = re.compile(rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})")
+_ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
 _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
@@ -61,7 +61,7 @@ def op_long(machine: Machine) -> None:
 
 def _decimal(machine: Machine, digits: bytes) -> Inert:
     digits = digits.strip()
-    if not _INTEGER.fullmatch(digits):
+    if not re.fullmatch(_INTEGER, digits):
         raise machine.malformed(f"not a number: {len(digits):,} characters")
     # As in _little_endian; here reading takes quadratic time, too.
     return int(digits) if len(digits) <= _MAX_INT_NBYTES else digits
@@ -99,7 +99,7 @@ def op_string(machine: Machine) -> None:
     line = machine.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise machine.malformed("a string without quotes")
-    machine.push(_python2_text(_ESCAPES.sub(lambda found: _meaning(found[0]), line[1:-1])))
+    machine.push(_python2_text(re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
 
 
 def op_binstring(machine: Machine) -> None:

@@ -14,8 +14,6 @@ Rules:
 See Python's Lib/pickletools.py, which documents every opcode.
 """
 
-from __future__ import annotations
-
 import struct
 from struct import Struct
 from typing import Any, NamedTuple

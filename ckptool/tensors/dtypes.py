@@ -5,8 +5,6 @@ Sources: torch/storage.py (storage classes), torch/_export/serde/schema.py (pt2 
 specification (codes). A test compares this table with torch's own lists.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

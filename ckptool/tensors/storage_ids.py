@@ -5,8 +5,8 @@ The persistent ids of storages: ``("storage", class, key, location, numel[, view
 ``(key, offset, numel)`` in elements of the same type. See persistent_id in torch/serialization.py.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.errors import AmbiguousFile, MalformedFile, UnsupportedFeature
@@ -40,7 +40,7 @@ class StorageId(NamedTuple):
     view: View | None
 
 
-_make_storage_id: Final = StorageId._make
+_make_storage_id: "Callable[[tuple[DType, str, str, int, View | None]], StorageId]" = partial(tuple.__new__, StorageId)
 
 
 class TypedStorage(NamedTuple):
@@ -50,7 +50,7 @@ class TypedStorage(NamedTuple):
     dtype: DType
 
 
-make_typed_storage: Final = TypedStorage._make
+make_typed_storage: "Callable[[tuple[StorageRef, DType]], TypedStorage]" = partial(tuple.__new__, TypedStorage)
 
 
 def storage_id(pid: Inert) -> StorageId | None:

@@ -161,13 +161,15 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
     return array("f", [numbers[place] for place in places]).tobytes()
 
 
+@pytest.mark.parametrize("most", [0, 1 << 26])
 @pytest.mark.parametrize("span", [0, 16, 60, 64, 1 << 24])
 @pytest.mark.parametrize("places", [0, 1, 4, 6, 1 << 16])
 @pytest.mark.parametrize("long", [1, 4, 5, 16])
 def test_every_way_to_gather_elements_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int
+    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int
 ) -> None:
     monkeypatch.setattr(reading, "_SPAN_NBYTES", span)
+    monkeypatch.setattr(reading, "_MOST_NBYTES", most)
     monkeypatch.setattr(reading, "_PLACES", places)
     monkeypatch.setattr(reading, "_LONG", long)
     data = array("f", range(60)).tobytes()
@@ -179,12 +181,16 @@ def test_every_way_to_gather_elements_gives_the_same(
         ((1, 5, 1), (9, 11, 2), 2),
         ((15,), (4,), 3),
         ((2, 2, 2, 2), (1, 2, 4, 40), 5),
+        ((3, 2, 2), (1, 0, 40), 5),
+        ((2, 3), (0, 29), 1),
+        ((2, 3, 3), (25, 1, 11), 0),
     ):
         assert LazyTensor("x", info(shape, stride, offset, data=data)).read() == flat(shape, stride, offset, data)
 
 
 def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_SPAN_NBYTES", 100)
+    monkeypatch.setattr(reading, "_PER_READ_NBYTES", 16)
     reads = {}
     for count, step in ((5, 6), (5, 5), (4, 8), (12, 4), (12, 5)):
         found = info((count,), (step,))
@@ -197,7 +203,23 @@ def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: py
     assert reads[4, 8] == [100]
     assert reads[5, 5] == [84]
     assert reads[12, 4] == [180]  # 4 · (1 + 11 · 4), of which 48 are wanted
-    assert reads[12, 5] == [4] * 12  # 224, more than four times 48
+    assert reads[12, 5] == [4] * 12  # 224, more than four times 48, and more than 16 for each read
+
+
+def test_scattered_elements_are_read_in_as_few_pieces_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_SPAN_NBYTES", 40)
+    monkeypatch.setattr(reading, "_PER_READ_NBYTES", 16)
+
+    def reads(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
+        found = info(shape, stride)
+        LazyTensor("x", found).read()
+        assert found.storage is not None
+        assert isinstance(found.storage.source, Asked)
+        return found.storage.source.sizes
+
+    assert reads((3, 2), (0, 50)) == [4, 4]  # what a step of 0 repeats, once
+    assert reads((4, 2), (1, 50)) == [16, 16]  # two runs, and not four pairs
+    assert reads((5, 5), (5, 6)) == [180]  # 25 reads would be more work
 
 
 def test_a_tensor_may_be_as_large_as_is_allowed_and_no_larger() -> None:

@@ -1,4 +1,4 @@
-"""What every format promises, whichever it is; a new row of FORMATS needs a row in ``EXAMPLES``."""
+"""What every format promises, whichever it is; a new one in ``formats_in_order()`` needs a row in ``EXAMPLES``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import NamedTuple
 import pytest
 
 from ckptool import Checkpoint, CkptoolError, TruncatedFile, formats, open_checkpoint
-from ckptool.formats import FORMATS, Format
+from ckptool.formats import Format, formats_in_order
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from tests import build
 
+FORMATS = tuple(formats_in_order())
 SHAPE = (1024, 1024)
 NUMEL = 1024 * 1024  # 4 MiB of float32
 LARGE = random.Random(7).randbytes(4 * NUMEL)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from struct import pack
 from typing import Any
 
-from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
-from tests.hostile.cases import Case
+from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.hostile.cases import Case, written
 
 FLOATS = {"0": floats()}
 
@@ -62,6 +63,38 @@ def sparse(layout: Any, data: Any, function: str = "_rebuild_sparse_tensor") -> 
 
 
 COO, CSR = named("torch", "sparse_coo"), named("torch", "sparse_csr")
+
+
+FLOAT32 = named("torch", "float32")
+
+
+SCATTERED = {
+    "the same pair again and again": ((1_000_000, 2), (0, 17_000_000)),
+    "two runs far apart": ((1_000_000, 2), (1, 16_000_000)),
+    "rows that overlap": ((1000, 1000), (8500, 8501)),
+}
+"""Shapes and strides of a million elements or two that a reader might read one by one."""
+
+
+def scattered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """Return a dozen such views of a storage that is nearly nothing when compressed."""
+    nbytes = 17_200_000
+    views = {f"w{at}": tensor(storage("0", nbytes, "ByteStorage"), shape, stride, at) for at in range(12)}
+    members = {"data.pkl": pickled(views), "byteorder": b"little", "data/0": bytes(nbytes), "version": b"3\n"}
+    return zip_file({f"archive/{name}": data for name, data in members.items()}, deflated=["archive/data/0"])
+
+
+def of_long_class(module: str, function: str) -> bytes:
+    """Return 50,000 tensors of a subclass whose name is long; each takes five bytes."""
+    cls, rebuild = named("m" * 4090, "C" * 4090), named("torch._utils", "_rebuild_tensor_v2")
+    arguments = {
+        "_rebuild_wrapper_subclass": (cls, FLOAT32, (1,), (1,), 0, named("torch", "strided"), "cpu", False),
+        "_rebuild_from_type_v2": (rebuild, cls, (storage(), 0, (1,), (1,), False, HOOKS), {}),
+    }
+    head = b"\x80\x02" + named(module, function) + b"q\0" + ops(arguments[function]) + b"q\1"
+    pickle = head + b"00](" + b"h\0h\1R" * 50_000 + b"e."
+    members = {"data.pkl": pickle, "byteorder": b"little", "data/0": floats(), "version": b"3\n"}
+    return zip_file({f"archive/{name}": data for name, data in members.items()})
 
 
 MALFORMED_SPARSE = {
@@ -282,6 +315,12 @@ def _cases() -> Iterator[Case]:
     yield Case("S2", "an empty tensor behind the end", view((0, 1 << 40), (9, 9), 99), "read", {"w": b""})
     for size in LAYOUTS:
         yield Case("S3", f"{size} from 16 bytes", view(size, (0,) * len(size)), "read")
+    for name, (shape, stride) in SCATTERED.items():
+        yield Case("S3", f"scattered: {name}", written(partial(scattered, shape, stride)), "read")
+    for made_by in (("torch._utils", "_rebuild_wrapper_subclass"), ("torch._tensor", "_rebuild_from_type_v2")):
+        yield Case(
+            "S3", f"often, a class with a long name: {made_by[1]}", written(partial(of_long_class, *made_by)), "any"
+        )
     yield Case("S3", "four floats from one", view((4,), (0,)), "read", {"w": floats(1) * 4})
     yield Case("S3", "floats that overlap", view((2, 2), (1, 1)), "read", {"w": OVERLAPPING})
     tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}
