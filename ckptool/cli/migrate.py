@@ -90,7 +90,9 @@ class _InOrder(click.Command):
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
 @click.option(
-    "--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, load the weights, save the whole model."
+    "--model",
+    metavar="MODULE:CLASS",
+    help="Build this class, or FILE.py:CLASS, load the weights, save the whole model.",
 )
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."

@@ -19,7 +19,7 @@ from ckptool.loading.memory.assembly import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.messages import some
 from ckptool.names import matching
-from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, is_benign
+from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, is_benign
 from ckptool.names.suggestions import nearest
 from ckptool.tensors.reading import LazyTensor
 
@@ -27,19 +27,6 @@ PARTLY: Final = "Load what fits with ckptool.load_into(model, path, strict=False
 """The hint where names are missing or left over; a ``LiveModel`` never loads partially."""
 _LISTED: Final = 8
 _NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
-class _AnyShape(tuple[int, ...]):
-    """The shape of a tensor of a lazy module, which has that of the file."""
-
-    __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
 
 
 class Target(NamedTuple):
@@ -153,7 +140,7 @@ def entries_of(model: torch.nn.Module) -> dict[str, Any]:
 def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Renames, bool]:
     """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
     tensors = model_tensors(model)
-    expected = {name: _AnyShape() if is_lazy(tensor) else tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected = {name: ANY_SHAPE if is_lazy(tensor) else tuple(tensor.shape) for name, tensor in tensors.items()}
     best = matching.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
     wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
     if best.pairs and wrapper is not None and _is_certain(best, tensors):

@@ -55,7 +55,10 @@ class Changes(NamedTuple):
     allow_empty: bool = False
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
     model: str | None = None
-    """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
+    """
+    ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``; imported because the caller named
+    it, the current folder before all others.
+    """
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
 
