@@ -126,7 +126,10 @@ def _state_of(state: Mapping[str, Any], made: Mapping[str, torch.Tensor]) -> Ord
 def _apart(value: Any) -> Any:
     """Return a copy that shares no memory; a deep copy of a tensor would copy all that shares its storage, too."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        try:
+            return value.detach().clone()
+        except RuntimeError:  # some quantised tensors have no copies
+            return value
     if isinstance(value, list | tuple):
         return type(value)(map(_apart, value))
     if isinstance(value, dict):

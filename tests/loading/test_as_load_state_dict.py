@@ -115,7 +115,7 @@ def flat(value: Any, *, is_packed: bool = False) -> Iterator[Any]:
             None if data.is_meta else data.contiguous().flatten().view(torch.uint8).tolist() if data.numel() else []
         )
         yield str(value.dtype), list(value.shape), value.requires_grad and not is_packed, value.is_meta, numbers
-    elif isinstance(value, torch.ScriptObject):
+    elif isinstance(value, torch.ScriptObject) and value._has_method("__getstate__"):  # type: ignore[attr-defined]
         yield from flat(value.__getstate__(), is_packed=True)  # nobody trains what is in it
     elif isinstance(value, dict):
         yield [(str(key), list(flat(item, is_packed=is_packed))) for key, item in value.items()]
@@ -164,6 +164,88 @@ def first(value: Any) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_result_is_that_of_load_state_dict(name: str) -> None:
     assert_as_torch(name, "as it is", "cpu", strict=True)
+
+
+def no_tensors(**others: Any) -> OrderedDict[str, Any]:
+    """Return the state dict of a model without tensors, with other entries."""
+    state: OrderedDict[str, Any] = nn.Softmax().state_dict()
+    state.update(others)
+    return state
+
+
+def packed_as_once(kind: type[nn.Module], *, is_first: bool) -> OrderedDict[str, Any]:
+    """Return the state dict of a quantised layer as torch 1.3, or 1.4, made it: of tensors alone."""
+    state = kind(3, 2).state_dict()
+    values = dict(zip(("weight", "bias"), state.pop("_packed_params._packed_params"), strict=True))
+    head = "" if is_first else "_packed_params."
+    numbers = {name: state[name] for name in ("scale", "zero_point")}
+    found = OrderedDict(numbers | {head + name: value for name, value in values.items()})
+    if not is_first:
+        found["_packed_params.dtype"] = torch.qint8
+    versions = (1, 1) if is_first else (3, 2)
+    found._metadata = OrderedDict(  # type: ignore[attr-defined]
+        zip(("", "_packed_params"), ({"version": version} for version in versions), strict=True)
+    )
+    return found
+
+
+class Number(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.weight = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(2))
+
+
+DYNAMIC, STATIC = torch.ao.nn.quantized.dynamic.Linear, torch.ao.nn.quantized.Linear
+ALIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], bool]] = {
+    "a number of torch 0.3": (Number, lambda: {"number": torch.ones(1), "weight": torch.ones(2)}, True),
+    "entries of a module that is None": (
+        MODELS["a module that is None"],
+        lambda: MODELS["a module that is None"]().state_dict() | {"head.weight": torch.ones(2)},
+        True,
+    ),
+    "nothing, for no tensors": (nn.Softmax, dict, True),
+    "nothing, recorded": (nn.Softmax, no_tensors, True),
+    "nothing, for a layer": (lambda: nn.Linear(3, 2), dict, True),
+    "nothing, for a layer that may lack": (lambda: nn.Linear(3, 2), dict, False),
+    "a text alone, for no tensors": (nn.Softmax, lambda: no_tensors(a="b"), True),
+    "dynamic, in halves": (
+        lambda: DYNAMIC(3, 2, dtype=torch.float16),
+        lambda: DYNAMIC(3, 2, dtype=torch.float16).state_dict(),
+        True,
+    ),
+    "dynamic, of torch 1.3": (lambda: DYNAMIC(3, 2), lambda: packed_as_once(DYNAMIC, is_first=True), True),
+    "dynamic, of torch 1.4": (lambda: DYNAMIC(3, 2), lambda: packed_as_once(DYNAMIC, is_first=False), True),
+    "static, of torch 1.3": (lambda: STATIC(3, 2), lambda: packed_as_once(STATIC, is_first=True), True),
+    "a quantised embedding": (
+        lambda: torch.ao.nn.quantized.Embedding(4, 8),
+        lambda: torch.ao.nn.quantized.Embedding(4, 8).state_dict(),
+        True,
+    ),
+    "a script": (
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(3, 2))),
+        lambda: nn.Sequential(nn.Linear(3, 2)).state_dict(),
+        True,
+    ),
+    "a lazy layer without its bias": (lambda: nn.LazyLinear(3), lambda: {"weight": torch.ones(3, 4)}, False),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_what_torch_alone_knows_how_to_take_is_taken(case: str) -> None:
+    build, state, strict = ALIKE[case]
+    data, models = saved(state()), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(build())
+    theirs, ours = models
+
+    expected = outcome(lambda: load_as_torch(theirs, data, strict=strict, assign=False))
+    found = outcome(lambda: ckptool.load_into(ours, data, strict=strict))
+
+    assert (found is None) == (expected is None), f"torch: {expected!r}, load_into: {found!r}"
+    assert found is None or isinstance(found, ckptool.CkptoolError)
+    assert facts(ours) == facts(theirs)
+    assert str(ours.state_dict()) == str(theirs.state_dict())
 
 
 CASES = [
