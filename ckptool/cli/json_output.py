@@ -11,6 +11,7 @@ import click
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
+from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
 from ckptool.cli.tables import tensor_file_offset
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
@@ -22,6 +23,7 @@ INSPECT = "ckptool.inspect/2"
 
 _LONGEST_CLASS = 256
 _SHARED_LISTED = 32
+_GROUPS_LISTED = 1 << 10
 _SHARED_LENGTH = 1 << 12
 _AT_ONCE = 1 << 16
 _DEPTH = 2
@@ -65,6 +67,7 @@ def inspect_object(
     """Return the object that ``inspect --json`` prints for a file; its tensors are made as they are asked for."""
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
+    parameters = parameter_names(checkpoint)
     return {
         "schema": INSPECT,
         "path": checkpoint.path,
@@ -92,7 +95,11 @@ def inspect_object(
             }
             for found in checkpoint.state_dicts
         ],
-        "tensors": (_tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name)) for tensor in tensors),
+        "training": [_training_json(found) for found in training_states(checkpoint)],
+        "tensors": (
+            _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
+            for tensor in tensors
+        ),
         "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
         "members": [member._asdict() for member in checkpoint.members],
         "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
@@ -130,8 +137,22 @@ def finding_object(finding: Finding) -> dict[str, object]:
     return finding._replace(hint=finding.hint and with_options(finding.hint))._asdict()
 
 
+def _training_json(found: TrainingState) -> dict[str, object]:
+    return {
+        "key": found.key,
+        "role": found.role,
+        "kind": found.kind and cut(found.kind),
+        "class": found.class_name and cut(found.class_name),
+        "steps": found.steps,
+        "groups": [group._asdict() for group in found.groups[:_GROUPS_LISTED]],
+    }
+
+
 def _tensor_json(
-    tensor: LazyTensor, shared: Mapping[str, Sequence[str]], shard: str | None = None
+    tensor: LazyTensor,
+    shared: Mapping[str, Sequence[str]],
+    shard: str | None = None,
+    parameter: str | None = None,
 ) -> dict[str, object]:
     info = tensor.info
     others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
@@ -155,6 +176,8 @@ def _tensor_json(
     }
     if shard is not None:
         found["shard"] = shard
+    if parameter is not None:
+        found["parameter"] = cut(parameter)
     if info.subclass:
         found["subclass"] = cut(info.subclass, _LONGEST_CLASS)
     if info.details:

@@ -14,6 +14,7 @@ from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, pre
 from ckptool.errors import (
     AmbiguousWeights,
     CkptoolError,
+    IncompleteWeights,
     KeyMismatch,
     MigrationRefused,
     UnsupportedFeature,
@@ -34,7 +35,13 @@ T = TypeVar("T")
 
 
 def choose_targets(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool = True
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    *,
+    strict: bool = True,
+    allow_missing: bool = False,
 ) -> tuple[str, FillPlan] | None:
     """
     Return the chosen state dict and how it fits; of several, the only one that does.
@@ -48,7 +55,7 @@ def choose_targets(
     if own_loader(model) is not None:
         return None
     try:
-        return _planned(model, checkpoint, key, weights, strict=strict)
+        return _planned(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
     except WeightsMismatch:
         if _torch_takes(model, checkpoint, key, weights, strict=strict):
             return None
@@ -56,7 +63,13 @@ def choose_targets(
 
 
 def _planned(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    *,
+    strict: bool,
+    allow_missing: bool,
 ) -> tuple[str, FillPlan]:
 
     def fits(found: Mapping[str, LazyTensor]) -> bool:
@@ -64,7 +77,7 @@ def _planned(
             return bool(plan(model, found))
         return False
 
-    chosen = _choose(checkpoint, key, weights, fits)
+    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), facts=chosen.modules)
     return chosen.state_dict.key, filling
 
@@ -85,6 +98,8 @@ def through_own_code(
     key: str | None,
     weights: WeightsChoice,
     load: Callable[[Weights, Renames], T],
+    *,
+    allow_missing: bool = False,
 ) -> T:
     """
     Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and how
@@ -94,7 +109,11 @@ def through_own_code(
         WeightsNotFound: There are no weights, or several could be meant.
         CkptoolError: What ``load`` raises first.
     """
-    chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
+
+    def fits(found: Mapping[str, LazyTensor]) -> bool:
+        return name_changes(model, found)[1]
+
+    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     changes, _ = name_changes(model, chosen.tensors)
     if not changes:
         return load(chosen, changes)
@@ -110,11 +129,18 @@ def through_own_code(
 
 
 def _choose(
-    checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, fits: Callable[[Mapping[str, LazyTensor]], bool]
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    fits: Callable[[Mapping[str, LazyTensor]], bool],
+    *,
+    allow_missing: bool,
 ) -> Weights:
     """Return the weights that were chosen; without a choice, the only ones that fit."""
     try:
-        return chosen_weights(checkpoint, key, weights, None)
+        return chosen_weights(checkpoint, key, weights, None, allow_missing=allow_missing)
+    except IncompleteWeights:
+        raise
     except WeightsNotFound as error:
         bare = _without_tensors(checkpoint, key) if weights == "auto" else None
         if bare is not None:
@@ -125,7 +151,7 @@ def _choose(
         found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
         fitting = next(filter(None, found), [])
         if len(fitting) == 1:
-            return chosen_weights(checkpoint, fitting[0].key, weights, None)
+            return chosen_weights(checkpoint, fitting[0].key, weights, None, allow_missing=allow_missing)
         if not fitting:
             raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
         raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error

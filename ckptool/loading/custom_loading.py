@@ -16,7 +16,7 @@ from ckptool.loading.hollow import is_lazy
 from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.model_plan import PARTLY, entries_of, model_tensors
 from ckptool.loading.post_hooks import drop_post_hooks, has_post_hooks, with_tried_hooks
-from ckptool.loading.rehearsal import CannotCopy, Copying, Left, as_ckptool_error, take, tried
+from ckptool.loading.rehearsal import Copying, Left, as_ckptool_error, take, tried
 from ckptool.names.matching import is_benign
 
 T = TypeVar("T")
@@ -72,16 +72,12 @@ def rehearse(
     """
     if _may_not_be_copied(model, state):
         ways = ("whole",)
-    failure: UnsupportedFeature | None = None
     for how in ways:
         try:
             return _in_mode(model, partial(_rehearsed, model, state, how, strict=strict))
-        except CannotCopy:
-            failure = None
-        except UnsupportedFeature as error:  # on a hollow copy perhaps for want of values
-            failure = error
-    if failure is not None:
-        raise failure
+        except UnsupportedFeature:  # on a hollow copy perhaps for want of values
+            if how == ways[-1]:
+                raise
     return None
 
 
@@ -154,9 +150,10 @@ def _tied_places(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str
     return [places for places in found.values() if len(places) > 1]
 
 
-def _rehearsed(model: torch.nn.Module, state: Mapping[str, Any], how: Copying, *, strict: bool) -> OwnLoading:
-    def left(prepared: Any) -> OwnLoading:
-        return _left_out(model, tried(model, state, how, prepared, strict=strict), len(state), strict=strict)
+def _rehearsed(model: torch.nn.Module, state: Mapping[str, Any], how: Copying, *, strict: bool) -> OwnLoading | None:
+    def left(prepared: Any) -> OwnLoading | None:
+        found = tried(model, state, how, prepared, strict=strict)
+        return None if found is None else _left_out(model, found, len(state), strict=strict)
 
     try:
         return left(drop_post_hooks)

@@ -60,6 +60,7 @@ def load_into(
     dtype: torch.dtype | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
+    allow_missing: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> LoadReport:
@@ -84,10 +85,12 @@ def load_into(
     of it may be new. So it may where a model that takes part in loading cannot be copied, or fails after its copy did
     not; the error says so. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it
     adds: then all weights are new, and what hooks make of them may not be.
-    ``verify`` first compares the file with its own checksums, in a separate pass.
+    ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
+    file does not have all that the ``state_dict()`` of its own model would hold.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
+        IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -104,7 +107,7 @@ def load_into(
             checkpoint.check_index()
         state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
-        targets = choose_targets(model, checkpoint, key, weights, strict=strict)
+        targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         if targets is not None:
             found, filling = targets
             if verify:
@@ -113,15 +116,9 @@ def load_into(
             filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
-
-            def load(chosen: Weights, changes: Renames) -> LoadReport:
-                if verify:
-                    check_storages(chosen.tensors.values(), ())
-                tensors = torch_state_dict(checkpoint, chosen, assembly)
-                taken = fill(model, tensors, rehearse(model, tensors, strict=strict), strict=strict)
-                return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
-
-            report = through_own_code(model, checkpoint, key, weights, load)
+            load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
+            load = partial(load, allow_missing=allow_missing)
+            report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing)
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
@@ -129,6 +126,26 @@ def load_into(
     if report.still_meta:
         logger.warning("%s: still on the meta device: %s", report.path, show(", ".join(report.still_meta[:8])))
     return report
+
+
+def _load_itself(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    assembly: Assembly,
+    started: float,
+    chosen: Weights,
+    changes: Renames,
+    *,
+    strict: bool,
+    verify: bool,
+    allow_missing: bool,
+) -> LoadReport:
+    """Let a model load weights in its own way."""
+    if verify:
+        check_storages(chosen.tensors.values(), ())
+    entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
+    taken = fill(model, entries, rehearse(model, entries, strict=strict), strict=strict)
+    return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
 
 
 def _load_plainly(

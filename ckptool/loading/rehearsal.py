@@ -32,10 +32,6 @@ class Left(NamedTuple):
     """False where an override does not return them."""
 
 
-class CannotCopy(Exception):
-    """The model holds something that cannot be copied, a lock say."""
-
-
 def take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool = False, assign: bool = False) -> Left:
     """Let a model load a state dict; an override may lack arguments that torch's own method has."""
     loader = model.load_state_dict
@@ -57,21 +53,20 @@ def tried(
     prepared: Callable[[torch.nn.Module], torch.nn.Module],
     *,
     strict: bool,
-) -> Left:
+) -> Left | None:
     """
-    Return what ``load_state_dict`` of a copy of the model leaves.
+    Return what ``load_state_dict`` of a copy of the model leaves; None if there can be no copy.
 
     Raises:
-        CannotCopy: There can be no copy.
         WeightsMismatch: Names or shapes differ.
         UnsupportedFeature: The model's code fails; on a hollow copy, perhaps for want of values.
     """
 
-    def attempt(*, strict: bool) -> Left:
+    def attempt(*, strict: bool) -> Left | None:
         try:
             copied = hollow_model(model) if how == "hollow" else model_on_cpu(model)
-        except Exception as error:  # whatever it holds
-            raise CannotCopy(str(error)) from error
+        except Exception:  # noqa: BLE001 - whatever it holds
+            return None
         fresh = _hollow_state(state) if how == "hollow" else _whole_state(state)
         is_assigned = how == "hollow" or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         with _kept(model):
@@ -81,7 +76,7 @@ def tried(
                 raise as_ckptool_error(model, error) from error
 
     left = attempt(strict=False)
-    return left if left.is_told or not strict else attempt(strict=True)
+    return left if left is None or left.is_told or not strict else attempt(strict=True)
 
 
 @contextmanager

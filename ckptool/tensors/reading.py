@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -28,9 +28,6 @@ _MOST_NBYTES: Final = 1 << 26
 """Of a span that is read in one piece because reading its elements one by one would be more work."""
 _PER_READ_NBYTES: Final = 1 << 12
 """What can be copied in the time of one read."""
-
-converters: dict[str, Callable[[LazyTensor, Limits], Any]] = {}
-"""What ``numpy()`` and ``torch()`` call. The package puts it in from above: nothing here knows numpy or torch."""
 
 
 class LazyTensor:
@@ -74,7 +71,9 @@ class LazyTensor:
             LimitExceeded: As ``read``.
             CkptoolError: numpy is not installed.
         """
-        found: NDArray[Any] = converters["numpy"](self, limits)
+        from ckptool import _numpy  # the package knows who can: nothing here knows numpy or torch
+
+        found: NDArray[Any] = _numpy(self, limits)
         return found
 
     def torch(self) -> Tensor:
@@ -87,7 +86,9 @@ class LazyTensor:
             UnsupportedFeature: Only code of its own can make it, or this torch does not have its type.
             CkptoolError: torch is not installed, or the file cannot be read any more.
         """
-        found: Tensor = converters["torch"](self, DEFAULT_LIMITS)
+        from ckptool import _torch
+
+        found: Tensor = _torch(self)
         return found
 
     def read(self, *, limits: Limits = DEFAULT_LIMITS) -> bytes:

@@ -13,6 +13,7 @@ from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef
 from ckptool.tensors import reading, tensor
 from ckptool.tensors.dtypes import BY_NAME
 from tests.bounds.sources import Asked
+from tests.each import each
 
 DATA = bytes(range(240))
 MOST = (1 << 63) - 1
@@ -64,7 +65,7 @@ def test_packed_elements_fill_their_storage_and_no_more() -> None:
             tensor.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=data))
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "stride", "contiguous"),
     [
         ((), (), True),
@@ -85,7 +86,7 @@ def test_dimensions_of_one_element_have_any_stride(
     assert bare(shape, stride).is_contiguous == contiguous
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
+@each("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
 def test_rows_are_packed_as_torch_packs_them(shape: tuple[int, ...]) -> None:
     assert tensor.row_major(shape) == torch.empty(shape).stride()
 
@@ -103,7 +104,7 @@ def test_elements_of_every_size_are_turned_round(dtype: str) -> None:
 # Reading in pieces
 
 
-@pytest.mark.parametrize(
+@each(
     ("nbytes", "pieces"),
     [
         (1000, [240]),
@@ -161,10 +162,10 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
     return array("f", [numbers[place] for place in places]).tobytes()
 
 
-@pytest.mark.parametrize("most", [0, 1 << 26])
-@pytest.mark.parametrize("span", [0, 16, 60, 64, 1 << 24])
-@pytest.mark.parametrize("places", [0, 1, 4, 6, 1 << 16])
-@pytest.mark.parametrize("long", [1, 4, 5, 16])
+@each("most", [0, 1 << 26])
+@each("span", [0, 16, 60, 64, 1 << 24])
+@each("places", [0, 1, 4, 6, 1 << 16])
+@each("long", [1, 4, 5, 16])
 def test_every_way_to_gather_elements_gives_the_same(
     monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int
 ) -> None:

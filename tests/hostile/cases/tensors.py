@@ -280,6 +280,10 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
     "a stride of 2^62": ((2,), (1 << 62,), 0),
     "a size that overflows": (((1 << 62) + 1,), (4,), 0),
     "sizes whose product overflows": ((1 << 62, 1 << 62), (0, 1), 0),
+    "more elements than 2^63 from one": ((1 << 40, 1 << 40), (0, 0), 0),
+    "more elements than 2^63 of small sizes": ((1 << 14,) * 5, (0,) * 5, 0),
+    "64 sizes of 2^62": ((1 << 62,) * 64, (0,) * 64, 0),
+    "no elements, and an overflow on the way": ((1 << 40, 1 << 40, 0), (0, 0, 0), 0),
     "a number behind the end": ((), (), 4),
     "no strides": ((4,), (), 0),
     "no sizes": ((), (1,), 0),
@@ -294,6 +298,20 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 }
 LAYOUTS = ((1 << 34,), (1 << 17, 1 << 17), (1 << 20, 4, 1 << 12))
 PAIRS = (("FloatStorage", "HalfStorage"), ("FloatStorage", "IntStorage"), ("LongStorage", "DoubleStorage"))
+
+
+def sparse_of(shape: tuple[int, ...]) -> bytes:
+    stored = tensor(storage("1", 1, "LongStorage"), (1, 1), (1, 1))
+    return sparse(COO, (stored, tensor(storage(numel=1), (1,)), shape))
+
+
+def without_bytes(kind: str, shape: tuple[int, ...]) -> bytes:
+    """Return a tensor on the meta device, or one of a wrapper class."""
+    args = (named("torch", "float32"), shape, (0,) * len(shape))
+    if kind == "meta":
+        return zipped(call(named("torch._utils", "_rebuild_meta_tensor_no_storage"), *args, False))
+    function = named("torch._utils", "_rebuild_wrapper_subclass")
+    return zipped(call(function, named("m", "C"), *args, 0, named("torch", "strided"), "cpu", False))
 
 
 def _cases() -> Iterator[Case]:
@@ -321,6 +339,16 @@ def _cases() -> Iterator[Case]:
         yield Case(
             "S3", f"often, a class with a long name: {made_by[1]}", written(partial(of_long_class, *made_by)), "any"
         )
+    for shape in ((1 << 8100,), (1 << 8100,) * 60, (1 << 63,), (1 << 40, 1 << 40), (1 << 62,) * 64):
+        rank = len(shape)
+        yield Case("S2", f"sparse: {rank} sizes from {len(bin(shape[0]))} bits", sparse_of(shape), "malformed-tensor")
+        for kind in ("meta", "wrapper"):
+            data = without_bytes(kind, shape)
+            yield Case("S2", f"{kind}: {rank} sizes from {len(bin(shape[0]))} bits", data, "malformed-tensor")
+    for kind in ("meta", "wrapper"):
+        yield Case("S3", f"{kind}: 2^62 elements", without_bytes(kind, (1 << 31, 1 << 31)), "read")
+    yield Case("S3", "sparse: 2^62 elements", sparse_of((1 << 62,)), "read")
+    yield Case("S3", "2^62 floats from one", view((1 << 31, 1 << 31), (0, 0)), "read")
     yield Case("S3", "four floats from one", view((4,), (0,)), "read", {"w": floats(1) * 4})
     yield Case("S3", "floats that overlap", view((2, 2), (1, 1)), "read", {"w": OVERLAPPING})
     tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}
