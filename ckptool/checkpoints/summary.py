@@ -64,11 +64,11 @@ def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
     return heads_of(dict(walks[0].modules)) if walks else None
 
 
-def count(infos: Sequence[TensorInfo], location: str | None = None, cancellation: Cancellation | None = None) -> Counts:
-    """Return the counts of tensors; with ``location``, as if all that have memory had been saved there."""
-    tags = [info.location for info in infos]
-    if location is not None:  # a meta tensor has no storage to be tagged
-        tags = [location if info.storage or info.parts else info.location for info in infos]
+def count(
+    infos: Sequence[TensorInfo], tags: Sequence[str] | None = None, cancellation: Cancellation | None = None
+) -> Counts:
+    """Return the counts of tensors; with ``tags``, as if they had been saved on these devices."""
+    tags = [info.location for info in infos] if tags is None else tags
     distinct = {identity(info): info for info in each(infos, cancellation)}
     return Counts(
         tensors=len(infos),

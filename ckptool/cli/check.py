@@ -35,7 +35,7 @@ _MOST_TEXT = 1 << 20
 @click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
 @click.option("--device-check", is_flag=True, help="Compare device tags with the devices of this machine. Needs torch.")
 @click.option("--like", metavar="OTHER", help="Compare names and shapes with those of another checkpoint.")
-@click.option("--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, and compare names and shapes with it.")
+@click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS; compare with it.")
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
 )

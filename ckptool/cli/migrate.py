@@ -53,7 +53,12 @@ class _InOrder(click.Command):
     type=click.Choice(["same", "state_dict", "safetensors", "model"]),
     help="What to write; by default DST's suffix decides, else all that SRC holds.",
 )
-@click.option("--to", metavar="DEVICE", help="Device tag for every tensor: cpu, cuda:0, mps…")
+@click.option(
+    "--to",
+    multiple=True,
+    metavar="DEVICE|OLD=NEW",
+    help="Device tag for every tensor: cpu, cuda:0, mps…; or for those of one device: cuda:1=cpu. Repeatable.",
+)
 @click.option("--strip-module", is_flag=True, help="Remove what DataParallel and DistributedDataParallel added.")
 @click.option("--strip-wrappers", is_flag=True, help="Remove what training wrappers added, however they are nested.")
 @click.option("--strip-prefix", multiple=True, metavar="P", help="Remove a prefix of whole components. Repeatable.")
@@ -88,7 +93,9 @@ class _InOrder(click.Command):
     "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."
 )
 @click.option(
-    "--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, load the weights, save the whole model."
+    "--model",
+    metavar="MODULE:CLASS",
+    help="Build this class, or FILE.py:CLASS, load the weights, save the whole model.",
 )
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
@@ -158,9 +165,24 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
-    same = {name: value for name, value in options.items() if name in Changes._fields and name != "rename"}
+    same = {name: value for name, value in options.items() if name in Changes._fields and name not in ("rename", "to")}
     model_arguments = dict(model_argument(text) for text in options["model_args"])
-    return Changes(**same, rename=tuple(_rules(options, order)), model_arguments=model_arguments)
+    return Changes(
+        **same, to=_device_tags(options["to"]), rename=tuple(_rules(options, order)), model_arguments=model_arguments
+    )
+
+
+def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:
+    """Return what ``--to`` says: one device for all, or new ones by old ones."""
+    pairs = [text.partition("=") for text in given]
+    found = {old: new for old, equals, new in pairs if equals}
+    if len(found) == len(given):
+        return found or None
+    if len(given) > 1:
+        raise click.BadParameter(
+            f"name one device for everything, or OLD=NEW for each: {', '.join(given)}", param_hint="--to"
+        )
+    return given[0]
 
 
 def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.Rule]:

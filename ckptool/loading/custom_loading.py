@@ -1,25 +1,25 @@
 """
-Models that load through their own code: hooks, overrides, packed parameters. They are filled by ``load_state_dict``.
-
-What would happen is tried first, on a copy of the model without memory, with tensors without memory: so a load that
-fails leaves the model as it was, here too.
+Models that load through their own code: hooks, overrides, packed parameters, lazy layers. ``load_state_dict`` fills
+them, after it was tried on a copy: so a load that fails leaves the model as it was, here too.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
-from ckptool.loading.hollow import hollow, hollow_model
+from ckptool.errors import KeyMismatch, UnsupportedFeature
+from ckptool.loading.hollow import is_lazy
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import PARTLY, model_tensors
+from ckptool.loading.model_plan import PARTLY, entries_of, model_tensors
 from ckptool.loading.post_hooks import drop_post_hooks, has_post_hooks, with_tried_hooks
+from ckptool.loading.rehearsal import Copying, Left, as_ckptool_error, take, tried
 from ckptool.names.matching import is_benign
+
+T = TypeVar("T")
 
 
 class OwnLoading(NamedTuple):
@@ -29,78 +29,131 @@ class OwnLoading(NamedTuple):
     unexpected: tuple[str, ...]
     tied: tuple[tuple[str, str], ...]
     """Names that were not there, and the name of the same tensor that was."""
+    is_told: bool = True
+    """False where an override does not return the names."""
 
 
 def own_loader(model: torch.nn.Module) -> str | None:
     """Return the class or hook that takes part in loading, if it is not one of torch's own that only adds defaults."""
-    if type(model).load_state_dict is not torch.nn.Module.load_state_dict:
+    if _overrides(model, "load_state_dict"):
         return f"{type(model).__name__}.load_state_dict"
     for module in model.modules():
-        loader = type(module)._load_from_state_dict
-        if not loader.__module__.startswith("torch.nn.modules."):
-            return f"{type(module).__name__}._load_from_state_dict"
-        if module._load_state_dict_pre_hooks:
+        for method in ("_load_from_state_dict", "_save_to_state_dict", "state_dict"):
+            if _overrides(module, method):
+                return f"{type(module).__name__}.{method}"
+        if module._load_state_dict_pre_hooks or module._state_dict_hooks:
             return f"a hook of {type(module).__name__}"
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    for name, value in model.state_dict(keep_vars=True).items():
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor)}
+    for name, value in entries_of(model).items():
         if not isinstance(value, torch.Tensor) or id(value) not in own:
             return f"the state_dict() that makes {name!r}"
     return None
 
 
-def load_through(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
+def _overrides(module: torch.nn.Module, method: str) -> bool:
+    """Say whether a module has a method of its own where torch has one."""
+    home = getattr(type(module), method).__module__
+    is_torch_s = home.startswith("torch.nn.modules.")
+    return not is_torch_s or method in vars(module)
+
+
+def rehearse(
+    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, ways: Sequence[Copying] = ("hollow", "whole")
+) -> OwnLoading | None:
     """
-    Load a state dict in the model's own way, after it was tried, and return what was left out.
-
-    Raises:
-        KeyMismatch, ShapeMismatch, UnsupportedFeature: As below; the model is as it was, unless it was what the hooks
-            left that did not fit. What hooks raise is raised, too, after the weights were loaded.
-    """
-    tensors = model_tensors(model).values()
-    is_meta = any(tensor.is_meta for tensor in tensors)
-    # What was made in inference mode can be written to in that mode alone, and a thread of its own is not in it.
-    is_inference = any(tensor.is_inference() for tensor in tensors)
-    with torch.inference_mode(is_inference or torch.is_inference_mode_enabled()):
-        found = _try_loading(model, state, strict=strict)
-    tied = _tied_places(model) if is_meta else []
-
-    def load() -> Any:
-        with torch.inference_mode(is_inference), torch.no_grad():
-            return model.load_state_dict(state, strict=False, assign=is_meta)
-
-    left = in_own_thread(load)
-    for places in tied:
-        made = [slots[name] for slots, name in places if not slots[name].is_meta]
-        for slots, name in places if made else ():
-            slots[name] = made[-1]  # of several the last counts, as where they are copied
-    return _left_out(model, left, len(state), strict=strict) if has_post_hooks(model) else found
-
-
-def _tied_places(model: torch.nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
-    """Return the places of each tensor that a model has more than once."""
-    found: dict[int, list[tuple[dict[str, Any], str]]] = {}
-    for module in model.modules():
-        for slots in (module._parameters, module._buffers):
-            for name, tensor in slots.items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), []).append((slots, name))
-    return [places for places in found.values() if len(places) > 1]
-
-
-def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
-    """
-    Return what ``load_state_dict`` would leave out, without changing the model.
+    Return what ``load_state_dict`` would leave out, without changing the model; None if the model cannot be copied.
 
     Hooks that run after it may take names out, but may need values: they are tried only where names do not fit.
 
     Raises:
         KeyMismatch: Names are missing or unexpected; where hooks were tried, those that they leave.
         ShapeMismatch: torch says that shapes differ; the message is torch's.
-        UnsupportedFeature: The model's code cannot be tried on tensors without memory.
+        UnsupportedFeature: The model's code does not take it.
     """
+    if _may_not_be_copied(model, state):
+        ways = ("whole",)
+    for how in ways:
+        try:
+            return _in_mode(model, partial(_rehearsed, model, state, how, strict=strict))
+        except UnsupportedFeature:  # on a hollow copy perhaps for want of values
+            if how == ways[-1]:
+                raise
+    return None
 
-    def left(prepared: Callable[[torch.nn.Module], torch.nn.Module]) -> OwnLoading:
-        return _left_out(model, _load_hollow(model, state, prepared), len(state), strict=strict)
+
+def fill(
+    model: torch.nn.Module,
+    state: Mapping[str, Any],
+    rehearsed: OwnLoading | None = None,
+    *,
+    strict: bool,
+    is_fresh: bool = False,
+) -> OwnLoading:
+    """
+    Load a state dict in the model's own way, and return what was left out; ``is_fresh``: nobody has the model yet.
+
+    Raises:
+        WeightsMismatch, UnsupportedFeature: The model's code does not take what it took when it was tried, or it was
+            not tried. Some of the model may be new.
+        Exception: Whatever its hooks for after loading raise. The weights are loaded.
+    """
+    is_meta = any(tensor.is_meta for tensor in model_tensors(model).values())
+    tied = _tied_places(model) if is_meta else []
+    tells = rehearsed.is_told if rehearsed is not None else not _overrides(model, "load_state_dict")
+    try:
+        left = _in_mode(model, partial(take, model, state, strict=strict and not tells, assign=is_meta))
+    except Exception as error:
+        if has_post_hooks(model) and not str(error).startswith("Error(s) in loading"):
+            raise
+        raise as_ckptool_error(model, error, touched=not is_fresh) from error
+    for places in tied:
+        made = [one for module, name in places if not (one := getattr(module, name)).is_meta]
+        for module, name in places if made else ():
+            setattr(module, name, made[-1])  # of several the last counts, as where they are copied
+    if rehearsed is not None and not has_post_hooks(model):
+        return rehearsed
+    return _left_out(model, left, len(state), strict=strict)
+
+
+def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:
+    """Run a function in a thread of its own, in inference mode if tensors of the model were made in it."""
+    # What was made in inference mode can be written to in that mode alone, and a thread of its own is not in it.
+    is_inference = any(tensor.is_inference() for tensor in model_tensors(model).values() if not is_lazy(tensor))
+
+    def run() -> T:
+        with torch.inference_mode(is_inference), torch.no_grad():
+            return function()
+
+    return in_own_thread(run)
+
+
+def _may_not_be_copied(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
+    """Say whether a value may not go into the memory of the model's: a hollow copy would take it as it is."""
+    for name, tensor in model_tensors(model).items():
+        value = state.get(name)
+        if isinstance(value, torch.Tensor) and not (is_lazy(tensor) or tensor.is_meta):
+            if (value.layout, value.is_quantized) != (tensor.layout, tensor.is_quantized):
+                return True
+            if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+                return True
+    return False
+
+
+def _tied_places(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
+    """Return the places of each tensor that a model has more than once."""
+    found: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for slots in (module._parameters, module._buffers):
+            for name, tensor in slots.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), []).append((module, name))
+    return [places for places in found.values() if len(places) > 1]
+
+
+def _rehearsed(model: torch.nn.Module, state: Mapping[str, Any], how: Copying, *, strict: bool) -> OwnLoading | None:
+    def left(prepared: Any) -> OwnLoading | None:
+        found = tried(model, state, how, prepared, strict=strict)
+        return None if found is None else _left_out(model, found, len(state), strict=strict)
 
     try:
         return left(drop_post_hooks)
@@ -108,45 +161,23 @@ def _try_loading(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bo
         if not strict or not has_post_hooks(model):
             raise
         try:
-            return left(lambda hollowed: with_tried_hooks(hollowed, model))
+            return left(lambda copied: with_tried_hooks(copied, model))
         except UnsupportedFeature:
             raise mismatch from None
 
 
-def _load_hollow(
-    model: torch.nn.Module, state: Mapping[str, Any], prepared: Callable[[torch.nn.Module], torch.nn.Module]
-) -> Any:
-    """Return what ``load_state_dict`` of a copy without memory returns."""
-    # Numbers stay: quantised layers look at their scale. So does what is no tensor, packed weights say, and all that
-    # may be packed with quantised weights, which needs values.
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
-    emptied = {} if any(value.is_quantized for value in tensors.values()) else tensors
-    without = OrderedDict((name, hollow(value) if name in emptied else value) for name, value in state.items())
-    # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
-    without._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
-    try:
-        return prepared(hollow_model(model)).load_state_dict(without, strict=False, assign=True)
-    except RuntimeError as error:
-        if "size mismatch" not in str(error):
-            raise _untried(model, error) from error
-        reason = "; ".join(line.strip() for line in str(error).splitlines()[1:5])
-        raise ShapeMismatch(reason, hint="Build the model with the sizes that it was saved with.") from error
-    except Exception as error:  # whatever the model's own code raises
-        raise _untried(model, error) from error
-
-
-def _left_out(model: torch.nn.Module, found: Any, total: int, *, strict: bool) -> OwnLoading:
+def _left_out(model: torch.nn.Module, found: Left, total: int, *, strict: bool) -> OwnLoading:
     """
     Return what ``load_state_dict`` left out of a state dict with this number of entries.
 
     Raises:
         KeyMismatch: Names are missing or unexpected.
     """
-    tied = _tied(model, found.missing_keys)
-    lacking = tuple(name for name in found.missing_keys if name not in tied)
+    tied = _tied(model, found.missing)
+    lacking = tuple(name for name in found.missing if name not in tied)
     missing = tuple(name for name in lacking if not is_benign(name))
-    unexpected = tuple(name for name in found.unexpected_keys if not is_benign(name))
-    nothing_fits = len(unexpected) == total
+    unexpected = tuple(name for name in found.unexpected if not is_benign(name))
+    nothing_fits = total > 0 and len(unexpected) == total
     if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "
@@ -155,7 +186,7 @@ def _left_out(model: torch.nn.Module, found: Any, total: int, *, strict: bool) -
         )
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
-    return OwnLoading(lacking, tuple(found.unexpected_keys), tuple(tied.items()))
+    return OwnLoading(lacking, found.unexpected, tuple(tied.items()), found.is_told)
 
 
 def _tied(model: torch.nn.Module, missing: Collection[str]) -> dict[str, str]:
@@ -163,12 +194,3 @@ def _tied(model: torch.nn.Module, missing: Collection[str]) -> dict[str, str]:
     tensors = model_tensors(model)
     there = {id(tensor): name for name, tensor in tensors.items() if name not in missing}
     return {name: there[id(tensors[name])] for name in missing if name in tensors and id(tensors[name]) in there}
-
-
-def _untried(model: torch.nn.Module, error: Exception) -> UnsupportedFeature:
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UnsupportedFeature(
-        f"{type(model).__name__} loads through code of its own, which cannot be tried beforehand: {first}",
-        kind="own-loading",
-        hint="Use model.load_state_dict(ckptool.load(path)).",
-    )

@@ -1,25 +1,88 @@
-"""Copies of models and tensors without memory, on which code of a model can be tried before anything is loaded."""
+"""Copies of models, without memory or on the CPU, on which a load can be tried before the model itself is touched."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 
+def is_lazy(tensor: object) -> bool:
+    """Say whether a tensor of a lazy module has no shape yet."""
+    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.parameter.UninitializedBuffer)
+
+
 def hollow_model(model: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a model whose parameters and buffers have no memory."""
     fresh: dict[int, Any] = {id(tensor): hollow(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, fresh)
+    return _copied(model, fresh | {id(tensor): hollow(tensor) for tensor in computed_tensors(model)})
+
+
+def model_on_cpu(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a whole copy of a model in memory of the CPU; what has no memory has none there either."""
+    tensors = [*model.parameters(), *model.buffers()]
+    far: dict[int, Any] = {id(one): _on_cpu(one) for one in tensors if not one.is_cpu and not one.is_meta}
+    return _copied(model, far | copies_of_tensors(model))
+
+
+def _copied(model: torch.nn.Module, fresh: dict[int, Any]) -> torch.nn.Module:
+    """Return a copy of a model with these objects, by the ``id`` of the old; it shares what cannot be copied."""
+    try:
+        return copy.deepcopy(model, dict(fresh))
+    except Exception:  # noqa: BLE001 - a lock, a file, a handle of a library
+        return copy.deepcopy(model, fresh | {id(one): one for one in _uncopyable(model, fresh)})
+
+
+def _uncopyable(model: torch.nn.Module, fresh: dict[int, Any]) -> Iterator[Any]:
+    # What refers to modules must not fail for what those hold.
+    known: dict[int, Any] = fresh | {id(module): module for module in model.modules()}
+    for module in model.modules():
+        own = (module._parameters, module._buffers, module._modules)
+        for value in vars(module).values():
+            if any(value is one for one in own):
+                continue
+            try:
+                copy.deepcopy(value, dict(known))
+            except Exception:  # noqa: BLE001
+                yield value
+
+
+def copies_of_tensors(model: torch.nn.Module) -> dict[int, Any]:
+    """Return copies of the tensors of a model that torch does not copy, by their ``id``: ``copy.deepcopy`` takes it."""
+    found: dict[int, Any] = {id(one): _on_cpu(one) if one.is_cpu else one for one in computed_tensors(model)}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if is_lazy(tensor):
+            found[id(tensor)] = _lazy(tensor, tensor.device)
+    return found
+
+
+def computed_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield plain attributes computed from parameters, as ``weight_norm``'s weight, which torch does not copy."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                yield value
 
 
 def hollow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same kind that has no memory."""
     with torch.no_grad():
-        if isinstance(tensor, torch.nn.UninitializedParameter):
-            return torch.nn.UninitializedParameter(tensor.requires_grad, device="meta")  # type: ignore[call-arg, arg-type]
-        if isinstance(tensor, torch.nn.parameter.UninitializedBuffer):
-            return torch.nn.parameter.UninitializedBuffer(device="meta")  # type: ignore[call-arg]
+        if is_lazy(tensor):
+            return _lazy(tensor, torch.device("meta"))
         made = tensor.detach().to("meta")
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def _lazy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    kind: Any = type(tensor)
+    made: torch.Tensor = kind(requires_grad=tensor.requires_grad, device=device, dtype=tensor.dtype)
+    return made
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        made = tensor.detach().to("cpu", copy=True)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made.requires_grad_(tensor.requires_grad)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.roles import Role
-from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
-from ckptool.errors import AmbiguousWeights, IncompleteWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
+from ckptool.checkpoints.weights import Weights, WeightsChoice
+from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.custom_loading import load_through, own_loader
-from ckptool.loading.load import check_options, chosen_weights, opened, torch_state_dict
+from ckptool.loading.choice import choose_targets, through_own_code
+from ckptool.loading.custom_loading import fill, rehearse
+from ckptool.loading.load import check_options, opened, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly, Progress
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
@@ -34,9 +33,7 @@ from ckptool.loading.model_plan import (
     Target,
     fits_bytewise,
     is_own_memory,
-    name_changes,
     names_for_hooks,
-    plan,
 )
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
@@ -45,7 +42,6 @@ from ckptool.messages import show
 from ckptool.names.matching import Renames, is_benign
 from ckptool.sources.files import Origin, file_under
 from ckptool.tensors.payloads import check_storages
-from ckptool.tensors.reading import LazyTensor
 
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -76,15 +72,19 @@ def load_into(
     At no time are there two copies. Names that differ by a wrapper, or by one prefix that all of the model's need, are
     matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
     themselves (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that
-    fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters. A model that takes
-    part in loading (hooks before it, overrides, packed parameters) is tried on a copy without memory, then given mapped
-    tensors. Hooks after loading are run on the filled model, and may edit what is missing and unexpected, as for torch;
-    where names do not fit without that, they are tried on such a copy first, unless they use the model itself.
+    fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
+
+    A model that takes part in loading (hooks before it, overrides, packed parameters, lazy layers, extra state) is
+    filled by its own ``load_state_dict``, with the same result. That is tried before, on a copy without memory; if the
+    model's code needs values, on a whole copy on the CPU, which needs memory for the weights twice more. Hooks after
+    loading are run on the filled model, and may edit what is missing and unexpected, as for torch; where names do not
+    fit without that, they are tried on such a copy first, unless they use the model itself.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
     file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
-    of it may be new. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it adds:
-    then all weights are new, and what hooks make of them may not be.
+    of it may be new. So it may where a model that takes part in loading cannot be copied, or fails after its copy did
+    not; the error says so. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it
+    adds: then all weights are new, and what hooks make of them may not be.
     ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
     file does not have all that the ``state_dict()`` of its own model would hold.
 
@@ -94,7 +94,7 @@ def load_into(
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
-        UnsupportedFeature: The model loads through code of its own that cannot be tried beforehand.
+        UnsupportedFeature: The model's own code does not take the file; the message is what it raised.
         Cancelled: ``limits`` have a cancellation, and it was.
         CkptoolError: As ``load``.
         ValueError: As ``load``.
@@ -107,20 +107,18 @@ def load_into(
             checkpoint.check_index()
         state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
-        if own_loader(model) is None:
-            found, filling = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
+        targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
+        if targets is not None:
+            found, filling = targets
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
             filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
-            chosen, changes = choose_renamed(model, checkpoint, key, weights, allow_missing=allow_missing)
-            if verify:
-                check_storages(chosen.tensors.values(), ())
-            entries = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
-            taken = load_through(model, entries, strict=strict)
-            report = report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
+            load = partial(_load_itself, model, checkpoint, assembly, started, strict=strict, verify=verify)
+            load = partial(load, allow_missing=allow_missing)
+            report = through_own_code(model, checkpoint, key, weights, load, allow_missing=allow_missing)
         if state is not None:
             state.apply()
             report = report._replace(optimizer=state.parameters)
@@ -128,6 +126,26 @@ def load_into(
     if report.still_meta:
         logger.warning("%s: still on the meta device: %s", report.path, show(", ".join(report.still_meta[:8])))
     return report
+
+
+def _load_itself(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    assembly: Assembly,
+    started: float,
+    chosen: Weights,
+    changes: Renames,
+    *,
+    strict: bool,
+    verify: bool,
+    allow_missing: bool,
+) -> LoadReport:
+    """Let a model load weights in its own way."""
+    if verify:
+        check_storages(chosen.tensors.values(), ())
+    entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
+    taken = fill(model, entries, rehearse(model, entries, strict=strict), strict=strict)
+    return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
 
 
 def _load_plainly(
@@ -161,72 +179,6 @@ def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = Tru
         mismatch.missing, mismatch.unexpected = missing, unexpected
         raise mismatch
     return filling._replace(missing=left.missing, unexpected=left.unexpected)
-
-
-def choose_targets(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    *,
-    strict: bool = True,
-    allow_missing: bool = False,
-) -> tuple[str, FillPlan]:
-    """Return the chosen state dict and how it fits; of several, the only one that does."""
-
-    def fits(found: Mapping[str, LazyTensor]) -> bool:
-        with suppress(WeightsMismatch):
-            return bool(plan(model, found))
-        return False
-
-    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
-    return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict, facts=chosen.modules)
-
-
-def choose_renamed(
-    model: torch.nn.Module,
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    *,
-    allow_missing: bool = False,
-) -> tuple[Weights, Renames]:
-    """Return the weights under the names of a model that loads through its own code, and how they were renamed."""
-
-    def fits(found: Mapping[str, LazyTensor]) -> bool:
-        return name_changes(model, found)[1]
-
-    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
-    changes, _ = name_changes(model, chosen.tensors)
-    if changes:
-        chosen = prepare(checkpoint, chosen.state_dict, NameChanges(tuple(change.rule for change in changes)))
-    return chosen, changes
-
-
-def _choose(
-    checkpoint: Checkpoint,
-    key: str | None,
-    weights: WeightsChoice,
-    fits: Callable[[Mapping[str, LazyTensor]], bool],
-    *,
-    allow_missing: bool,
-) -> Weights:
-    """Return the weights that were chosen; without a choice, the only ones that fit."""
-    try:
-        return chosen_weights(checkpoint, key, weights, None, allow_missing=allow_missing)
-    except IncompleteWeights:
-        raise
-    except WeightsNotFound as error:
-        if key is not None or weights != "auto":
-            raise
-        roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
-        fitting = next(filter(None, found), [])
-        if len(fitting) == 1:
-            return chosen_weights(checkpoint, fitting[0].key, weights, None, allow_missing=allow_missing)
-        if not fitting:
-            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
-        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
 
 
 def _fill(targets: list[Target], progress: Progress | None) -> None:
@@ -303,14 +255,15 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
     """Put tensors in the place of parameters and buffers, by their ``id``; what was tied is tied again."""
     parameters: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        # By setattr(), as torch does: an LSTM notes its parameters in a list, too.
+        for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
                     parameters[id(parameter)] = parameter_like(parameter, made[id(parameter)])
-                module._parameters[name] = parameters[id(parameter)]
-        for name, buffer in module._buffers.items():
+                setattr(module, name, parameters[id(parameter)])
+        for name, buffer in list(module._buffers.items()):
             if buffer is not None and id(buffer) in made:
-                module._buffers[name] = made[id(buffer)]
+                setattr(module, name, made[id(buffer)])
 
 
 def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Parameter:

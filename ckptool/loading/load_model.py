@@ -24,8 +24,9 @@ def load_model(
     Unpickle a whole model, **running the code that the file names**. Its classes must be importable.
 
     Only for files of people whose code you would run: pass ``trust=True`` to say so. ``load`` gives the weights of the
-    same file without running anything. ``map_location`` is what ``torch.load`` takes. ``unwrap`` gives the model inside
-    a DataParallel or DistributedDataParallel, which needs neither a GPU nor a process group.
+    same file without running anything. ``map_location`` is what ``torch.load`` takes. ``unwrap`` takes the model, and
+    those inside it, out of what training wraps them in (DataParallel, DistributedDataParallel, torch.compile, FSDP,
+    activation checkpointing), before anything is unpickled: it needs neither a GPU nor a process group.
 
     Raises:
         UnsafePickle: ``trust`` is not True.
@@ -45,7 +46,7 @@ def load_model(
     with open_checkpoint(path) as checkpoint:
         form, is_packed = checkpoint.form, checkpoint.member is not None
         is_script = checkpoint.traits.loader == "torch.jit.load"
-        is_wrapped = bool(checkpoint.state_dicts) and checkpoint.state_dicts[0].class_name in COMPONENTS
+        is_wrapped = any(cls in COMPONENTS for _, walk in checkpoint.walks for _, cls in walk.modules)
         inside = next((one.key for one in checkpoint.state_dicts if one.class_name is not None), None)
     if is_script:
         return _made(name, partial(torch.jit.load, name, map_location=place.everywhere or CPU))
@@ -58,7 +59,7 @@ def load_model(
         return _unpickled(name, name, place)
     with tempfile.TemporaryDirectory(prefix="ckptool-") as folder:
         inner = os.path.join(folder, "model.pth")  # noqa: PTH118
-        migrate(path, inner, form="same", strip_module=unwrap and is_wrapped, verify=False)
+        migrate(path, inner, form="same", strip_wrappers=unwrap and is_wrapped, verify=False)
         return _unpickled(inner, name, place)
 
 

@@ -7,18 +7,19 @@ a wrapper is paired, and what differs by a prefix alone, if that explains all na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
+from ckptool.loading.hollow import is_lazy
 from ckptool.loading.memory.assembly import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.messages import some
 from ckptool.names import matching
-from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, is_benign
+from ckptool.names.matching import ANY_SHAPE, KeyMatch, Rename, Renames, Shape, is_benign
 from ckptool.names.suggestions import nearest
 from ckptool.tensors.reading import LazyTensor
 
@@ -57,10 +58,11 @@ def plan(
     found: Mapping[str, LazyTensor],
     *,
     strict: bool = True,
+    others: Collection[str] = (),
     facts: Mapping[str, Any] = _NO_FACTS,
 ) -> FillPlan:
     """
-    Return where each tensor of the file goes.
+    Return where each tensor of the file goes; ``others`` are the names of its entries that are no tensors.
 
     Without ``strict``, names may be left over on both sides, but not on all of one. With it, the model's own hooks may
     take names out of what is missing or left over: that is tried on a copy.
@@ -75,6 +77,8 @@ def plan(
     shapes: dict[str, Shape] = {name: tensor.info.shape for name, tensor in found.items()}
     best = matching.match(expected, shapes)
     matched = best if _is_certain(best, tensors) else matching.KeyMatch(*_by_name(expected, shapes))
+    _refuse_others(others, expected, matched.changes)
+    matched = matched._replace(unexpected=(*matched.unexpected, *others))
     tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
     unexpected = matched.unexpected
@@ -100,6 +104,16 @@ def plan(
     )
 
 
+def _refuse_others(others: Collection[str], expected: Collection[str], changes: Renames) -> None:
+    """Raise UnsupportedFeature for an entry that has the name of a tensor of the model and is none."""
+    renamed = matching.renamed(list(others), changes) or others
+    for old, name in zip(others, renamed, strict=True):
+        if name in expected:
+            raise UnsupportedFeature(
+                f"entry {old!r} is no tensor, the model's is", kind="cannot-copy", hint="Check that it is its file."
+            )
+
+
 def names_for_hooks(matched: KeyMatch, tied: Mapping[str, str], facts: Mapping[str, Any]) -> Names:
     """Return the names that the model's hooks are given."""
     left = matched.unexpected
@@ -111,13 +125,22 @@ def names_for_hooks(matched: KeyMatch, tied: Mapping[str, str], facts: Mapping[s
 
 def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's own parameters and buffers by the names of its ``state_dict()``."""
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in entries_of(model).items() if isinstance(value, torch.Tensor)}
+
+
+def entries_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what the model's ``state_dict()`` has; all its tensors, where an override of that does not do as torch."""
+    try:
+        return dict(model.state_dict(keep_vars=True))
+    except Exception:  # noqa: BLE001 - whatever the model's own code raises
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        return dict(named)
 
 
 def name_changes(model: torch.nn.Module, found: Mapping[str, LazyTensor]) -> tuple[Renames, bool]:
     """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
-    tensors = {name: tensor for name, tensor in model_tensors(model).items() if not is_lazy(tensor)}
-    expected: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    tensors = model_tensors(model)
+    expected = {name: ANY_SHAPE if is_lazy(tensor) else tuple(tensor.shape) for name, tensor in tensors.items()}
     best = matching.match(expected, {name: tensor.info.shape for name, tensor in found.items()})
     wrapper = _wrapper_around(list(tensors)) if best.target_wrapped else ()
     if best.pairs and wrapper is not None and _is_certain(best, tensors):
@@ -150,11 +173,6 @@ def _tied(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> dict[str, s
     return {name: first[id(tensors[name])] for name in matched.missing if id(tensors[name]) in first}
 
 
-def is_lazy(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor of a lazy module has no shape yet."""
-    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.parameter.UninitializedBuffer)
-
-
 def _by_name(
     expected: Mapping[str, Shape], found: Mapping[str, Shape]
 ) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...], tuple[matching.Reshaped, ...], tuple[()]]:
@@ -183,8 +201,8 @@ def _refuse(
     lacking = [name for name in missing if not is_benign(name)]
     left = [name for name in matched.unexpected if not is_benign(name)]
     error: WeightsMismatch
-    if (strict and (lacking or left)) or (expected and not (matched.pairs or matched.reshaped)):
-        near = nearest(lacking, expected, matched.unexpected, found)
+    if (strict and (lacking or left)) or (expected and found and not (matched.pairs or matched.reshaped)):
+        near = nearest(lacking, expected, [name for name in matched.unexpected if name in found], found)
         parts = [
             _listed(f"{len(lacking):,} of {len(expected):,} names are missing", [_near(n, near) for n in lacking]),
             _listed(f"{len(left):,} are unexpected", left),

@@ -98,15 +98,19 @@ def drop_post_hooks(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def reaches(fresh: torch.nn.Module, model: torch.nn.Module) -> str | None:
+def reaches(fresh: torch.nn.Module, model: torch.nn.Module, *, before: bool = False) -> str | None:
     """
-    Return the class of a module in a copy of a model whose hooks use parts of the model itself, if one does.
+    Return the class of a module in a copy of a model whose hooks use parts of the model itself, if one does; also those
+    ``before`` loading.
 
     A copy of a method belongs to the copied module, but a function is not copied, nor is what it closes over.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for module in fresh.modules():
-        if any(id(one) in parts for one in _reached(module._load_state_dict_post_hooks.values())):
+        hooks = list(module._load_state_dict_post_hooks.values())
+        if before:  # torch has them in objects of its own
+            hooks += [getattr(hook, "hook", hook) for hook in module._load_state_dict_pre_hooks.values()]
+        if any(id(one) in parts for one in _reached(hooks)):
             return type(module).__name__
     return None
 

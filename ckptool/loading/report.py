@@ -11,7 +11,8 @@ import torch
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading
-from ckptool.loading.model_plan import FillPlan
+from ckptool.loading.hollow import is_lazy
+from ckptool.loading.model_plan import FillPlan, entries_of
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
 from ckptool.tables import html_table
@@ -111,7 +112,7 @@ def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, st
 
 def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float) -> LoadReport:
     """Return the same of a model that has loaded through code of its own."""
-    loaded = model.state_dict().keys() - set(taken.missing)
+    loaded = entries_of(model).keys() - set(taken.missing)
     return _report(model, path, chosen.state_dict.key, loaded, started)._replace(
         nbytes=_nbytes(chosen.tensors.values()),
         missing=taken.missing,
@@ -125,11 +126,11 @@ def _nbytes(tensors: Iterable[LazyTensor]) -> int:
 
 
 def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str], started: float) -> LoadReport:
-    entries = model.state_dict(keep_vars=True)
+    entries = entries_of(model)
     numel: dict[int, int] = {}
     reached: set[int] = set()
     for name, entry in entries.items():
-        numel[id(entry)] = entry.numel() if isinstance(entry, torch.Tensor) else 0
+        numel[id(entry)] = entry.numel() if isinstance(entry, torch.Tensor) and not is_lazy(entry) else 0
         if name in loaded:
             reached.add(id(entry))
     named = (*model.named_parameters(), *model.named_buffers())

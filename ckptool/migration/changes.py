@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 from ckptool.checkpoints.weights import WeightsChoice
 from ckptool.limits import check_choice
+from ckptool.migration.device_tags import DeviceTags
 from ckptool.names import renaming
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
@@ -24,8 +25,8 @@ class Changes(NamedTuple):
 
     form: TargetForm | None = None
     """What to write; None goes by the target's suffix."""
-    to: str | None = None
-    """The device tag that every storage gets."""
+    to: DeviceTags | None = None
+    """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: the others stay."""
     key: str | None = None
     """Which state dict to take, by its path in the source."""
     weights: WeightsChoice = "auto"
@@ -56,7 +57,10 @@ class Changes(NamedTuple):
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     model: str | None = None
-    """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
+    """
+    ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``; imported because the caller named
+    it, the current folder before all others.
+    """
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
 
@@ -65,7 +69,7 @@ class ChangeOptions(TypedDict, total=False):
     """The fields of ``Changes`` as keywords, for type checkers: Python has no type that says so of another."""
 
     form: TargetForm | None
-    to: str | None
+    to: DeviceTags | None
     key: str | None
     weights: WeightsChoice
     strip_module: bool

@@ -114,7 +114,11 @@ def _checked(changes: Changes) -> Changes:
     """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
     if changes.dtype is not None or changes.model is not None:
         check_installed()
-    return changes if changes.to is None else changes._replace(to=device_tag(changes.to))
+    if changes.to is None:
+        return changes
+    if isinstance(changes.to, str):
+        return changes._replace(to=device_tag(changes.to))
+    return changes._replace(to={old: device_tag(new) for old, new in changes.to.items()})
 
 
 def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) -> OnWritten | None:

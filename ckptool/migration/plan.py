@@ -17,6 +17,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.migration import safetensors_plan, selection, torch_plan
 from ckptool.migration.casting import Casting
 from ckptool.migration.changes import Changes, TargetForm
+from ckptool.migration.device_tags import DeviceTags, label
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.target import archive_root, is_folder, target_path
 from ckptool.migration.torch_plan import TorchPlan
@@ -33,8 +34,8 @@ class Plan(NamedTuple):
     target: str
     file: TorchPlan | SafetensorsPlan
     """What the new file holds."""
-    location: str | None
-    """The device tag that everything in it gets; None leaves the tags as they are."""
+    location: DeviceTags | None
+    """The device tags that what is in it gets; None leaves them as they are."""
     names: NameChanges
     weights: Weights | None = None
     """None where everything is taken."""
@@ -57,7 +58,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     """
     _refuse_archive(checkpoint)
     form = _form(dst, checkpoint, changes)
-    marks = [mark for mark in (changes.dtype, changes.to if form != "safetensors" else None) if mark]
+    marks = [mark for mark in (changes.dtype, label(changes.to) if form != "safetensors" else None) if mark]
     target = target_path(dst, checkpoint, form, marks)
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
@@ -91,7 +92,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
         options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
         packed = safetensors_plan.plan(weights, **options, cancellation=checkpoint.source.cancellation)
         return Plan(form, target, packed, changes.to, names, weights, casting)
-    location = "cpu" if form == "model" else changes.to  # a model is built there
+    location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)
 

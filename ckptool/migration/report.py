@@ -12,6 +12,7 @@ from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, 
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
+from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
@@ -47,7 +48,8 @@ class MigrationReport(NamedTuple):
     """Size of what was written, in bytes; of a dry run too, but where torch is to save a model that it builds."""
     retagged: dict[str, int]
     """Storages and devices that got the new device tag, by the tag that they had."""
-    location: str | None
+    location: DeviceTags | None
+    """The tag of everything, or new tags by old ones; None where they stay."""
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
@@ -93,7 +95,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         tensors=plan.file.tensor_count,
         nbytes=nbytes,
         retagged=plan.file.retagged,
-        location=plan.location,
+        location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.file.renamed,
         dropped=tuple(dropped),
         casts=plan.casting.casts if plan.casting else (),
@@ -132,15 +134,18 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
     return _torch_facts(form, file, nbytes, plan.location, names)
 
 
-def _torch_facts(form: str, plan: TorchPlan, nbytes: int, location: str | None, weights: Collection[str]) -> FileFacts:
+def _torch_facts(
+    form: str, plan: TorchPlan, nbytes: int, location: DeviceTags | None, weights: Collection[str]
+) -> FileFacts:
     """Return the facts of a torch zip that is not written yet; ``weights`` are the names of the weights in it."""
-    counts = count([info for _, info in plan.expected], location)
+    infos = [info for _, info in plan.expected]
+    counts = count(infos, [retagged(info, location) for info in infos])
     return FileFacts("torch_zip", form, nbytes, *counts, prefixes_of(weights))
 
 
 def _safetensors_facts(infos: dict[str, TensorInfo], nbytes: int) -> FileFacts:
     """Return the facts of a safetensors file that is not written yet: it keeps no devices and no ties."""
-    counts = count(list(infos.values()), "cpu")
+    counts = count(list(infos.values()), [retagged(info, "cpu") for info in infos.values()])
     numel = sum(info.numel for info in infos.values())
     form = "state_dict" if infos else "data"
     return FileFacts("safetensors", form, nbytes, *counts._replace(tied=0, numel=numel), prefixes_of(infos))
@@ -161,6 +166,10 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     if plan.form == "safetensors" and changes.to is not None:
         yield "safetensors keeps no device tags: there is none to set"
+    else:
+        there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
+        for tag in not_there(changes.to, there):
+            yield f"nothing in the file was saved on {tag!r}"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:
@@ -195,7 +204,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield labelled("content", _taken(report))
     rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
     yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
-    devices = [f"{show(tag)} -> {report.location}: {count:,}" for tag, count in report.retagged.items()]
+    devices = [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in report.retagged.items()]
     yield from listed("device", devices)
     yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
     yield from listed("cast", list(_casts(report)))

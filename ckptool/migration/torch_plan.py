@@ -17,6 +17,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.limits import Limits
 from ckptool.migration import verify
 from ckptool.migration.casting import Casting
+from ckptool.migration.device_tags import DeviceTags
 from ckptool.migration.output import Output
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -72,7 +73,7 @@ class TorchPlan(NamedTuple):
 
 
 def plan_weights(
-    checkpoint: Checkpoint, weights: Weights, location: str | None, root: str, *, sketch: bool = False
+    checkpoint: Checkpoint, weights: Weights, location: DeviceTags | None, root: str, *, sketch: bool = False
 ) -> TorchPlan:
     """
     Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata.
@@ -112,7 +113,7 @@ def plan_weights(
 def plan_same(
     checkpoint: Checkpoint,
     changes: NameChanges,
-    location: str | None,
+    location: DeviceTags | None,
     root: str,
     *,
     wrappers: frozenset[str] = frozenset(),

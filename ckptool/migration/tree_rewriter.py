@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ckptool.errors import MigrationRefused
+from ckptool.migration.device_tags import DeviceTags, new_tag
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array
@@ -51,7 +52,10 @@ class TreeRewriter:
     """Returns the node to write instead of each node, and collects the storages that the written nodes refer to."""
 
     def __init__(
-        self, rebuilder: Rebuilder, location: str | None, recast: Callable[[TensorInfo], TensorInfo] | None = None
+        self,
+        rebuilder: Rebuilder,
+        location: DeviceTags | None,
+        recast: Callable[[TensorInfo], TensorInfo] | None = None,
     ) -> None:
         self._rebuilder = rebuilder
         self._location = location
@@ -168,7 +172,7 @@ class TreeRewriter:
             raise MigrationRefused(
                 f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
             )
-        return cls, key, self._location or storage.location, storage.nbytes // itemsize
+        return cls, key, new_tag(self._location, storage.location), storage.nbytes // itemsize
 
     def _persistent_id(self, node: PersistentId) -> Inert:
         sourced = nodes.sourced_class(node.pid)
@@ -213,9 +217,12 @@ class TreeRewriter:
                 return self._reference(storage_id)
         if self._location is not None and named == ("torch", "device") and isinstance(node.args, tuple):
             return self._device(node)
-        if self._location is not None and func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
-            self._count(str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown")
-            return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
+        if func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
+            old = str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown"
+            new = new_tag(self._location, old)
+            if new != old:
+                self._count(old)
+                return self._finish(Call(node.func, (*node.args[:2], new, *node.args[3:])))
         # Any other call that makes a tensor: a parameter, a sparse or quantised tensor, a subclass.
         info = self._rebuilder.tensor(node)
         if info is None or info.storage is None or info.is_array:
@@ -244,16 +251,17 @@ class TreeRewriter:
         return self.tensor(info)
 
     def _device(self, node: Call) -> Inert:
-        assert self._location is not None  # noqa: S101 - the caller looked
         old = ":".join(str(part) for part in node.args if isinstance(part, str | int))
-        kind, _, index = self._location.partition(":")
+        new = new_tag(self._location, old)
+        if new == old:
+            return node
+        kind, _, index = new.partition(":")
         args: tuple[Inert, ...] = (kind, int(index)) if index else (kind,)
-        if old != self._location:
-            self._count(old)
+        self._count(old)
         return self._finish(Call(node.func, args))
 
     def _count(self, old: str) -> None:
-        if self._location is not None and old != self._location:
+        if new_tag(self._location, old) != old:
             self.retagged[old] = self.retagged.get(old, 0) + 1
 
     def _reference(self, storage_id: StorageId) -> Inert:

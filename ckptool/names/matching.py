@@ -19,6 +19,24 @@ from ckptool.names import renaming
 
 Shape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = Mapping[str, Shape]
+
+
+class _AnyShape(tuple[int, ...]):
+    """Equal to every shape."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+ANY_SHAPE: Shape = _AnyShape()
+"""The shape of a tensor of a lazy module, which has that of the file."""
+
 Option: TypeAlias = Literal["strip_module", "strip_wrappers", "strip_prefix", "rename", "add_prefix"]
 
 BENIGN = frozenset(

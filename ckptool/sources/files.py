@@ -37,6 +37,7 @@ class FileSource:
         self.path = path
         status = _status(self._fd)
         self._identity = identity_of(status)
+        self._links = status.st_nlink
         self.nbytes = status.st_size
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -132,7 +133,11 @@ class FileSource:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
-        if identity_of(self._status()) != self._identity:
+        status = self._status()
+        *facts, changed_at = identity_of(status)
+        # Another file that is renamed over this one takes its name away, which counts as a change of its status.
+        is_unnamed = status.st_nlink < self._links
+        if facts != list(self._identity[:-1]) or (changed_at != self._identity[-1] and not is_unnamed):
             hint = "Read it again once it is complete."
             raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
         for one in self._siblings:

@@ -377,13 +377,23 @@ def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path
     assert_same(live.model.module.state_dict(), lenet(1).state_dict())
 
 
-def test_in_place_a_model_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_in_place_a_model_with_code_of_its_own_loads_once_a_copy_could(tmp_path: Path) -> None:
     saved(old_names(1), tmp_path / "x.pth")
-    live = LiveModel(Renaming())
+    live = LiveModel(Renaming(), tmp_path / "x.pth")
+    model, digest = live.model, live.digest
+    places = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
 
-    with pytest.raises(ckptool.UnsupportedFeature, match="code of its own: Renaming") as caught:
-        live.reload(tmp_path / "x.pth")
-    assert caught.value.hint == "Use commit='swap', which lets a copy of the model load."
+    saved({name: tensor for name, tensor in old_names(2).items() if name != "fc1.bias"}, tmp_path / "y.pth")
+    with pytest.raises(ckptool.KeyMismatch):
+        live.reload(tmp_path / "y.pth")
+    assert live.digest == digest
+    assert_same(model.state_dict(), lenet(1).state_dict())
+
+    saved(old_names(2), tmp_path / "y.pth")
+    assert live.reload(tmp_path / "y.pth").digest == live.digest != digest
+    assert live.model is model
+    assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == places
+    assert_same(model.state_dict(), lenet(2).state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
@@ -780,6 +790,48 @@ def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tm
         assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
+def test_a_path_that_is_replaced_more_often_than_it_is_looked_at_is_loaded(files: tuple[Path, Path]) -> None:
+    path, stopped, told = files[0].with_name("serving.pth"), threading.Event(), list[Any]()
+    path.write_bytes(files[0].read_bytes())
+
+    def publish() -> None:
+        number, contents = 0, (files[1].read_bytes(), files[0].read_bytes())
+        while not stopped.is_set():
+            put(path, contents[number % 2])
+            number += 1
+
+    with LiveModel(LeNet().eval(), path) as live:
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        try:
+            live.watch(path, every=0.02, on_reload=told.append)
+            assert within(30, lambda: len(told) > 4)
+        finally:
+            stopped.set()
+            publisher.join()
+        assert {type(one) for one in told} == {ckptool.Reload}
+        last = path.read_bytes() == files[1].read_bytes()
+        expected = lenet(2 if last else 1)(IMAGES)
+        assert within(20, lambda: torch.equal(live(IMAGES), expected))  # the last that was put there serves
+
+
+def test_a_file_that_is_written_anew_each_time_is_left_until_it_rests(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "serving.pth"
+    path.write_bytes(files[0].read_bytes())
+    data, told = files[1].read_bytes(), list[Any]()
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(str(path), every=0.2, on_reload=told.append)
+        path.unlink()
+        with path.open("xb", buffering=0) as stream:  # another file, but not a whole one
+            for start in range(0, len(data), len(data) // 60):
+                stream.write(data[start : start + len(data) // 60])
+                time.sleep(0.01)
+
+        assert within(20, lambda: bool(told))
+        assert [type(one) for one in told] == [ckptool.Reload]
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
+
+
 def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
     watched: tuple[LiveModel, Path], files: tuple[Path, Path], told: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -922,11 +974,15 @@ def test_what_the_model_s_own_code_raises_does_not_end_the_watch(
     class Moody(LeNet):
         mood = 0
 
-        def state_dict(self, *arguments: Any, **options: Any) -> Any:
-            Moody.mood += 1
-            if Moody.mood == 1:
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_load_state_dict_post_hook(lambda *_: Moody.sulk())
+
+        @classmethod
+        def sulk(cls) -> None:
+            cls.mood += 1
+            if cls.mood == 1:
                 raise LookupError
-            return super().state_dict(*arguments, **options)
 
     path = tmp_path / "serving.pth"
     path.write_bytes(files[0].read_bytes())

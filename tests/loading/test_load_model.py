@@ -7,6 +7,7 @@ import pickle
 import sys
 import tarfile
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,75 @@ def test_a_data_parallel_model_is_unwrapped(legacy: bool, tag: str, unwrap: bool
     assert_same(model.state_dict(), (source if unwrap else wrapped).state_dict())
     assert torch.equal(model(IMAGES), source(IMAGES))
     assert (tmp_path / "x.pth").read_bytes() == before
+
+
+def checkpointed(net: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    return checkpoint_wrapper(net)  # type: ignore[no-any-return]
+
+
+def inside(net: nn.Module) -> nn.Module:
+    found = nn.Sequential(checkpointed(net))
+    return nn.DataParallel(found)
+
+
+def compiled(net: nn.Module) -> nn.Module:
+    return wrap(net, "compile", CPU)
+
+
+WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "compiled": compiled,
+    "checkpointed": checkpointed,
+    "both": lambda net: compiled(checkpointed(net)),
+    "compiled, data parallel": lambda net: nn.DataParallel(compiled(net)),
+    "data parallel, compiled": lambda net: compiled(nn.DataParallel(net)),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_model_comes_out_of_all_that_training_wraps_it_in(kind: str, tmp_path: Path) -> None:
+    source = LeNet().eval()
+    saved(WRAPPED[kind](source), tmp_path / "x.pth")
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True)
+
+    assert type(model) is LeNet
+    assert_same(model.state_dict(), source.state_dict())
+    assert torch.equal(model(IMAGES), source(IMAGES))
+    assert type(ckptool.load_model(tmp_path / "x.pth", trust=True, unwrap=False)) is not LeNet
+
+
+def test_wrappers_inside_a_model_come_off_too(tmp_path: Path) -> None:
+    source = LeNet().eval()
+    saved(inside(source), tmp_path / "x.pth")
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True)
+
+    assert [type(module) for module in model.modules()][:2] == [nn.Sequential, LeNet]
+    assert torch.equal(model(IMAGES), source(IMAGES))
+
+
+def test_a_model_comes_out_of_fsdp_without_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import fully_sharded_data_parallel as fsdp
+
+    class FullyShardedDataParallel(nn.Module):
+        """As it lies in a pickle, without the group that only many processes have."""
+
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self._fsdp_wrapped_module = net
+
+    source, name = LeNet().eval(), "FullyShardedDataParallel"
+    FullyShardedDataParallel.__module__, FullyShardedDataParallel.__qualname__ = fsdp.__name__, name
+    with monkeypatch.context() as patched:
+        patched.setattr(fsdp, name, FullyShardedDataParallel)
+        saved(FullyShardedDataParallel(source), tmp_path / "x.pth")
+
+    model = ckptool.load_model(tmp_path / "x.pth", trust=True)
+
+    assert type(model) is LeNet
+    assert torch.equal(model(IMAGES), source(IMAGES))
 
 
 @pytest.mark.parametrize("where", ["cpu", None, {}, {"cuda:0": "cpu"}, lambda storage, tag: None], ids=str)

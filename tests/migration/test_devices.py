@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 from ckptool import open_checkpoint
+from ckptool.cli import cli
 from ckptool.errors import MigrationRefused
 from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Inert, children, is_container
@@ -271,3 +273,81 @@ def test_a_big_endian_storage_of_nobody_knows_what_is_refused(tmp_path: Path) ->
     with pytest.raises(MigrationRefused) as caught:
         migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
     assert "does not say of what" in caught.value.message
+
+
+def of_three_devices(path: Path, *, legacy: bool = False) -> Path:
+    state = {"a": torch.ones(3), "b": torch.ones(4), "c": torch.ones(5), "d": torch.ones(6)}
+    tags = ("cuda:0", "cuda:1", "cuda:2", "cuda:1")
+    return save(state, path, mixed(zip(state.values(), tags, strict=True)), legacy=legacy)
+
+
+def tags_of(path: Path) -> list[str]:
+    with open_checkpoint(path) as checkpoint:
+        return [tensor.info.location for tensor in checkpoint.tensors.values()]
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("form", ["same", "state_dict"])
+def test_each_device_gets_the_tag_that_a_mapping_has_for_it(form: Any, legacy: bool, tmp_path: Path) -> None:
+    path = of_three_devices(tmp_path / "x.pth", legacy=legacy)
+    to = {"cuda:1": "cuda:0", "cuda:2": "cpu"}
+    seen: list[str] = []
+
+    def see(storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage:
+        seen.append(tag)
+        return storage
+
+    report = migrate(path, tmp_path / "y.pth", to=to, form=form)
+
+    assert tags_of(tmp_path / "y.pth") == ["cuda:0", "cuda:0", "cpu", "cuda:0"]
+    loaded(tmp_path / "y.pth", map_location=see)
+    assert seen == ["cuda:0", "cuda:0", "cpu", "cuda:0"]  # what torch itself is told
+    assert (report.retagged, report.location) == ({"cuda:1": 2, "cuda:2": 1}, to)
+    assert report.after.devices == {"cuda:0": 3, "cpu": 1}
+    assert "cuda:1 -> cuda:0: 2" in str(report)
+    assert not report.notes
+
+
+def test_a_mapping_swaps_devices_at_once(tmp_path: Path) -> None:
+    path = of_three_devices(tmp_path / "x.pth")
+
+    migrate(path, tmp_path / "y.pth", to={"cuda:0": "cuda:1", "cuda:1": "cuda:0"})
+
+    assert tags_of(tmp_path / "y.pth") == ["cuda:1", "cuda:0", "cuda:2", "cuda:0"]
+
+
+def test_a_device_that_the_file_does_not_have_is_said(tmp_path: Path) -> None:
+    path = of_three_devices(tmp_path / "x.pth")
+
+    report = migrate(path, tmp_path / "y.pth", to={"cuda:7": "cpu", "cuda:2": "cpu"})
+
+    assert report.notes == ("nothing in the file was saved on 'cuda:7'",)
+    assert report.retagged == {"cuda:2": 1}
+
+
+def test_a_mapping_to_what_is_no_device_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = of_three_devices(tmp_path / "x.pth")
+
+    with pytest.raises(MigrationRefused, match="not a device: 'cuda:x'"):
+        migrate(path, tmp_path / "y.pth", to={"cuda:1": "cpu", "cuda:2": "cuda:x"})
+    assert not (tmp_path / "y.pth").exists()
+
+
+def test_the_command_line_takes_pairs_of_devices(tmp_path: Path) -> None:
+    path = of_three_devices(tmp_path / "x.pth")
+    target = tmp_path / "y.pth"
+
+    done = CliRunner().invoke(cli, ["migrate", str(path), str(target), "--to", "cuda:1=cuda:0", "--to", "cuda:2=cpu"])
+
+    assert (done.exit_code, tags_of(target)) == (0, ["cuda:0", "cuda:0", "cpu", "cuda:0"])
+    for given in (["cpu", "cuda:0"], ["cpu", "cuda:1=cpu"]):
+        arguments = [word for text in given for word in ("--to", text)]
+        refused = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "z.pth"), *arguments])
+        assert refused.exit_code == 2
+        assert f"OLD=NEW for each: {', '.join(given)}" in " ".join(refused.output.split())
+
+
+def test_the_name_beside_the_source_says_where_to(tmp_path: Path) -> None:
+    path = of_three_devices(tmp_path / "x.pth")
+
+    assert Path(migrate(path, to={"cuda:1": "cuda:0", "cuda:2": "cpu"}).target).name == "x.cuda0-cpu.pth"

@@ -351,6 +351,7 @@ def test_a_file_that_is_replaced_is_read_on_as_it_was(checkpoint_path: Path) -> 
         other.write_bytes(b"something else")
         other.replace(checkpoint_path)
         assert checkpoint.tensors["w"].read() == build.floats(4096)
+        checkpoint.check_unchanged()  # nobody wrote to it
 
 
 def test_a_stream_that_ends_early_is_told_of() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ckptool.errors import UnsupportedFeature
+from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
+from ckptool.loading.hollow import copies_of_tensors
 from ckptool.loading.load_into import assign, parameter_like
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
@@ -40,6 +42,31 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
 
     in_own_thread(copy_all)
     wait_for_all(devices)
+
+
+def rehearse_whole(model: torch.nn.Module, state: Mapping[str, Any]) -> OwnLoading:
+    """
+    Let a copy of a model, on the CPU, load in its own way; see ``rehearse``.
+
+    Raises:
+        UnsupportedFeature: The model cannot be copied, or does not take the file.
+    """
+    rehearsed = rehearse(model, state, strict=True, ways=("whole",))
+    if rehearsed is None:
+        raise UnsupportedFeature(
+            "the model loads through code of its own, and cannot be copied to try that",
+            kind="not-copyable",
+            hint="Load into a new model with ckptool.load_into, and serve that.",
+        )
+    return rehearsed
+
+
+def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: OwnLoading) -> OwnLoading:
+    """Let a model that served load in its own way."""
+    wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    taken = fill(model, state, rehearsed, strict=True)
+    wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    return taken
 
 
 def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -84,16 +111,16 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
             model and not on its copy.
     """
     try:
-        fresh = copy.deepcopy(model, kept)
+        fresh = copy.deepcopy(model, copies_of_tensors(model) | (kept or {}))
     except Exception as error:
         raise UnsupportedFeature(
             f"the model cannot be copied: {error}",
             kind="not-copyable",
             hint="Use commit='in_place', which needs no copy.",
         ) from error
-    if (name := reaches(fresh, model)) is not None:
+    if (name := reaches(fresh, model, before=True)) is not None:
         raise UnsupportedFeature(
-            f"the model cannot be copied: a load_state_dict post-hook of {name} uses the model itself",
+            f"the model cannot be copied: a load_state_dict hook of {name} uses the model itself",
             kind="not-copyable",
             hint="Let the hook use the module that it is given, or use commit='in_place', which needs no copy.",
         )

@@ -35,22 +35,34 @@ import torch
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.weights import WeightsChoice
-from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.checkpoints.weights import Weights, WeightsChoice
+from ckptool.errors import CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits, check_choice
-from ckptool.loading.custom_loading import load_through, own_loader
+from ckptool.loading.choice import choose_targets, through_own_code
+from ckptool.loading.custom_loading import fill
 from ckptool.loading.load import check_options, opened, torch_state_dict
-from ckptool.loading.load_into import after_hooks, choose_renamed, choose_targets
+from ckptool.loading.load_into import after_hooks
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, available, placement
 from ckptool.loading.memory.threads import is_castable
+from ckptool.loading.model_plan import FillPlan
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.loading.serving.commit import by_first_name, copied, moved, overwrite, ready, with_weights
+from ckptool.loading.serving.commit import (
+    by_first_name,
+    copied,
+    fill_in_place,
+    moved,
+    overwrite,
+    ready,
+    rehearse_whole,
+    with_weights,
+)
 from ckptool.loading.serving.digest import digest_of
 from ckptool.loading.serving.lock import Gate
 from ckptool.loading.serving.watcher import Watcher
 from ckptool.messages import show
+from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
 from ckptool.sources.paths import file_identity
 
@@ -196,8 +208,9 @@ class LiveModel:
 
         A file that is damaged, or does not fit, changes nothing: the old weights go on serving. One reload runs at a
         time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
-        loads through code of its own (hooks before loading, overrides, packed parameters) can be swapped alone: a copy
-        of it loads, and needs memory for the weights once more.
+        loads through code of its own (hooks before loading, overrides, packed parameters, lazy layers) is copied, and
+        the copy loads: that needs memory for the weights once more. To swap, the copy then serves. In place, the model
+        itself loads once the copy could; should its code fail then, ``digest`` is None until a reload goes well.
 
         Hooks that the model has for after loading are run before any call meets the new weights. What they raise is
         raised as it is. To swap, the old weights then go on serving; in place, the new ones serve without what those
@@ -208,7 +221,7 @@ class LiveModel:
 
         Raises:
             Cancelled: ``limits`` have a cancellation, and it was.
-            UnsupportedFeature: To swap, and the model cannot be copied; in place, and it loads through code of its own.
+            UnsupportedFeature: The model has to be copied, and cannot be; or its own code does not take the file.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
@@ -219,17 +232,11 @@ class LiveModel:
         cancellation = limits.cancellation
         with self._turn(cancellation), opened(source, limits) as checkpoint:
             checkpoint.check_index()
-            loader = own_loader(self.model)
-            if loader is None:
-                done = self._replace(checkpoint, started, cancellation)
-            elif self._commit == "swap":
+            targets = choose_targets(self.model, checkpoint, *self._which)
+            if targets is None:
                 done = self._replace_through(checkpoint, started, cancellation)
-            else:  # if it failed halfway, what it had done until then could not be known
-                raise UnsupportedFeature(
-                    f"the model loads through code of its own: {loader}",
-                    kind="own-loading",
-                    hint="Use commit='swap', which lets a copy of the model load.",
-                )
+            else:
+                done = self._replace(checkpoint, *targets, started, cancellation)
             self.report, self._failure, self._seen = done.report, None, seen
         logger.info("%s; sha256 %s", done.report.line, done.digest)
         return done
@@ -245,9 +252,15 @@ class LiveModel:
         finally:
             self._reloading.release()
 
-    def _replace(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
-        model, (key, weights) = self.model, self._which
-        found, filling = choose_targets(model, checkpoint, key, weights)
+    def _replace(
+        self,
+        checkpoint: Checkpoint,
+        found: str,
+        filling: FillPlan,
+        started: float,
+        cancellation: Cancellation | None,
+    ) -> Reload:
+        model = self.model
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         staged = assembly.tensors({one.name: one.source for one in filling.targets})
         checkpoint.check_unchanged()
@@ -268,20 +281,31 @@ class LiveModel:
         return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
 
     def _replace_through(self, checkpoint: Checkpoint, started: float, cancellation: Cancellation | None) -> Reload:
-        """Let a copy of the model load in its own way, and serve that."""
-        chosen, changes = choose_renamed(self.model, checkpoint, *self._which)
+        """Let a copy of the model load in its own way, and serve that; in place, then the model itself."""
+        model = self.model
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
-        state = torch_state_dict(checkpoint, chosen, assembly)
-        checkpoint.check_unchanged()
-        digest = digest_of(state, cancellation)
-        fresh = copied(self.model)
-        if any(tensor.is_meta for tensor in (*fresh.parameters(), *fresh.buffers())):
-            for name, value in state.items():
-                state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
-        taken = load_through(fresh, state, strict=True)
-        self._serving = Serving(ready(fresh), digest)
-        report = report_through(fresh, checkpoint.path, chosen, taken, started)
-        return Reload(report._replace(changes=changes), digest)
+
+        def load(chosen: Weights, changes: Renames) -> Reload:
+            state = torch_state_dict(checkpoint, chosen, assembly)
+            checkpoint.check_unchanged()
+            digest = digest_of(state, cancellation)
+            if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+                for name, value in state.items():
+                    state[name] = self._as_asked(value) if isinstance(value, torch.Tensor) else value
+            if self._commit == "swap":
+                fresh = copied(model)
+                taken = fill(fresh, state, strict=True, is_fresh=True)
+                self._serving = Serving(ready(fresh), digest)
+            else:
+                rehearsed = rehearse_whole(model, state)
+                with self._gate.alone(cancellation):
+                    self._serving = Serving(model, None)  # for as long as it has some of both
+                    taken = fill_in_place(model, state, rehearsed)
+                    self._serving = Serving(ready(model), digest)
+            report = report_through(self.model, checkpoint.path, chosen, taken, started)
+            return Reload(report._replace(changes=changes), digest)
+
+        return through_own_code(model, checkpoint, *self._which, load)
 
     def _as_asked(self, values: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of a tensor on the meta device."""
@@ -300,7 +324,8 @@ class LiveModel:
 
         Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the
         first that comes is loaded. Looks every so many seconds, in a thread of its own. A file that is still being
-        written is left until it rests for one look; one that cannot be loaded is reported, through ``logging``,
+        written is left until it rests for one look, unless files are renamed there faster than that: those are whole.
+        One that cannot be loaded is reported, through ``logging``,
         ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
         after the fork. Of an index of shards, the index alone is looked at: put it there last.
 

@@ -3,24 +3,62 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.messages import show
-from ckptool.sources.paths import file_identity
+from ckptool.sources.paths import file_identity, identity_of
 
 T = TypeVar("T")
 
+_NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
+
 logger = logging.getLogger("ckptool")
+
+
+class _Waiting:
+    """
+    The file that the last look met and did not load yet, kept open.
+
+    As long as it is open no other file gets its inode number, and it can be asked whether it was written to.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._status: os.stat_result | None = None
+
+    def keep(self, path: str | None) -> None:
+        """Keep the file that is under a path now, and no longer the one before; None keeps none."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._status = -1, None
+        if path is not None:
+            try:
+                self._fd = os.open(path, os.O_RDONLY | _NO_WAITING)
+                self._status = os.fstat(self._fd)
+            except (OSError, ValueError):
+                self._status = None
+
+    def was_replaced_whole(self, found: tuple[int, ...], loaded: tuple[int, ...] | None) -> bool:
+        """Say whether the path has another file now, and this one, which was not loaded, was not written to."""
+        before = self._status
+        if before is None or identity_of(before) == loaded or found[:2] == (before.st_dev, before.st_ino):
+            return False
+        now = os.fstat(self._fd)
+        return (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
 class Watcher(Generic[T]):
     """
     Calls ``reload`` when the file under ``path`` is not the one with the identity ``loaded``, and rests for one look.
+
+    A path whose file is replaced at every look would never rest. But where a file that was not written to gives way to
+    another, somebody renames whole files to the path: the one that is there is loaded at once.
 
     What comes of it is told to ``told``, if there is one; an error also goes to ``failed``.
     """
@@ -49,13 +87,19 @@ class Watcher(Generic[T]):
             self._thread.join()
 
     def _run(self) -> None:
-        seen = self._loaded
+        seen, waiting = self._loaded, _Waiting()
         while not self._stopped.wait(self._every):
             found = file_identity(self._path)
-            if found is not None and found != self._loaded and found == seen:
+            if found is None or found == self._loaded:
+                waiting.keep(None)
+            elif found == seen or waiting.was_replaced_whole(found, self._loaded):
+                waiting.keep(None)
                 self._loaded = found
                 self._try()
+            else:
+                waiting.keep(self._path)
             seen = found
+        waiting.keep(None)
 
     def _try(self) -> None:
         try:

@@ -1,0 +1,185 @@
+"""Which state dict of a checkpoint goes into a model, under which names, and whether a plan can say where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+import torch
+
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.roles import Role
+from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
+from ckptool.errors import (
+    AmbiguousWeights,
+    CkptoolError,
+    IncompleteWeights,
+    KeyMismatch,
+    MigrationRefused,
+    UnsupportedFeature,
+    WeightsMismatch,
+    WeightsNotFound,
+)
+from ckptool.loading.custom_loading import own_loader, rehearse
+from ckptool.loading.load import chosen_weights, torch_state_dict
+from ckptool.loading.memory.assembly import Assembly
+from ckptool.loading.memory.placement import META, placement
+from ckptool.loading.model_plan import FillPlan, name_changes, plan
+from ckptool.names.matching import Renames
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.tensors.reading import LazyTensor
+
+T = TypeVar("T")
+
+
+def choose_targets(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    *,
+    strict: bool = True,
+    allow_missing: bool = False,
+) -> tuple[str, FillPlan] | None:
+    """
+    Return the chosen state dict and how it fits; of several, the only one that does.
+
+    None where ``load_state_dict`` has to fill the model: it takes part in that, or torch takes what no plan explains
+    (entries for a module that is None, a number that was saved as a list of one).
+
+    Raises:
+        WeightsNotFound, WeightsMismatch, UnsupportedFeature: As ``plan``.
+    """
+    if own_loader(model) is not None:
+        return None
+    try:
+        return _planned(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
+    except WeightsMismatch:
+        if _torch_takes(model, checkpoint, key, weights, strict=strict):
+            return None
+        raise
+
+
+def _planned(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    *,
+    strict: bool,
+    allow_missing: bool,
+) -> tuple[str, FillPlan]:
+
+    def fits(found: Mapping[str, LazyTensor]) -> bool:
+        with suppress(WeightsMismatch):
+            return bool(plan(model, found))
+        return False
+
+    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
+    filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), facts=chosen.modules)
+    return chosen.state_dict.key, filling
+
+
+def _torch_takes(
+    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool
+) -> bool:
+    with suppress(CkptoolError):
+        chosen = chosen_weights(checkpoint, key, weights, None)
+        state = torch_state_dict(checkpoint, chosen, Assembly(placement(META)))
+        return rehearse(model, state, strict=strict, ways=("hollow",)) is not None
+    return False
+
+
+def through_own_code(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    load: Callable[[Weights, Renames], T],
+    *,
+    allow_missing: bool = False,
+) -> T:
+    """
+    Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and how
+    they were renamed; if that fails, for the weights under the file's names: the model may know more than it shows.
+
+    Raises:
+        WeightsNotFound: There are no weights, or several could be meant.
+        CkptoolError: What ``load`` raises first.
+    """
+
+    def fits(found: Mapping[str, LazyTensor]) -> bool:
+        return name_changes(model, found)[1]
+
+    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
+    changes, _ = name_changes(model, chosen.tensors)
+    if not changes:
+        return load(chosen, changes)
+    try:
+        rules = tuple(change.rule for change in changes)
+        return load(prepare(checkpoint, chosen.state_dict, NameChanges(rules)), changes)
+    except MigrationRefused:  # of the entries that are no tensors, some have other names
+        return load(chosen, ())
+    except (WeightsMismatch, UnsupportedFeature) as error:
+        with suppress(WeightsMismatch, UnsupportedFeature):
+            return load(chosen, ())
+        raise error from error.__cause__
+
+
+def _choose(
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    fits: Callable[[Mapping[str, LazyTensor]], bool],
+    *,
+    allow_missing: bool,
+) -> Weights:
+    """Return the weights that were chosen; without a choice, the only ones that fit."""
+    try:
+        return chosen_weights(checkpoint, key, weights, None, allow_missing=allow_missing)
+    except IncompleteWeights:
+        raise
+    except WeightsNotFound as error:
+        bare = _without_tensors(checkpoint, key) if weights == "auto" else None
+        if bare is not None:
+            return prepare(checkpoint, bare, NameChanges())
+        if key is not None or weights != "auto":
+            raise
+        roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
+        found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
+        fitting = next(filter(None, found), [])
+        if len(fitting) == 1:
+            return chosen_weights(checkpoint, fitting[0].key, weights, None, allow_missing=allow_missing)
+        if not fitting:
+            raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
+        raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
+
+
+def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | None:
+    """Return the state dict of a model without tensors (activations alone, say), which looks like any other value."""
+    if checkpoint.traits.is_plain and not checkpoint.tensors:
+        return StateDict("", "model", {}, None)
+    if key is None and any(one.role in ("model", "ema") for one in checkpoint.state_dicts):
+        return None
+    node = checkpoint.root
+    for component in key.split(".") if key else ():
+        node = nodes.lookup(nodes.mapping_pairs(node) or [], component)
+    found = {key or "": node}
+    if key is None and not _is_state_dict(node):
+        inside = [pair for pair in nodes.mapping_pairs(node) or [] if isinstance(pair[0], str)]
+        found = {name: one for name, one in inside if nodes.lookup(nodes.attribute_pairs(one), "_metadata")}
+    if len(found) != 1 or not _is_state_dict(next(iter(found.values()))):
+        return None
+    path, node = found.popitem()
+    return StateDict(path, "model", {}, None, node)
+
+
+def _is_state_dict(node: Inert) -> bool:
+    """Say whether a value without tensors is a state dict: empty, or with what torch records in it; or a model."""
+    attributes = {name for name, _ in nodes.attribute_pairs(node) if isinstance(name, str)}
+    pairs = nodes.mapping_pairs(node)
+    if pairs is None:
+        return attributes >= {"_parameters", "_buffers", "_modules"}
+    return not pairs or "_metadata" in attributes
