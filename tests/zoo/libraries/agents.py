@@ -123,20 +123,6 @@ def d3rlpy(box: Box) -> None:
     algorithm.save(str(box.path("algorithm.d3")))
 
 
-@library("pfrl")
-def pfrl(box: Box) -> None:
-    """save of an agent: a folder with a file for each part."""
-    import numpy as np
-    from pfrl import agents, explorers, q_functions, replay_buffers
-
-    net = q_functions.FCStateQFunctionWithDiscreteAction(3, 2, n_hidden_channels=4, n_hidden_layers=1)
-    explorer = explorers.Greedy()
-    agent = agents.DQN(net, torch.optim.Adam(net.parameters()), replay_buffers.ReplayBuffer(9), 0.9, explorer,
-                       phi=lambda x: x.astype(np.float32))  # fmt: skip
-    agent.save(str(box.path("agent/x").parent))
-    box.weights("agent/model.pt", net)
-
-
 @library("skrl")
 def skrl(box: Box) -> None:
     """A checkpoint of an agent: parts by name."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.zoo.box import Box, Net, library, trained
+from tests.zoo.box import Box, library
 
 
 def _both(box: Box, name: str, model: nn.Module) -> None:
@@ -323,14 +323,3 @@ def neuralforecast(box: Box) -> None:
     several.save(str(box.path("saved/x").parent), overwrite=True)
     for path in (box.folder / "saved").glob("*.ckpt"):
         box.weights(path, several.models[0].state_dict())
-
-
-@library("scvi-tools")
-def scvi(box: Box) -> None:
-    """A module for cells."""
-    from scvi.nn import Encoder, FCLayers
-
-    _both(box, "encoder", Encoder(4, 2, n_hidden=4))
-    _both(box, "layers", FCLayers(4, 2, n_hidden=4))
-    model, _ = trained(Net())
-    box.save("model.pt", {"model_state_dict": model.state_dict(), "var_names": ["a"], "attr_dict": {"x": 1}}, model)
