@@ -17,11 +17,13 @@ def baselines(box: Box) -> None:
 
     small = {"net_arch": [4]}
     for kind in (A2C, PPO, DQN):
-        box.attempt(kind.__name__, lambda kind=kind: _agent(box, kind("MlpPolicy", "CartPole-v1", policy_kwargs=small)))
+        box.attempt(
+            kind.__name__, lambda kind=kind: _agent(box, kind("MlpPolicy", "CartPole-v1", policy_kwargs=dict(small)))
+        )
     for kind in (SAC, TD3, DDPG):
         box.attempt(
             kind.__name__,
-            lambda kind=kind: _agent(box, kind("MlpPolicy", "Pendulum-v1", policy_kwargs=small, buffer_size=9)),
+            lambda kind=kind: _agent(box, kind("MlpPolicy", "Pendulum-v1", policy_kwargs=dict(small), buffer_size=9)),
         )
 
 

@@ -99,6 +99,7 @@ def ultralytics(box: Box) -> None:
 @library("fastai")
 def fastai(box: Box) -> None:
     """save and export of a Learner."""
+    from fastai.callback.progress import ProgressCallback
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
 
@@ -107,7 +108,8 @@ def fastai(box: Box) -> None:
     learner = Learner(
         DataLoaders.from_dsets(data, data, bs=4, num_workers=0), net, loss_func=nn.MSELoss(), path=box.folder
     )
-    with learner.no_bar(), learner.no_logging():
+    learner.remove_cbs(ProgressCallback)
+    with learner.no_logging():
         learner.fit(1)
     learner.save("with_optimizer")
     learner.save("alone", with_opt=False)
