@@ -1,36 +1,39 @@
-"""Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
+"""
+Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form.
 
-from typing import TYPE_CHECKING, Any
+Nothing is imported here before it is asked for: the command line begins with this module, and must be able to answer an
+interrupt from the first moment on.
+"""
 
-from ckptool.cancellation import Cancellation
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.parsed import ClassSource, Member
-from ckptool.errors import (
-    AmbiguousWeights,
-    Cancelled,
-    CkptoolError,
-    DamagedFile,
-    KeyMismatch,
-    MigrationRefused,
-    MissingPackage,
-    OutOfMemory,
-    ShapeMismatch,
-    TruncatedFile,
-    UnreadableFile,
-    WeightsNotFound,
-)
-from ckptool.formats import open_checkpoint
-from ckptool.limits import Limits
-from ckptool.pickles.nodes import Global
-from ckptool.sources.source import Source
-from ckptool.tensors.dtypes import DType
-from ckptool.tensors.reading import LazyTensor, converters
-from ckptool.tensors.tensor import StorageRef, TensorInfo
+from __future__ import annotations
 
+TYPE_CHECKING = False  # ``typing`` has one, too, and takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
+    from ckptool import errors as errors
+    from ckptool.cancellation import Cancellation
     from ckptool.checking.check import CheckReport, check
+    from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+    from ckptool.checkpoints.parsed import ClassSource, Member
     from ckptool.diffing.diff import diff
     from ckptool.diffing.report import DiffReport
+    from ckptool.errors import (
+        AmbiguousWeights,
+        Cancelled,
+        CkptoolError,
+        DamagedFile,
+        KeyMismatch,
+        MigrationRefused,
+        MissingPackage,
+        OutOfMemory,
+        ShapeMismatch,
+        TruncatedFile,
+        UnreadableFile,
+        WeightsNotFound,
+    )
+    from ckptool.formats import open_checkpoint
+    from ckptool.limits import Limits
     from ckptool.loading.load import load, predict_memory
     from ckptool.loading.load_into import load_into
     from ckptool.loading.load_model import load_model
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
     from ckptool.migration.changes import Changes
     from ckptool.migration.migrate import migrate
     from ckptool.migration.report import MigrationReport
+    from ckptool.pickles.nodes import Global
+    from ckptool.sources.source import Source
+    from ckptool.tensors.dtypes import DType
+    from ckptool.tensors.reading import LazyTensor
+    from ckptool.tensors.tensor import StorageRef, TensorInfo
 
 __version__ = "0.1.0"
 
@@ -87,45 +95,34 @@ __all__ = [
     "predict_memory",
 ]
 
-
-_LATER = {
-    "Changes": "ckptool.migration.changes",
-    "CheckReport": "ckptool.checking.check",
-    "Cost": "ckptool.loading.memory.assembly",
-    "DiffReport": "ckptool.diffing.report",
-    "LiveModel": "ckptool.loading.serving.live_model",
-    "LoadReport": "ckptool.loading.report",
-    "MigrationReport": "ckptool.migration.report",
-    "Reload": "ckptool.loading.serving.live_model",
-    "Serving": "ckptool.loading.serving.live_model",
-    "check": "ckptool.checking.check",
-    "diff": "ckptool.diffing.diff",
-    "load": "ckptool.loading.load",
-    "load_into": "ckptool.loading.load_into",
-    "load_model": "ckptool.loading.load_model",
-    "migrate": "ckptool.migration.migrate",
-    "predict_memory": "ckptool.loading.load",
+_MODULES = {
+    "ckptool.cancellation": ("Cancellation",),
+    "ckptool.checking.check": ("CheckReport", "check"),
+    "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
+    "ckptool.checkpoints.parsed": ("ClassSource", "Member"),
+    "ckptool.diffing.diff": ("diff",),
+    "ckptool.diffing.report": ("DiffReport",),
+    "ckptool.formats": ("open_checkpoint",),
+    "ckptool.limits": ("Limits",),
+    "ckptool.loading.load": ("load", "predict_memory"),
+    "ckptool.loading.load_into": ("load_into",),
+    "ckptool.loading.load_model": ("load_model",),
+    "ckptool.loading.memory.assembly": ("Cost",),
+    "ckptool.loading.report": ("LoadReport",),
+    "ckptool.loading.serving.live_model": ("LiveModel", "Reload", "Serving"),
+    "ckptool.migration.changes": ("Changes",),
+    "ckptool.migration.migrate": ("migrate",),
+    "ckptool.migration.report": ("MigrationReport",),
+    "ckptool.pickles.nodes": ("Global",),
+    "ckptool.sources.source": ("Source",),
+    "ckptool.tensors.dtypes": ("DType",),
+    "ckptool.tensors.reading": ("LazyTensor",),
+    "ckptool.tensors.tensor": ("StorageRef", "TensorInfo"),
 }
-"""Names whose modules are imported when they are asked for: most of what there is to import, and seldom needed."""
+"""Which module each public name is in. Errors, those too that few callers catch by name, are in ``ckptool.errors``."""
 
-_ERRORS = frozenset(
-    {
-        "AmbiguousFile",
-        "DeviceUnavailable",
-        "FileUnavailable",
-        "LimitExceeded",
-        "MalformedFile",
-        "NotACheckpoint",
-        "OutputExists",
-        "OutputFailed",
-        "SourceChanged",
-        "UnknownFormat",
-        "UnsafePickle",
-        "UnsupportedFeature",
-        "WeightsMismatch",
-    }
-)
-"""Errors that few callers catch by name: they can be imported from here, and are listed in ``ckptool.errors`` alone."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MADE_OF_TORCH = "ckptool.loading."
 
 
 def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
@@ -134,25 +131,27 @@ def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
     return numpy_array(tensor, limits)
 
 
-def _torch(tensor: LazyTensor, _: Limits) -> Any:
+def _torch(tensor: LazyTensor) -> Any:
     from ckptool.loading.one_tensor import torch_tensor
 
     return torch_tensor(tensor)
 
 
-converters.update(numpy=_numpy, torch=_torch)
-
-
 def __getattr__(name: str) -> Any:
-    from importlib import import_module  # importing it takes as long as a fifth of this package
+    from importlib import import_module
 
-    if name == "reports":
-        return import_module("ckptool.reports")
-    module = "ckptool.errors" if name in _ERRORS else _LATER.get(name)
+    if name in ("errors", "reports"):
+        return import_module(f"ckptool.{name}")
+    module = _MODULE_OF.get(name)
     if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if module.startswith("ckptool.loading."):
-        import_module("ckptool.torch_ops.needed").needed()  # all of it is made of torch
+        from ckptool.errors import CkptoolError
+
+        found = getattr(import_module("ckptool.errors"), name, None) if name[0] != "_" else None
+        if not (isinstance(found, type) and issubclass(found, CkptoolError)):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return found
+    if module.startswith(_MADE_OF_TORCH):
+        import_module("ckptool.torch_ops.needed").needed()
     return getattr(import_module(module), name)
 
 
@@ -161,5 +160,5 @@ def __dir__() -> list[str]:
 
     # help() asks for every name that is listed here, so what needs torch is listed where torch is installed.
     there = find_spec("torch") is not None
-    names = (name for name in __all__ if there or not _LATER.get(name, "").startswith("ckptool.loading."))
+    names = (name for name in __all__ if there or not _MODULE_OF.get(name, "").startswith(_MADE_OF_TORCH))
     return [*names, "__version__", "errors", "reports"]

@@ -16,6 +16,7 @@ Every exception that ckptool raises.
   + LimitExceeded           reading it would cost more than the limits allow
   + WeightsNotFound         no state dict is the weights that were asked for
     - AmbiguousWeights      several could be
+    - IncompleteWeights     a part of them is not in the file, or cannot be named
   + MigrationRefused        what was asked for would lose or confuse something
   + OutputFailed            the result could not be written
     - OutputExists          and nothing may be overwritten
@@ -199,6 +200,17 @@ class AmbiguousWeights(WeightsNotFound):
     """Several state dicts could be the weights that were asked for; none is chosen by guessing."""
 
     default_kind = "which-weights"
+
+
+class IncompleteWeights(WeightsNotFound):
+    """
+    A part of the weights is not in the file, or only code could name it.
+
+    ``missing`` are the paths of the modules, or the names of the tensors, that it is about.
+    """
+
+    default_kind = "incomplete-weights"
+    missing: tuple[str, ...] = ()
 
 
 class MigrationRefused(CkptoolError):

@@ -11,6 +11,7 @@ FORMS: Final = {
     "state_dict": "state_dict",
     "checkpoint": "checkpoint: weights and more",
     "model": "model",
+    "training": "training state: no weights",
     "tensors": "tensors, not named by a model",
     "data": "no tensors",
     "archive": "archive of several checkpoints",
@@ -24,7 +25,10 @@ _LABEL: Final = 13
 
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun, in the plural where that is due."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    ending = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"
+    return f"{number:,} {ending}"
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
@@ -34,8 +38,18 @@ def some(names: Sequence[str], most: int = 3) -> str:
 
 
 def show(text: str) -> str:
-    """Return text that is safe to print on one line: what is not printable appears as an escape."""
-    return text if text.isprintable() else text.translate(_SHOWN)
+    """Return text that is safe to print on one line: what is not printable, or prints as nothing, is an escape."""
+    return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
+
+
+_UNSEEN: Final = (
+    *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
+    *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
+    *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
+    # These are no default-ignorable code points, and show no more: braille without dots, a filler, a null notehead.
+    *((0x2800, 0x2800), (0x16FE4, 0x16FE4), (0x1D159, 0x1D159)),
+)
+"""Code points that print as nothing, though many count as printable (Unicode's Default_Ignorable_Code_Point)."""
 
 
 class _Shown(dict[int, str]):
@@ -43,7 +57,8 @@ class _Shown(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
-        self[code] = char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        seen = char.isprintable() and not any(first <= code <= last for first, last in _UNSEEN)
+        self[code] = char if seen else char.encode("unicode_escape", "surrogatepass").decode()
         return self[code]
 
 
@@ -64,9 +79,14 @@ def quoted(text: str, limit: int = 80) -> str:
     """Quote on one line, with what could steer a terminal or turn the reading direction escaped."""
     line = " ".join(text[: 16 * limit].split())
     cut = line[:limit]
-    while len(repr(cut)) > limit + 2:  # escapes are longer than what they stand for
+    while len(show(repr(cut))) > limit + 2:  # escapes are longer than what they stand for
         cut = cut[:-1]
-    return repr(cut if cut == line else cut + "…")
+    return show(repr(cut if cut == line else cut + "…"))
+
+
+def for_shell(text: str) -> str:
+    """Return text in single quotes, as repr() does it, which a POSIX shell takes for itself whatever is in it."""
+    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def cut(text: str, most: int = _LONGEST_VALUE) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.finding import Finding
+from ckptool.checking.pickle_search import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.trees import Change as Difference
@@ -13,6 +14,7 @@ from ckptool.migration.report import FileFacts, MigrationReport
 from ckptool.names.matching import Rename
 
 __all__ = [
+    "Act",
     "Cast",
     "CheckReport",
     "DiffReport",

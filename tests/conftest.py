@@ -6,10 +6,17 @@ Hypothesis has no deadlines, and takes the same examples each time unless asked 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from tests import scale
+from tests.against_torch.strangers import Strangers
+
+# Threads of torch's that wait for work sleep; else they take a third of the processor's time, here and in children.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # The clock of a busy machine is nobody's bug, and a failure that comes and goes helps nobody.
 settings.register_profile("small", deadline=None, derandomize=True, max_examples=10)
@@ -39,3 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dear = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
         items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=dear)
+
+
+@pytest.fixture(scope="session")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
+    started = Strangers(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("strangers"))
+    yield started
+    started.close()

@@ -39,6 +39,17 @@ def some(cases: Iterable[Any], small: int) -> list[Any]:
     return [pytest.param(*case, marks=() if number % small == 0 else exhaustive) for number, case in values]
 
 
+def one_of_twins(files: Iterable[Any]) -> list[Any]:
+    """Return one of each two files that differ in nothing but zip and legacy, by turns; in a full run, all."""
+    kinds: dict[str, list[Any]] = {}
+    for file in files:
+        kinds.setdefault(str(file).replace("-legacy", "-zip"), []).append(file)
+    chosen = [kind[number % len(kind)] for number, kind in enumerate(kinds.values())]
+    if not scale:
+        return chosen
+    return [pytest.param(file, marks=() if file in chosen else exhaustive) for kind in kinds.values() for file in kind]
+
+
 def examples(full: int) -> int:
     """Return how many examples Hypothesis makes, where it makes so many in a full run: its profile says which share."""
     return max(1, full * settings.default.max_examples // 100)

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.source import SliceSource
 from tests import build
 from tests.loading.same import descriptors, saved
-from tests.scale import scaled, some, times
+from tests.scale import scaled, some, step, times
 
 TIMES = times(10, 50)
 SECONDS = 1.0
@@ -41,25 +41,26 @@ class At(Cancellation):
         super().__init__()
         self.at, self.count, self.since = at, 0, 0.0
         self.askers = Counter[str]()
+        self.places = dict[tuple[str, int], int]()
+        """The first check that each line of the program asked for."""
 
     def check(self) -> None:
         self.count += 1
         frame = sys._getframe(1)
-        while frame.f_back is not None and _is_between(frame.f_code):
+        while frame.f_back is not None and _is_between(frame.f_code.co_filename, frame.f_code.co_name):
             frame = frame.f_back
         self.askers[frame.f_code.co_name] += 1
+        self.places.setdefault((frame.f_code.co_name, frame.f_lineno), self.count)
         if self.count == self.at:
             self.since = time.perf_counter()
             self.cancel()
         super().check()
 
 
-def _is_between(code: CodeType) -> bool:
+@cache
+def _is_between(path: str, name: str) -> bool:
     """Say whether code only hands on what another asks for."""
-    return (
-        Path(code.co_filename).name in ("cancellation.py", "files.py", "read_ahead.py", "source.py")
-        or code.co_name[0] == "<"
-    )
+    return Path(path).name in ("cancellation.py", "files.py", "read_ahead.py", "source.py") or name[0] == "<"
 
 
 class Big(torch.nn.Module):
@@ -128,9 +129,20 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "file.pth"
 
 
+class Expected(dict[str, Any]):
+    """What each call gives that nobody stops, found when it is first asked for."""
+
+    def __init__(self, big: Path) -> None:
+        super().__init__()
+        self._big = big
+
+    def __missing__(self, name: str) -> Any:
+        return self.setdefault(name, CALLS[name](self._big, Limits()))
+
+
 @pytest.fixture(scope="module")
-def expected(big: Path) -> dict[str, Any]:
-    return {name: call(big, Limits()) for name, call in CALLS.items()}
+def expected(big: Path) -> Expected:
+    return Expected(big)
 
 
 @pytest.fixture
@@ -154,7 +166,7 @@ def renewed(folder: Path) -> dict[str, bytes]:
 @scaled
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("name", some(CALLS, 5))
-def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: Path, expected: dict[str, Any]) -> None:
+def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: Path, expected: Expected) -> None:
     everything = At()
     assert CALLS[name](big, Limits(cancellation=everything)) == expected[name]
     chosen = random.Random(name)
@@ -174,9 +186,7 @@ def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: P
 @scaled
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("name", some(CALLS, 5))
-def test_a_call_may_be_cancelled_from_another_thread_at_any_time(
-    name: str, big: Path, expected: dict[str, Any]
-) -> None:
+def test_a_call_may_be_cancelled_from_another_thread_at_any_time(name: str, big: Path, expected: Expected) -> None:
     started = time.perf_counter()
     assert CALLS[name](big, Limits(cancellation=Cancellation())) == expected[name]
     needed = time.perf_counter() - started
@@ -196,7 +206,7 @@ def test_a_call_may_be_cancelled_from_another_thread_at_any_time(
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("name", some(CALLS, 5))
 def test_a_deadline_that_has_passed_lets_nothing_begin(
-    name: str, big: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, big: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert expected[name] is not None
     kept = renewed(big.parent)
@@ -231,7 +241,7 @@ def sparse(folder: Path) -> Path:
     return path
 
 
-def test_a_deadline_that_is_far_away_changes_nothing(big: Path, expected: dict[str, Any]) -> None:
+def test_a_deadline_that_is_far_away_changes_nothing(big: Path, expected: Expected) -> None:
     assert CALLS["read"](big, Limits(cancellation=Cancellation(3600))) == expected["read"]
 
 
@@ -297,6 +307,7 @@ SMALL: dict[str, Callable[[Any, Limits], Any]] = {
 }
 
 
+@scaled
 @pytest.mark.parametrize("verb", SMALL)
 @pytest.mark.parametrize("name", some(PACKED, 4))
 def test_no_check_is_taken_for_something_else(name: str, verb: str, tmp_path: Path) -> None:
@@ -308,7 +319,8 @@ def test_no_check_is_taken_for_something_else(name: str, verb: str, tmp_path: Pa
     (tmp_path / "small.pth").write_bytes(OLD)
     before = descriptors()
     assert everything.count > 2
-    for at in range(1, everything.count + 1):
+    # Each check in a full run; else one for each line of the program that asks, and some more.
+    for at in sorted({*everything.places.values(), *range(1, everything.count + 1, step(40))}):
         with pytest.raises(Cancelled) as caught:
             SMALL[verb](path, Limits(cancellation=At(at)))
         assert caught.value.path == str(path)

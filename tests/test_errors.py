@@ -18,6 +18,7 @@ from ckptool import CkptoolError, Limits, errors, migrate, open_checkpoint
 from ckptool.cli import cli
 from ckptool.cli.text import with_options
 from tests import build, zip_bytes
+from tests.each import each
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 FIELDS = {
@@ -35,8 +36,8 @@ def example(cls: type[CkptoolError]) -> CkptoolError:
     return cls("it is not as it should be", **FIELDS)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("cls", CLASSES)
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_errors_keep_their_fields(cls: type[CkptoolError], protocol: int) -> None:
     error = example(cls)
     error.path = "given later"
@@ -48,13 +49,13 @@ def test_pickled_errors_keep_their_fields(cls: type[CkptoolError], protocol: int
     assert {name: getattr(back, name) for name in FIELDS} == FIELDS | {"path": "given later"}
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@each("cls", CLASSES)
 def test_copied_errors_keep_their_fields(cls: type[CkptoolError]) -> None:
     for duplicate in (copy.copy, copy.deepcopy):
         assert duplicate(example(cls)).__dict__ == example(cls).__dict__
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@each("cls", CLASSES)
 def test_every_error_has_a_kind_of_its_own(cls: type[CkptoolError]) -> None:
     assert cls("x").kind == cls.default_kind
     assert [other.default_kind for other in CLASSES].count(cls.default_kind) == 1
@@ -62,7 +63,7 @@ def test_every_error_has_a_kind_of_its_own(cls: type[CkptoolError]) -> None:
     assert " " not in cls.default_kind
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@each("cls", CLASSES)
 def test_every_error_is_in_the_drawn_tree(cls: type[CkptoolError]) -> None:
     assert issubclass(cls, CkptoolError)
     drawn = [line for line in (errors.__doc__ or "").splitlines() if line.strip().startswith(("*", "+", "-", "~"))]
@@ -148,7 +149,7 @@ def broken_files() -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("name", broken_files())
+@each("name", broken_files())
 def test_messages_are_facts_in_one_printable_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
     path.write_bytes(broken_files()[name])

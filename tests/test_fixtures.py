@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from ckptool import CkptoolError, open_checkpoint
+from tests.each import each
 
 INVALID = Path(__file__).parents[1] / "fixtures" / "invalid"
 VALID = Path(__file__).parents[1] / "fixtures" / "valid"
 CASES = sorted(VALID.glob("*.json"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
+@each("case", CASES)
 def test_a_fixture_holds_what_its_json_says(case: Path) -> None:
     expected = json.loads(case.read_text())
     with open_checkpoint(VALID / expected["file"]) as checkpoint:

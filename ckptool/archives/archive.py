@@ -4,15 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
-from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
+from ckptool.errors import DamagedFile, LimitExceeded
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 
 _CHUNK = 1 << 20
-_GZIP_CHUNK = 1 << 16
-"""What may be inflated to a thousand times as much before the next is read."""
 
 
 class Record(NamedTuple):
@@ -80,7 +78,7 @@ class Archive(Mapping[str, Record]):
         if record.compression == "stored":
             return SliceSource(self.source, record.offset, record.nbytes)
         if record.nbytes > self._inflatable:
-            raise _too_large(name, record.nbytes, self._inflatable)
+            raise too_large(name, record.nbytes, self._inflatable)
         self._inflatable -= record.nbytes
         content = inflate(self.source, record, self.limits)
         return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
@@ -168,7 +166,7 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
 
     allowed = limits.inflated(source.nbytes)
     if record.nbytes > allowed:
-        raise _too_large(record.name, record.nbytes, allowed)
+        raise too_large(record.name, record.nbytes, allowed)
     unpacker = zlib.decompressobj(-15)
     done = position = 0
     pending = b""
@@ -193,46 +191,7 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
         raise DamagedFile(f"record {record.name!r} does not inflate to the {record.nbytes:,} bytes that it claims")
 
 
-def gunzip(source: Source, limits: Limits) -> bytes:
-    """
-    Return what a gzip file holds, all members joined.
-
-    Raises:
-        LimitExceeded: It grows larger than ``limits`` allow for its size.
-        MalformedFile: It is damaged or ends too early.
-    """
-    import zlib
-
-    allowed = limits.inflated(source.nbytes)
-    output = bytearray()
-    unpacker = zlib.decompressobj(31)
-    position = 0
-    pending = b""
-    try:
-        while pending or position < source.nbytes:
-            if not pending:
-                pending = source.read(position, min(_GZIP_CHUNK, source.nbytes - position))
-                position += len(pending)
-            if unpacker.eof:
-                if not pending.startswith(b"\x1f"):
-                    break  # padding after the last member, as tar on tape leaves it
-                unpacker = zlib.decompressobj(31)
-            output += unpacker.decompress(pending, allowed + 1 - len(output))
-            if len(output) > allowed:
-                raise _too_large("of the gzip file", len(output), allowed)
-            pending = unpacker.unused_data
-    except zlib.error as error:
-        raise MalformedFile(f"the gzip file cannot be unpacked: {error}", kind="damaged-gzip") from error
-    if not unpacker.eof:
-        raise MalformedFile(
-            f"the gzip file is truncated after {len(output):,} unpacked bytes",
-            kind="truncated-gzip",
-            hint="Download the file again.",
-        )
-    return bytes(output)
-
-
-def _too_large(name: str, needed: int, allowed: int) -> LimitExceeded:
+def too_large(name: str, needed: int, allowed: int) -> LimitExceeded:
     return LimitExceeded(
         f"the content {name} grows to at least {needed:,} bytes; {allowed:,} are allowed for a file of this size",
         hint="Unpack it with another tool and open what comes out.",

@@ -28,6 +28,7 @@ from ckptool.archives.zip_layout import (
     FLAGS_ENCRYPTED,
     FULL16,
     FULL32,
+    LOCAL_MAGIC,
     LOCATOR,
     LOCATOR_MAGIC,
     UNICODE_PATH_TAG,
@@ -96,6 +97,7 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
     _, disk, start_disk, disk_count, count, nbytes, offset, comment = END.unpack_from(tail, at)
     if disk not in (0, FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
+    _refuse_several(source, end, nbytes, offset)
     directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
     # Some readers find the directory by its offset, others by its size counted back from the end record: where the two
     # differ, they would read different directories.
@@ -115,6 +117,18 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
     if previous >= 0 and tail_start + previous >= directory.offset:
         raise ambiguous("a second end of archive", tail_start + previous)
     return directory, notes
+
+
+def _refuse_several(source: Source, end: int, nbytes: int, offset: int) -> None:
+    """Raise UnsupportedFeature where the last of several zips, one after the other, has this end record."""
+    at = end - LOCATOR.size
+    locator = source.read(at, LOCATOR.size) if at >= END64.size else b""
+    is_64 = locator.startswith(LOCATOR_MAGIC)
+    start = at - END64.size - LOCATOR.unpack(locator)[2] if is_64 else end - nbytes - offset
+    if start > 0 and source.read(start, 4) == source.read(0, 4) == LOCAL_MAGIC:
+        raise UnsupportedFeature(
+            f"several zips one after the other: the last begins at byte {start:,}", kind="several-zips", offset=start
+        )
 
 
 def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> Directory | None:

@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import finding, requirements, torch_load, value_survey
+from ckptool.checking import advice, finding, requirements, safety, torch_load, value_survey, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.finding import Advice, Finding, finding_lines, state_dict_command
+from ckptool.checking.allowed import is_allowed
+from ckptool.checking.finding import Advice, Finding, finding_lines
+from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -49,8 +51,12 @@ class CheckReport(NamedTuple):
     """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
     members: int = 0
     """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
+    acts: tuple[Act, ...] = ()
+    """What unpickling would do beyond making data, in order; in other members of its archive, too."""
+    loading: str | None = None
+    """What each way to load it would run, in a sentence."""
     error: CkptoolError | None = None
-    """Why it cannot be opened."""
+    """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *(line for one in self._reason() for line in finding_lines(one))])
@@ -76,6 +82,8 @@ class CheckReport(NamedTuple):
         for use in self.globals if show_globals else ():
             allowed = "allowed" if use.is_allowed else "not allowed"
             yield labelled("global", f"{show(use.name)} {allowed}, {show(place_of(use))}")
+        if self.loading is not None:
+            yield labelled("loading", show(self.loading))
         yield labelled("verdict", self.verdict)
 
     @property
@@ -155,7 +163,7 @@ def check(
         raise  # nothing is wrong with the file
     except CkptoolError as error:
         with about(shown):
-            return CheckReport(shown, depth, _what_is_left(origin, error, limits), error=error)
+            return _unopened(shown, depth, origin, error, limits)
 
 
 def _expected(
@@ -184,12 +192,17 @@ def _examine(
     *,
     strict: bool,
 ) -> CheckReport:
-    found, asked = _structure(checkpoint, devices, strict=strict)
+    found, stock = _structure(checkpoint, devices, strict=strict)
+    asked = list(stock.asked)
     members = tuple(_inside(checkpoint))
+    surveys = [("", safety.survey(checkpoint, stock.scans, limits))]
     for member in members:
-        its_findings, its_names = _structure(member, devices, strict=strict)
+        its_findings, its_stock = _structure(member, devices, strict=strict)
         found += _of_member(checkpoint, member, its_findings)
-        asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_names)
+        asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
+        surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
+    survey = safety.merged(surveys)
+    found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:
         from ckptool.checking import model_fit
 
@@ -213,15 +226,28 @@ def _examine(
         shards=len(checkpoint.shards),
         records=whole and whole.records,
         matching=whole and whole.matching,
-        globals=tuple(asked),
+        globals=_with_others(asked, survey),
         members=len(members),
+        acts=survey.acts,
+        loading=would_run.loading(
+            survey, checkpoint.traits.loader, is_plain=checkpoint.traits.is_plain, refused=bool(stock.refusals)
+        ),
     )
+
+
+def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...]:
+    """Return the names that are asked for, with those of pickles that are no part of a checkpoint."""
+    others = (
+        GlobalUse(f"{one.module}.{one.name}", one.record, one.offset, is_allowed(one.module, one.name), one.nested_at)
+        for one in survey.names
+    )
+    return tuple(dict.fromkeys((*asked, *others)))
 
 
 def _structure(
     checkpoint: Checkpoint, devices: Collection[str] | None, *, strict: bool
-) -> tuple[list[Finding], list[GlobalUse]]:
-    """Return what the structure alone shows, and the names that unpickling would import."""
+) -> tuple[list[Finding], TorchLoadVerdict]:
+    """Return what the structure alone shows, and how torch.load would take it."""
     summary = summarise(checkpoint)
     check_cancelled(checkpoint.source.cancellation)
     stock = torch_load.judge(checkpoint)
@@ -230,7 +256,7 @@ def _structure(
     found += requirements.examine(checkpoint, summary, devices)
     if strict:
         found = [one._replace(severity="error") if one.code == "CK101" else one for one in found]
-    return found, list(stock.asked)
+    return found, stock
 
 
 def _inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
@@ -249,20 +275,22 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     return [Finding("CK115", found[0].severity, fact, *finding.run(checkpoint, "check", member=member.member))]
 
 
+_NO_STATE_DICT = "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
+_NONE_HELPS = "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
+
+
 def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
     if not stock.refusals or checkpoint.traits.is_plain:
         return []
     first, *rest = stock.refusals
     names = some([refusal.what for refusal in rest])
-    advice = state_dict_command(checkpoint) or Advice(
-        "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
-    )
+    mend = advice.state_dict(checkpoint) or Advice(_NONE_HELPS if checkpoint.weights else _NO_STATE_DICT)
     if first.kind == "loader":
         found = [Finding("CK202", "info", f"not for torch.load(): {first.what}")]
         if rest:
             found.append(
-                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *advice)
+                Finding("CK204", "warning", f"its pickles ask for what torch.load() does not allow: {names}", *mend)
             )
         return found
     if first.kind == "container":
@@ -270,7 +298,7 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     else:
         what = some([refusal.what for refusal in stock.refusals])
         fact = f"torch.load() refuses it, as weights_only=True is its default since 2.6: {what}"
-    return [Finding("CK202", "warning", fact, *advice)]
+    return [Finding("CK202", "warning", fact, *mend)]
 
 
 def _nested(stock: TorchLoadVerdict) -> list[Finding]:
@@ -279,6 +307,13 @@ def _nested(stock: TorchLoadVerdict) -> list[Finding]:
     if not names:
         return []
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
+
+
+def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
+    """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
+    survey = safety.survey_origin(origin, limits)
+    found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
+    return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

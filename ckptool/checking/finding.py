@@ -36,12 +36,25 @@ CODES: Final = {
     "CK113": Code("info", "Values were not looked at."),
     "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
     "CK115": Code(None, "Another checkpoint in the archive has a problem."),
+    "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
+    "CK121": Code("warning", "Most tensors of the weights have no elements."),
+    "CK130": Code(None, "Arrays of numpy are listed as tensors."),
+    "CK131": Code("info", "Bytes inside the file are a file of their own, written by torch.save()."),
+    "CK132": Code("warning", "The weights of a TorchScript program have no names."),
+    "CK133": Code("info", "The file is the index of a torch.distributed.checkpoint."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
     "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),
     "CK204": Code(
         "warning", "The pickles ask for names that torch.load() does not allow; another loader opens the file."
     ),
+    "CK205": Code(
+        "error", "Unpickling would call what reaches the system: commands, text as code, files, connections."
+    ),
+    "CK206": Code("warning", "Unpickling would run code of packages, which is not in the file."),
+    "CK207": Code("warning", "The pickles name what reaches the system, and do not call it."),
+    "CK208": Code("warning", "Pickles stand behind the one that is loaded."),
+    "CK209": Code("warning", "Some of what the file holds could not be looked at."),
     "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
     "CK302": Code("info", "Several state dicts could be the weights."),
     "CK303": Code("info", "Tensors are small views of storages that were saved whole."),
@@ -123,16 +136,6 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
         elif value:
             for one in (value,) if isinstance(value, str) else value:
                 yield from (flag, one)
-
-
-def state_dict_command(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
-    """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
-    models = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
-    if checkpoint.weights is None and not models:
-        return None
-    chosen = checkpoint.weights or models[0]
-    key = "" if checkpoint.weights is chosen else chosen.key
-    return run(checkpoint, "migrate", why=why, form="state_dict", key=key)
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptool.checking.finding import Advice, Finding, run, state_dict_command
+from ckptool.checking.advice import literal, migration, state_dict
+from ckptool.checking.finding import Advice, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, WeightsNotFound
@@ -36,7 +37,7 @@ def examine(checkpoint: Checkpoint, expected: Shapes, model: str, key: str | Non
         chosen = choose(checkpoint, key, "auto")
         found = _shapes(checkpoint, chosen)
     except (WeightsNotFound, MigrationRefused) as error:
-        advice = Advice(error.hint) if error.hint else state_dict_command(checkpoint) or ()
+        advice = Advice(error.hint) if error.hint else state_dict(checkpoint) or ()
         yield Finding("CK600", "warning", f"cannot be compared with {model}: {error.message}", *advice)
         return
     yield from _Fit(checkpoint, chosen.key, expected, found, model).findings()
@@ -145,23 +146,22 @@ class _Fit:
                 and all(name.startswith(head) for name in taken)
                 and not any(name.startswith(head) for name in unexpected)
             ):
-                return {"include": [f"{_literal(change.argument)}.*"]}
+                return {"include": [f"{literal(change.argument)}.*"]}
         excluded = _excluding(unexpected, taken)
         return {"exclude": excluded} if excluded else {}
 
     def _migrate(self, changes: Renames, options: Mapping[str, list[str]], why: str | None = None) -> Advice:
-        words = [word for change in changes for word in change.arguments]
         include, exclude = options.get("include", ()), options.get("exclude", ())
-        return run(
+        found = migration(
             self._checkpoint,
-            "migrate",
-            *words,
-            why=why,
+            why,
+            renames=changes,
             form="state_dict",
             key=self._key,
             include=include,
             exclude=exclude,
         )
+        return found or Advice(why)
 
 
 def _options(changes: Renames) -> str:
@@ -170,16 +170,11 @@ def _options(changes: Renames) -> str:
 
 def _excluding(names: Sequence[str], taken: Sequence[str]) -> list[str]:
     """Return the globs that leave these names out and not those that are taken: by their heads, if they are many."""
-    globs = [_literal(name) for name in names]
+    globs = [literal(name) for name in names]
     if len(names) > _MOST_EXCLUDED:
         parts = [name.partition(".") for name in names]
         heads = {head for head, _, _ in parts}
         if any(name.partition(".")[0] in heads for name in taken):
             return []
-        globs = list(dict.fromkeys(f"{_literal(head)}.*" if dot else _literal(head) for head, dot, _ in parts))
+        globs = list(dict.fromkeys(f"{literal(head)}.*" if dot else literal(head) for head, dot, _ in parts))
     return globs if len(globs) <= _MOST_EXCLUDED else []
-
-
-def _literal(name: str) -> str:
-    """Return the glob that only this name matches."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckptool.checking.finding import Advice, Finding, run
+from ckptool.checking.advice import migration
+from ckptool.checking.finding import Advice, Finding
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
@@ -73,7 +74,7 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
 
 def _to_cpu(checkpoint: Checkpoint) -> Advice:
     hint = _TO_CPU.get(checkpoint.traits.loader)
-    return run(checkpoint, "migrate", to="cpu") if hint is None else Advice(hint)
+    return Advice(hint) if hint is not None else migration(checkpoint, to="cpu") or Advice()
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from ckptool.archives.zip_layout import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Cancelled, CkptoolError
-from ckptool.formats import torch_legacy
+from ckptool.formats import safetensors, torch_legacy
 from ckptool.limits import Limits
 from ckptool.messages import some
 from ckptool.pickles.nodes import Inert
@@ -67,7 +67,7 @@ def _salvage(source: Source, limits: Limits) -> Salvage | None:
         return _zip(source, limits)
     if torch_legacy.is_legacy(head):
         return _legacy(source, limits)
-    if head[8:9] == b"{":
+    if safetensors.is_safetensors(source, head):
         return _safetensors(source)
     return None
 
@@ -203,8 +203,6 @@ def _judge(
 
 
 def _safetensors(source: Source) -> Salvage | None:
-    from ckptool.formats import safetensors
-
     placed = safetensors.places(source)
     return _sorted(
         list(placed),

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ckptool.checking import allowed
-from ckptool.checking.finding import Finding, run, state_dict_command
+from ckptool.checking import advice, allowed
+from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
 from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.checkpoints.weights import heads
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY
+from ckptool.names.wrappers import ADDED_BY, HEADS
+from ckptool.pickles import nodes
 from ckptool.tensors.tensor import identity
 
 
@@ -45,7 +48,7 @@ def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
-    others = [member.name for member in sorted(found, key=lambda member: -member.tensors)]
+    others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
     if checkpoint.form == "archive":
         yield Finding(
             "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
@@ -56,11 +59,27 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK131: bytes inside the file are a file of their own."""
+    if not checkpoint.extras:
+        return
+    from ckptool.checkpoints.embedded import find_embedded
+
+    for path, one in list(find_embedded(checkpoint.extras).items())[:_MOST_EMBEDDED]:
+        member = f"{checkpoint.member}::{path}" if checkpoint.member else path
+        yield Finding(
+            "CK131",
+            "info",
+            f"{path!r} is {one.what}, {counted(one.nbytes, 'byte')}, which was not opened",
+            *run(checkpoint, "inspect", member=member),
+        )
+
+
 def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
     for name, why in checkpoint.unopened:
-        advice = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
-        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *advice)
+        look = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
+        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
 
 
 def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
@@ -94,6 +113,20 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK120: the file has stubs without elements for weights that were partitioned. CK121: so it seems."""
+    for state_dict in checkpoint.state_dicts:
+        if state_dict.role not in ("model", "ema"):
+            continue
+        stubs = stubs_in(checkpoint, state_dict)
+        empty = [name for name, tensor in state_dict.items() if not tensor.info.numel]
+        if stubs is not None:
+            yield Finding("CK120", "warning", stubs.fact, MERGE_PARTITIONS)
+        elif 2 * len(empty) > len(state_dict):
+            fact = f"{len(empty):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(empty)}"
+            yield Finding("CK121", "warning", fact, "If training was partitioned, the values are in other files.")
+
+
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
@@ -111,47 +144,79 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
+            "beside it",
+            "Make one file of its directory: "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        )
+
+
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
-    wrapped = [prefix for prefix in summary.prefixes if prefix[:-1] in ADDED_BY]
+    known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
+    left = len(summary.prefixes) if known is None else known
+    wrapped: list[str] = []
+    for component in (prefix[:-1] for prefix in summary.prefixes if prefix[:-1] in ADDED_BY):
+        left -= component in HEADS
+        if left < 0:  # the model's own
+            break
+        wrapped.append(f"{component}.")
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
         who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
+        why = "A model without that wrapper expects the names without it."
         yield Finding(
             "CK301",
             "info",
             f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            *run(
-                checkpoint,
-                "migrate",
-                why="A model without that wrapper expects the names without it.",
-                strip_module=plain,
-                strip_wrappers=not plain,
-            ),
+            *(advice.migration(checkpoint, why, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
         )
 
 
 def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK302: more than one state dict could be the model's weights."""
-    candidates = [found.key or "(root)" for found in checkpoint.state_dicts if found.role == "model"]
-    if len(candidates) > 1 and checkpoint.weights is None:
+    found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    if len(found) > 1 and checkpoint.weights is None:
+        names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
         yield Finding(
             "CK302",
             "info",
-            f"several state dicts could be the weights: {some(candidates)}",
-            *(state_dict_command(checkpoint, "Pick one with `key=`.") or ()),
+            f"several state dicts could be the weights: {some(names, _CANDIDATES)}",
+            *(advice.state_dict(checkpoint, "Pick one with `key=`.") or ()),
         )
+
+
+def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK130: arrays of numpy are listed as tensors."""
+    among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values())
+    if among:
+        why = "ckptool.load() makes tensors of them, and so does this:"
+        yield Finding(
+            "CK130",
+            "warning",
+            f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take",
+            *(advice.state_dict(checkpoint, why) or ()),
+        )
+    elif found := sum(tensor.info.is_array for tensor in checkpoint.tensors.values()):
+        yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
+    why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
         yield Finding(
             "CK303",
             "info",
             f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them",
-            *run(checkpoint, "migrate", why="Clone views before saving them.", form="safetensors"),
+            *(advice.migration(checkpoint, why, form="safetensors") or Advice(why)),
         )
 
 
@@ -167,22 +232,46 @@ def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK132: the weights of a program have no names of a model."""
+    if checkpoint.traits.program is None or checkpoint.tensors:
+        return
+    constants = sum(name.startswith("constants.") for name in checkpoint.attributes)
+    if constants:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"frozen: its weights are {counted(constants, 'constant')} of its code, without the names that they had",
+            "Nothing can give them back: use the file from before torch.jit.freeze().",
+        )
+    elif checkpoint.attributes:
+        yield Finding(
+            "CK132",
+            "warning",
+            f"its state_dict() is empty: {counted(len(checkpoint.attributes), 'tensor')} without a name in what its "
+            f"__getstate__() gave",
+            "Load it with torch.jit.load(), or use the model that was scripted.",
+        )
+
+
 def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK402 to CK404: what a state_dict() would hold depends on code, which is not in the file."""
     for path, walk in checkpoint.walks:
         where = f" under {path!r}" if path else ""
-        for cls, hook in walk.hooks:
+        for _path, cls, hook in walk.hooks:
             yield Finding(
                 "CK402",
                 "warning",
                 f"a state-dict hook may add or rename keys: {hook} of {cls}{where}",
                 _ASK_THE_CLASS,
             )
-        if walk.own_savers:
+        if walk.unlisted:
+            modules = [f"{name or 'the model itself'} ({cls})" for name, cls in walk.unlisted]
             yield Finding(
                 "CK403",
                 "warning",
-                f"not listed: what {some(walk.own_savers)}{where} would add to a state_dict in code",
+                f"not listed: what {counted(len(modules), 'module')}{where} would add to a state_dict in code: "
+                f"{some(modules)}",
                 _ASK_THE_CLASS,
             )
         if walk.foreign_classes:
@@ -196,12 +285,13 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK405: a method was saved, and with it the whole model."""
+    why = "Save model.state_dict() instead."
     if checkpoint.bound_method:
         yield Finding(
             "CK405",
             "warning",
             "a bound method was saved, and the whole model with it: state_dict is missing its parentheses",
-            *(state_dict_command(checkpoint, "Save model.state_dict() instead.") or ()),
+            *(advice.state_dict(checkpoint, why) or Advice(why)),
         )
 
 
@@ -225,7 +315,7 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]
             "CK501",
             "warning",
             f"tensors were saved on {len(devices)} devices: {some(devices)}",
-            *run(checkpoint, "migrate", to="cpu"),
+            *(advice.migration(checkpoint, to="cpu") or ()),
         )
 
 
@@ -234,7 +324,7 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     layouts: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         what = tensor.info.subclass or tensor.info.layout
-        if what != "strided":
+        if what != "strided" and not tensor.info.is_array:
             layouts[what] = layouts.get(what, 0) + 1
     if layouts:
         listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
@@ -246,6 +336,7 @@ def foreign(checkpoint: Checkpoint) -> list[str]:
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]
 
 
+_MOST_EMBEDDED = 8
 _ASK_THE_CLASS = "Compare the names with those of the class: `model='package.module:Class'`."
 
 _FAMILIAR = (
@@ -260,6 +351,8 @@ _FAMILIAR = (
     "__torch__.",
 )
 
+_CANDIDATES = 6
+
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
@@ -267,15 +360,20 @@ CHECKS: tuple[Check, ...] = (
     container_notes,
     other_members,
     unopened_members,
+    embedded_files,
     announced_size,
     clashing_names,
+    empty_stubs,
     bound_method,
     wrapper_prefixes,
     several_weights,
     mixed_devices,
     not_plain,
+    arrays,
     unused_storage,
     outside_state_dict,
+    program_without_names,
+    distributed_index,
     model_code,
     unreadable,
     foreign_names,

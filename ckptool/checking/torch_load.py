@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from ckptool.archives.compressed import compression_of
 from ckptool.checking import allowed
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.pickles.nodes import Global
@@ -24,6 +25,7 @@ _OPCODE_NAMES = {
     ord("C"): "SHORT_BINBYTES",
     ord("B"): "BINBYTES",
 }
+_HEAD_NBYTES = 256
 _UNTYPED = "torch.storage.UntypedStorage"
 
 
@@ -52,6 +54,8 @@ class TorchLoadVerdict(NamedTuple):
 
     asked: tuple[GlobalUse, ...]
     refusals: tuple[Refusal, ...]
+    scans: tuple[Scan, ...] = ()
+    """What the walk through each pickle has met."""
 
 
 def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
@@ -60,7 +64,7 @@ def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
     refusals = _container(checkpoint)
     opcodes = [] if refusals else _opcodes(checkpoint, scans)
     # Whatever the container: it can be unpacked, or opened with another loader.
-    return TorchLoadVerdict(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes))
+    return TorchLoadVerdict(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes), scans=tuple(scans))
 
 
 def place_of(asked: GlobalUse) -> str:
@@ -104,8 +108,9 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
         return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.loader}()")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
-    if checkpoint.source.nbytes and checkpoint.source.read(0, 2) == b"\x1f\x8b":
-        return [Refusal("loader", "torch.load() does not unpack gzip")]
+    compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))
+    if compression is not None:
+        return [Refusal("loader", f"torch.load() does not unpack {compression.name}")]
     if checkpoint.traits.refusal is not None:
         return [Refusal("container", checkpoint.traits.refusal)]
     if not checkpoint.archives:

@@ -106,6 +106,8 @@ class Checkpoint:
         self.class_sources = parsed.class_sources
         self.notes = parsed.notes
         """What is odd about the container though nothing in it can be misread."""
+        self.rest = parsed.rest
+        """Where bytes of the source begin that stand behind what is loaded; None if none do."""
         self.damage = parsed.damage
         """What is wrong with the index itself, by its checksum: names and shapes may not be those that were saved."""
         self.members = parsed.members

@@ -12,7 +12,7 @@ that are equal all the same are told apart by a number after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final, Literal, Protocol, TypeAlias
 
 from ckptool.cancellation import check_cancelled, each
@@ -123,13 +123,17 @@ class _Collector:
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""
-        self._keys = KeyNames()
+        self._keys = KeyNames(root)
         self._walks: dict[int, modules.StateDictWalk] = {}
         self._last_number: dict[str, int] = {}
         self._told: set[int] = set()  # tensors inside models that already have a name
 
     def collect(self) -> Contents:
-        todo: list[_Place] = [(self._root, "", None)]
+        self._walk(self._root, "")
+        return self._contents
+
+    def _walk(self, root: Inert, start: str) -> None:
+        todo: list[_Place] = [(root, start, None)]
         inside: set[int] = set()
         while todo:
             check_cancelled(self._limits.cancellation)
@@ -149,7 +153,6 @@ class _Collector:
                 inside.add(id(node))
                 todo.append((_LEAVE, str(id(node)), None))
                 todo.extend(reversed(self._open(node, path, group)))
-        return self._contents
 
     def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
         """Return a container's children, with the group that they belong to."""
@@ -160,6 +163,7 @@ class _Collector:
         below = self._named(node, below)
         tensors = [info for info in infos if info is not None]
         if len(tensors) < len(below):
+            self._keys.number_parameters(below)
             return [(child, self._join(path, component), group) for component, child in below]
         for (component, _), info in zip(below, tensors, strict=True):  # most tensors of most files
             self._add_tensor(self._join(path, component), info, group)
@@ -170,7 +174,6 @@ class _Collector:
     ) -> Group | None:
         texts = [key for key, _ in below if isinstance(key, str)]
         if "state" in texts and "param_groups" in texts:
-            self._keys.number_parameters(below)
             return self._new_group(Group(path, "optimizer", node=node))
         others = [child for (_, child), info in zip(below, infos, strict=True) if info is None]
         direct = len(below) - len(others)
@@ -221,17 +224,28 @@ class _Collector:
         for entry in each(walk.entries, self._limits.cancellation):
             name = self._join(path, entry.name)
             info = self._tensor(entry.node)
-            if info is None:
+            if info is not None:
+                self._told.add(id(entry.node))
+                self._add_tensor(name, _of_kind(info, entry.kind), group)
+            elif entry.kind is None:
+                self._walk(entry.node, name)
+                self._told.update(id(node) for _, _, node in self._below(entry.node, name))
+            else:
                 self._contents.unreadable.append((name, nodes.class_name(entry.node)))
-                continue
-            self._told.add(id(entry.node))
-            self._add_tensor(name, _of_kind(info, entry.kind), group)
         if not again:
             self._add_attributes(node, path)
 
     def _add_attributes(self, model: Inert, path: str) -> None:
         """Name the tensors inside a model that its state_dict() would not give, each once, where it is first met."""
-        todo = [(model, path)]
+        attributes = self._contents.attributes
+        for name, info, node in self._below(model, path):
+            if id(node) not in self._told:
+                self._told.add(id(node))
+                attributes[self._apart(name, attributes) if name in attributes else name] = info
+
+    def _below(self, root: Inert, path: str) -> Iterator[tuple[str, TensorInfo, Inert]]:
+        """Yield the tensors inside a part of a model, each once: the name under which it is met first, and its node."""
+        todo = [(root, path)]
         seen: set[int] = set()
         while todo:
             check_cancelled(self._limits.cancellation)
@@ -241,10 +255,7 @@ class _Collector:
             seen.add(id(node))
             info = self._tensor(node)
             if info is not None:
-                if id(node) not in self._told:
-                    self._told.add(id(node))
-                    attributes = self._contents.attributes
-                    attributes[self._apart(name, attributes) if name in attributes else name] = info
+                yield name, info, node
             elif id(node) in self._holding:
                 below = [
                     (child, name if component in _MODULE_DICTS else self._join(name, component))

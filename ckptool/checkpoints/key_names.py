@@ -26,34 +26,48 @@ _SETS: Final = frozenset(("builtins.set", "builtins.frozenset", "__builtin__.set
 class KeyNames:
     """Names the keys of the mappings of one tree, which has to live as long as this does."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Inert) -> None:
+        self._root = root
         self._texts: dict[int, str | None] = {}
         """The text of each node that was looked at: many keys may share their parts."""
-        self._numbers: dict[int, dict[int, int]] = {}
+        self._own: dict[int, dict[int, int]] = {}
         """For each optimizer's state, the numbers of the parameters."""
+        self._of_groups: dict[int, dict[int, int]] = {}
+        self._all: dict[int, int] | None = None
+        """The numbers of the parameters of all optimizers, once a mapping beside an optimizer needs them."""
 
-    def number_parameters(self, optimizer: Pairs) -> None:
-        """
-        Note the place of each parameter among those of all groups: its number in ``Optimizer.state_dict()``.
-
-        See torch/optim/optimizer.py. ``optimizer`` are the pairs with the keys ``state`` and ``param_groups``.
-        """
-        found: dict[int, int] = {}
-        groups = nodes.lookup(optimizer, "param_groups")
-        for group in groups if isinstance(groups, list) else ():
-            parameters = nodes.lookup(nodes.mapping_pairs(group) or [], "params")
-            for parameter in parameters if isinstance(parameters, list) else ():
-                if isinstance(parameter, Call):
-                    found.setdefault(id(parameter), len(found))
-        self._numbers[id(nodes.lookup(optimizer, "state"))] = found
+    def number_parameters(self, pairs: Pairs) -> None:
+        """Note the numbers that an optimizer gives its parameters, if these pairs are one."""
+        groups = nodes.lookup(pairs, "param_groups")
+        if not isinstance(groups, list):
+            return
+        if id(groups) not in self._of_groups:
+            self._of_groups[id(groups)] = parameter_numbers(groups)
+        self._own[id(nodes.lookup(pairs, "state"))] = self._of_groups[id(groups)]
 
     def components(self, mapping: Inert, keys: Sequence[Inert]) -> list[str]:
         """Return the component for each key of a mapping."""
-        known: Mapping[int, int] = self._numbers.get(id(mapping), {})
-        texts = [str(known[id(key)]) if id(key) in known else self._text(key) for key in keys]
+        own = self._own.get(id(mapping), {})
+        texts = [str(own[id(key)]) if id(key) in own else self._text(key) for key in keys]
+        if None not in texts:
+            return [text for text in texts if text is not None]
         taken = set(texts)
         free = (text for text in map(str, count()) if text not in taken)
-        return [next(free) if text is None else text for text in texts]
+        # What wraps an optimizer keeps a state of its own by parameter, without groups of its own.
+        wrapped = self._wrapped(keys, texts) if not own else {}
+        return [
+            wrapped.get(id(key)) or next(free) if text is None else text for key, text in zip(keys, texts, strict=True)
+        ]
+
+    def _wrapped(self, keys: Sequence[Inert], texts: Sequence[str | None]) -> Mapping[int, str]:
+        """Return the numbers of keys that all are parameters of optimizers elsewhere, if these tell them apart."""
+        if self._all is None:
+            self._all = _numbers_everywhere(self._root)
+        everywhere = self._all
+        unnamed = [id(key) for key, text in zip(keys, texts, strict=True) if text is None]
+        found = {key: str(everywhere[key]) for key in unnamed if key in everywhere}
+        is_clear = len(found) == len(unnamed) == len({*found.values()} - {*texts})
+        return found if is_clear else {}
 
     def _text(self, key: Inert, depth: int = 0) -> str | None:
         """Return the value of a key as text, or None where it has none that is plain and short."""
@@ -113,3 +127,44 @@ def _plain_text(value: Inert) -> str | None:
     if not isinstance(value, bytes | bytearray) or len(value) >= _MOST_TEXT:
         return None
     return str(value, "utf-8", "replace")
+
+
+def parameter_numbers(groups: Inert) -> dict[int, int]:
+    """
+    Return the number of each parameter of an optimizer's groups in its state_dict(), by the identity of its node.
+
+    It is the place among those of all groups; one that stands twice in a group has the later place.
+    See torch/optim/optimizer.py, Optimizer.state_dict.
+    """
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    start = 0
+    for group in groups if isinstance(groups, list) else ():
+        parameters = nodes.lookup(nodes.mapping_pairs(group) or [], "params")
+        parameters = parameters if isinstance(parameters, list) else []
+        if id(parameters) not in seen:
+            seen.add(id(parameters))
+            places = {id(one): start + place for place, one in enumerate(parameters) if isinstance(one, Call)}
+            for parameter, place in places.items():
+                found.setdefault(parameter, place)
+        start += len(parameters)
+    return found
+
+
+def _numbers_everywhere(root: Inert) -> dict[int, int]:
+    """Return the numbers of the parameters of all optimizers in a tree; none for one that has several."""
+    found: dict[int, int] = {}
+    several: set[int] = set()
+    seen = {id(root)}
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        groups = nodes.lookup(nodes.mapping_pairs(node) or [], "param_groups")
+        if isinstance(groups, list) and id(groups) not in seen:
+            for parameter, number in parameter_numbers(groups).items():
+                if found.setdefault(parameter, number) != number:
+                    several.add(parameter)
+        below = {id(child): child for child in nodes.held(node) if nodes.is_container(child)}
+        todo += [child for key, child in below.items() if key not in seen]
+        seen |= below.keys()
+    return {parameter: number for parameter, number in found.items() if parameter not in several}

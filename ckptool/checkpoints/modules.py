@@ -5,8 +5,9 @@ The rule is Module.state_dict's own: parameters, then persistent buffers, then c
 dict; entries that are None are skipped; what is reached by several names has every one of them. Plain attributes and
 non-persistent buffers are not in a state_dict, and not here.
 
-Three things cannot be known from the file, because they live in code: extra state, state-dict hooks, and classes that
-override the saving itself. ``StateDictWalk.doubts`` names the classes concerned.
+What modules add in code is in no file, but what torch's own quantised modules add follows from what they pickle, see
+``quantized_modules``. Of all others the walk names the modules that are known to save something else (``unlisted``),
+those with state-dict hooks, and the classes that may override anything.
 
 See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
 """
@@ -16,6 +17,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ckptool.cancellation import check_cancelled
+from ckptool.checkpoints.quantized_modules import added_entries, is_conv, is_quantized
+from ckptool.checkpoints.quantized_modules import version_of as quantized_version
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.limits import Limits
 from ckptool.names.wrappers import COMPONENTS
@@ -31,41 +34,46 @@ BOUND_TO = "__self__"
 """What Python calls the object of a bound method."""
 
 _OWN_SAVERS = (
-    "torch.nn.quantized",
-    "torch.ao.nn.quantized",
-    "torch.nn.intrinsic.quantized",
-    "bitsandbytes",
-    "torch.jit",
+    "bitsandbytes.",
+    "hqq.",
+    "optimum.quanto.",
+    "quanto.",
+    "torch.jit.",
+    "transformer_engine.",
 )
 """Packages whose classes are known to save something else than their parameters and buffers."""
+
+_PLAIN_SAVERS = ("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_utils.", "torch.ao.nn.")
+"""Packages whose classes save their parameters and buffers, or what is known."""
 
 _HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
 """Hooks that touch the metadata only."""
 
 
-class ModuleTensor(NamedTuple):
-    """One entry of a state_dict: its name inside the module, and the node of its tensor."""
+class ModuleEntry(NamedTuple):
+    """One entry of a state_dict: its name inside the module, and the node of its value."""
 
     name: str
     node: Inert
     kind: Kind | None
+    """None for what the module adds in code, which need not be a tensor."""
 
 
 class StateDictWalk:
     """What a module's state_dict() would hold, and what cannot be known about it."""
 
-    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "own_savers", "transient")
+    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "transient", "unlisted")
 
     def __init__(self) -> None:
-        self.entries: list[ModuleTensor] = []
-        self.transient: list[ModuleTensor] = []
+        self.entries: list[ModuleEntry] = []
+        self.transient: list[ModuleEntry] = []
         """Buffers that are not persistent: part of the model, but not of its state_dict()."""
         self.modules: list[tuple[str, str]] = []
         """Each module's path, and its class."""
-        self.hooks: list[tuple[str, str]] = []
-        """State-dict hooks: the class that carries one, and the hook's name."""
-        self.own_savers: list[str] = []
-        """Classes known to save something of their own."""
+        self.hooks: list[tuple[str, str, str]] = []
+        """State-dict hooks: the path and class of the module that has one, and the hook's name."""
+        self.unlisted: list[tuple[str, str]] = []
+        """Modules that save something which is not among the entries: the path and class of each."""
         self.foreign_classes: list[str] = []
         """Classes outside torch.nn, which may override anything."""
 
@@ -148,8 +156,10 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
                 actual=_MOST_MODULES,
             )
         walk.modules.append((prefix[:-1], body.class_name))
-        _note_doubts(walk, body, seen_classes)
+        _note_doubts(walk, body, prefix, seen_classes)
         walk.entries.extend(_own_entries(body, prefix))
+        if is_quantized(body.class_name):
+            _add_in_code(walk, body.class_name, current, prefix)
         walk.transient.extend(_own_transient(body, prefix))
         for name, child in reversed(body.children):
             if child is not None and isinstance(name, str):
@@ -157,32 +167,39 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
     return walk
 
 
-def _own_entries(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
+def _own_entries(body: _Body, prefix: str) -> Iterator[ModuleEntry]:
     for name, node in body.parameters:
         if node is not None and isinstance(name, str):
-            yield ModuleTensor(prefix + name, node, "parameter")
+            yield ModuleEntry(prefix + name, node, "parameter")
     for name, node in body.buffers:
         if node is not None and isinstance(name, str) and name not in body.non_persistent:
-            yield ModuleTensor(prefix + name, node, "buffer")
+            yield ModuleEntry(prefix + name, node, "buffer")
 
 
-def _own_transient(body: _Body, prefix: str) -> Iterator[ModuleTensor]:
+def _own_transient(body: _Body, prefix: str) -> Iterator[ModuleEntry]:
     for name, node in body.buffers:
         if node is not None and isinstance(name, str) and name in body.non_persistent:
-            yield ModuleTensor(prefix + name, node, "buffer")
+            yield ModuleEntry(prefix + name, node, "buffer")
 
 
-def _note_doubts(walk: StateDictWalk, body: _Body, seen: set[str]) -> None:
+def _add_in_code(walk: StateDictWalk, class_name: str, module: Call, prefix: str) -> None:
+    """Add the entries that a quantised module adds in code, or note that they are not known."""
+    added = added_entries(class_name, module)
+    if added is None:
+        walk.unlisted.append((prefix[:-1], class_name))
+    else:
+        walk.entries.extend(ModuleEntry(prefix + name, node, None) for name, node in added)
+
+
+def _note_doubts(walk: StateDictWalk, body: _Body, prefix: str, seen: set[str]) -> None:
     for hook in body.hooks:
         name = nodes.class_name(hook)
         if name not in _HARMLESS_HOOKS:
-            walk.hooks.append((body.class_name, name))
-    if body.class_name in seen:
-        return
-    seen.add(body.class_name)
+            walk.hooks.append((prefix[:-1], body.class_name, name))
     if body.class_name.startswith(_OWN_SAVERS):
-        walk.own_savers.append(body.class_name)
-    elif not body.class_name.startswith(("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_utils.")):
+        walk.unlisted.append((prefix[:-1], body.class_name))
+    elif body.class_name not in seen and not body.class_name.startswith(_PLAIN_SAVERS):
+        seen.add(body.class_name)
         walk.foreign_classes.append(body.class_name)
 
 
@@ -209,6 +226,8 @@ def _body(node: Inert) -> _Body | None:
     attributes, name = _attributes(node), nodes.class_name(node)
     if attributes is None:
         return None
+    if isinstance(node.state, tuple) and is_conv(name):
+        return _Body(name, [], [], [], frozenset(), [])
     parameters = nodes.mapping_pairs(nodes.lookup(attributes, "_parameters"))
     buffers = nodes.mapping_pairs(nodes.lookup(attributes, "_buffers"))
     children = nodes.mapping_pairs(nodes.lookup(attributes, "_modules"))
@@ -278,7 +297,9 @@ def version_of(class_name: str) -> int:
 
     It is an attribute of the class, so not in any file: torch's own are known, every other is 1.
     """
-    return _VERSIONS.get(class_name.rpartition(".")[2], 1) if class_name.startswith("torch.") else 1
+    if not class_name.startswith("torch."):
+        return 1
+    return quantized_version(class_name) or _VERSIONS.get(class_name.rpartition(".")[2], 1)
 
 
 _VERSIONS = dict.fromkeys(

@@ -7,13 +7,13 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.module_facts import ModuleFacts
-from ckptool.checkpoints.roles import role_of
+from ckptool.checkpoints.roles import NO_WEIGHTS, role_of
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
-Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "tensors", "data", "archive"]
+Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "training", "tensors", "data", "archive"]
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -107,6 +107,8 @@ class Parsed(NamedTuple):
     recorded: Recorded = Recorded()
     class_sources: tuple[ClassSource, ...] = ()
     notes: tuple[str, ...] = ()
+    rest: int | None = None
+    """Where bytes begin that stand behind what is loaded."""
     damage: str | None = None
     member: str | None = None
     members: tuple[Member, ...] = ()
@@ -129,14 +131,15 @@ def _form(contents: Contents) -> Form:
         return "data"
     groups = [group for group in contents.groups if group.names]
     if not groups:
-        return "tensors" if all(name.startswith("_") for name, _ in contents.extras) else "checkpoint"
+        return "tensors"
     first = groups[0]
-    if first.key:
-        return "checkpoint"
-    if first.class_name is not None:
+    if not first.key and first.class_name is not None:
         return "model"
+    roles = {role_of(group, contents) for group in groups}
+    if roles.isdisjoint(("model", "ema")):
+        return "tensors" if roles.isdisjoint(NO_WEIGHTS) else "training"
     is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors)
-    return "state_dict" if is_whole and role_of(first, contents) == "model" else "checkpoint"
+    return "state_dict" if is_whole and not first.key and roles == {"model"} else "checkpoint"
 
 
 def under(path: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

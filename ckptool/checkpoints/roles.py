@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from ckptool.checkpoints.contents import Contents, Group
+from ckptool.names.wrappers import is_averaged_pair
 
-Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "other"]
+Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "rng", "other"]
+NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
+"""Roles of what is never taken for weights, even if it is asked for."""
 
 WEIGHT_KEYS = (
     "state_dict",
@@ -22,17 +25,26 @@ WEIGHT_KEYS = (
 )
 """Keys under which trainers put the weights, best known first."""
 
-_EMA_WORDS = {"ema", "averaged", "shadow", "swa"}
+_EMA_WORDS = {"ema", "averaged", "average", "avg", "shadow", "swa", "g_running"}
 _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
 _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
-_OTHER_WORDS = {"callbacks", "loops", "metrics", "normalizer", "scaler", "rng", "rng_state"}
+_OTHER_WORDS = {"callbacks", "loops", "loss", "losses", "metrics", "normalizer", "scaler", "rng", "rng_state"}
+_RNG_WORDS = {"rng", "rng_state", "rng_states", "random", "seed", "torch", "cuda", "cpu", "xpu", "mps", "generator"}
+_CPU_GENERATOR = (5056,)
+_GENERATORS = {_CPU_GENERATOR, (16,), (816,)}
+"""Shapes of the state of a ``torch.Generator``: on the CPU; on CUDA, and there before PyTorch 1.7."""
+_MOST_GENERATORS = 1024
 
-# fmt: off
-_SIDE_BY_SIDE = {
-    "generator", "discriminator", "gen", "disc", "dis", "netg", "netd", "g", "d", "actor", "critic",
-    "encoder", "decoder", "student", "teacher",
-}
-# fmt: on
+_SIDE_BY_SIDE = (
+    {"generator", "gen", "netg", "g"},
+    {"discriminator", "disc", "dis", "netd", "d"},
+    {"actor"},
+    {"critic"},
+    {"encoder"},
+    {"decoder"},
+    {"student"},
+    {"teacher"},
+)
 """Words for one of several models that were trained together: the larger is not the one that is meant."""
 
 _CLEAR_MAJORITY = 0.9
@@ -43,7 +55,9 @@ def role_of(group: Group, contents: Contents) -> Role:
     words = _words(group.key)
     if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
         return "optimizer"
-    if words & _EMA_WORDS:
+    if _is_rng(group, contents):
+        return "rng"
+    if words & _EMA_WORDS or _is_averaged(group):
         return "ema"
     if words & _SCHEDULER_WORDS:
         return "scheduler"
@@ -55,6 +69,25 @@ def role_of(group: Group, contents: Contents) -> Role:
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def _is_averaged(group: Group) -> bool:
+    """Say whether a group holds averaged weights by its names, with or without those that are not averaged."""
+    start = len(group.key) + 1 if group.key else 0
+    return is_averaged_pair([name[start:] for name in (*group.names[:1], *group.names[-1:])]) and is_averaged_pair(
+        [name[start:] for name in group.names]
+    )
+
+
+def _is_rng(group: Group, contents: Contents) -> bool:
+    """Say whether all tensors of a group are states of random number generators, by their sizes and names."""
+    infos = [contents.tensors[name] for name in group.names[:_MOST_GENERATORS]]
+    if len(group.names) > len(infos) or not all(
+        info.dtype.name == "uint8" and info.shape in _GENERATORS for info in infos
+    ):
+        return False
+    words = {word for name in group.names for word in _words(name)}
+    return bool(infos) and (any(info.shape == _CPU_GENERATOR for info in infos) or not words.isdisjoint(_RNG_WORDS))
 
 
 def _words(key: str) -> set[str]:
@@ -76,14 +109,26 @@ def choose_weights(candidates: Sequence[tuple[str, Role]], numel: Callable[[int]
         if not found:
             continue
         if len(found) == 1:
-            return found[0]
+            return found[0] if role == "ema" or not _is_one_of_several(found[0], candidates) else None
         for key in WEIGHT_KEYS:
             named = [index for index in found if candidates[index][0].rpartition(".")[2] == key]
             if len(named) == 1:
                 return named[0]
-        if any(_words(candidates[index][0]) & _SIDE_BY_SIDE for index in found):
+        if any(_parts(candidates[index][0]) for index in found):
             return None
         sizes = {index: numel(index) for index in found}
         largest = max(found, key=lambda index: sizes[index])
         return largest if sizes[largest] > _CLEAR_MAJORITY * sum(sizes.values()) else None
     return None
+
+
+def _is_one_of_several(index: int, candidates: Sequence[tuple[str, Role]]) -> bool:
+    """Say whether the one model is a discriminator, say, whose generator is there as an average alone."""
+    own = _parts(candidates[index][0])
+    return bool(own) and any(role == "ema" and _parts(key) - own for key, role in candidates)
+
+
+def _parts(key: str) -> set[int]:
+    """Return which of several models a key names."""
+    words = _words(key)
+    return {place for place, names in enumerate(_SIDE_BY_SIDE) if words & names}

@@ -14,10 +14,12 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
 from ckptool.checkpoints.modules import version_of
-from ckptool.checkpoints.roles import Role
+from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.messages import counted, for_shell, some
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
+from ckptool.names.wrappers import AVERAGED_PAIR, heads_of
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
@@ -25,6 +27,12 @@ from ckptool.tensors.reading import LazyTensor
 WeightsChoice: TypeAlias = Literal["auto", "raw", "ema"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
+_STATES: Final[dict[Role, str]] = {
+    "optimizer": "the state of an optimizer",
+    "scheduler": "the state of a scheduler",
+    "rng": "states of random numbers",
+}
+_LISTED: Final = 12
 _KINDS: Final[dict[WeightsChoice, str]] = {
     "ema": "averaged weights",
     "raw": "weights that are not averaged",
@@ -38,6 +46,13 @@ class NameChanges(NamedTuple):
     rules: tuple[renaming.Rule, ...] = ()
     filter: Filter = Filter()
     """Goes by the names as they were before."""
+
+    def chosen(self, which: WeightsChoice) -> NameChanges:
+        """Return these changes for the averaged weights alone, if they were asked for."""
+        if which != "ema":
+            return self
+        exclude = (*self.filter.exclude, f"{AVERAGED_PAIR.twin}.*")
+        return self._replace(filter=self.filter._replace(exclude=exclude))
 
     @property
     def is_by_name(self) -> bool:
@@ -81,23 +96,60 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
         WeightsNotFound: None is.
     """
-    found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
+    found = candidates(checkpoint)
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
             raise with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found)
-        if named[0].role == "optimizer":
-            raise with_candidates(WeightsNotFound(f"{key!r} is an optimizer's state, no weights"), found)
+        if named[0].role in NO_WEIGHTS:
+            raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named[0].role]}, no weights"), found)
         return named[0]
-    best = checkpoint.weights
-    for role in _ROLES[which]:
-        meant = [one for one in found if one.role == role]
-        taken = next((one for one in meant if len(meant) == 1 or one is best), None)
-        if taken is not None:
-            return taken
-        if meant:
-            raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
-    raise with_candidates(WeightsNotFound(f"there are no {_KINDS[which]}", kind="which-weights"), found)
+    if checkpoint.form == "archive":
+        raise _several_members(checkpoint)
+    meant = [one for one in found if one.role in _ROLES[which]]
+    best = next((one for one in meant if one is checkpoint.weights), None)
+    if best is None and len(meant) == 1 and which != "auto":
+        best = meant[0]
+    if best is not None:
+        return best
+    if meant:
+        raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
+    error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
+    from ckptool.checkpoints.embedded import find_embedded
+
+    inside = [f"{checkpoint.path}::{path}" for path in find_embedded(checkpoint.extras)]
+    if inside and not found:
+        error.hint = f"It holds files of torch.save(): open {some(inside)}."
+        raise error
+    raise with_candidates(error, found)
+
+
+def candidates(checkpoint: Checkpoint) -> list[StateDict]:
+    """Return the state dicts that can be asked for as weights, the likeliest first."""
+    found = [one for one in checkpoint.state_dicts if one.role not in NO_WEIGHTS]
+    return sorted(found, key=lambda one: one.role not in ("model", "ema"))
+
+
+def _instead(checkpoint: Checkpoint) -> str:
+    """Return what a file without weights has instead."""
+    if checkpoint.traits.program is not None and any(name.startswith("constants.") for name in checkpoint.attributes):
+        return ": it is frozen, they are constants of its code without names"
+    if checkpoint.form == "tensors":
+        return ", only tensors that no model has named"
+    if checkpoint.form != "training":
+        return ""
+    roles = dict.fromkeys(one.role for one in checkpoint.state_dicts if one.role in NO_WEIGHTS)
+    return f", only {' and '.join(_STATES[role] for role in roles)}"
+
+
+def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
+    """Return the error for an archive in which several members could be meant."""
+    members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
+    error = AmbiguousWeights(f"an archive of {len(checkpoint.members):,} checkpoints", kind="archive")
+    head = f"{checkpoint.path}::" if checkpoint.path else ""
+    error.candidates = tuple(f"{head}{one.name}" for one in members)
+    error.hint = f"Pick one: {', '.join(error.candidates[:_LISTED])}"
+    return error
 
 
 def by_name(checkpoint: Checkpoint) -> list[StateDict]:
@@ -108,8 +160,10 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
 def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: str = "key") -> WeightsNotFound:
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
-    listed = ", ".join(map(repr, error.candidates[:12]))
-    error.hint = f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`."
+    listed = ", ".join(f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found[:_LISTED])
+    error.hint = (
+        f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`, in a .pth file."
+    )
     return error
 
 
@@ -125,7 +179,7 @@ def prepare(
     """
     check_cancelled(checkpoint.source.cancellation)
     _refuse_clashes(checkpoint, state_dict)
-    pairs = _entries(state_dict)
+    pairs = _entries(checkpoint, state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
     # What lies deeper, in a tuple say, goes where its entry goes.
@@ -141,9 +195,10 @@ def prepare(
     if drop or not changes.filter.takes_all:
         kept = [name for name in entries if changes.filter.takes(name) and not f"{name}.".startswith(gone)]
     check_cancelled(checkpoint.source.cancellation)
-    renamed = dict(zip(kept, renaming.rename(kept, changes.rules), strict=True))
+    rules = renaming.with_heads(changes.rules, heads(checkpoint, state_dict))
+    renamed = dict(zip(kept, renaming.rename(kept, rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
-    paths = renaming.rename_metadata(list(modules), changes.rules, kept)
+    paths = renaming.rename_metadata(list(modules), rules, kept)
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},
@@ -153,6 +208,12 @@ def prepare(
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
     )
+
+
+def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
+    """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
+    walks = [walk for path, walk in checkpoint.walks if path == state_dict.key and state_dict.class_name is not None]
+    return heads_of(dict(walks[0].modules)) if walks else None
 
 
 def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
@@ -181,9 +242,13 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
         yield path[len(head) :] if path.startswith(head) else "\0"
 
 
-def _entries(state_dict: StateDict) -> list[tuple[str, Inert]]:
-    """Return the direct entries of a mapping."""
-    if state_dict.class_name is not None or state_dict.node is None:
+def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
+    """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
+    if state_dict.class_name is not None:
+        entries = next((walk.entries for path, walk in checkpoint.walks if path == state_dict.key), [])
+        listed = [entry for entry in entries if entry.kind is None or entry.name in state_dict]
+        return [(entry.name, entry.node) for entry in listed] if len(listed) > len(state_dict) else []
+    if state_dict.node is None:
         return []
     pairs = nodes.mapping_pairs(state_dict.node) or []
     return [pair for pair in pairs if isinstance(pair[0], str)]
@@ -202,7 +267,7 @@ def refuse_others(others: Sequence[str], *, drop: bool) -> None:
     """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
     if others and not drop:
         raise MigrationRefused(
-            f"{len(others):,} entries are no tensors that the target can hold: {', '.join(others[:3])}",
+            f"{counted(len(others), 'entry')} that the target cannot hold: {some(others)}",
             kind="unsupported-entries",
             hint="Leave them out with `drop_unsupported=True`.",
         )

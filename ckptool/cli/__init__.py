@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -59,7 +62,7 @@ def main() -> None:
     # Python does, takes longer than the work. Every million is enough for files that hold themselves.
     gc.set_threshold(1_000_000)
     code = _exit_code()
-    if sys.stderr is not None:
+    with suppress(OSError):
         sys.stderr.flush()
     # Freeing a tree of a million nodes one by one takes longer than printing it: the system does it at once.
     os._exit(code)
@@ -67,6 +70,10 @@ def main() -> None:
 
 def _exit_code() -> int:
     """Run a verb and return its exit code. Whatever happens is a line on stderr; 1 is left to what a verb found."""
+    if sys.stderr is None:  # closed: what would be said there is lost
+        sys.stderr = io.StringIO()
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()))
     if sys.stdout is None:
         return _failed("standard output is closed")
     try:
@@ -75,15 +82,26 @@ def _exit_code() -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except click.ClickException as error:
-        error.show()
-        return 2
+        return _said(error.show)
+    except MemoryError:
+        return _failed("there is not enough memory")
     except OSError as error:
-        if error.filename is not None:
-            return _unforeseen(error)
-        return _failed(f"the output cannot be written: {(os.strerror(error.errno or 0)).lower()}")
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        what = "the output cannot be written" if error.filename is None else os.fsdecode(error.filename)
+        return _failed(f"{what}: {reason}")
     except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it
         return _unforeseen(error)
     return code
+
+
+class _ClosedInput(io.RawIOBase):
+    """What stands for a standard input that is closed: whoever reads it is told so."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _buffer: object) -> int:
+        raise click.ClickException("standard input is closed")
 
 
 def _verb() -> int:
@@ -98,11 +116,17 @@ def _unforeseen(error: Exception) -> int:
     if os.environ.get("CKPTOOL_TRACEBACK"):
         import traceback
 
-        traceback.print_exception(error)
+        _said(lambda: traceback.print_exception(error))
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return _failed(f"unforeseen: {what}; report it with the output of CKPTOOL_TRACEBACK=1")
 
 
 def _failed(message: str) -> int:
-    click.echo(f"Error: {show(message)}", err=True)
+    return _said(lambda: click.echo(f"Error: {show(message)}", err=True))
+
+
+def _said(say: Callable[[], object]) -> int:
+    """Say what went wrong, as far as somebody listens, and return 2."""
+    with suppress(OSError):
+        say()
     return 2

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
-from ckptool.checking.finding import CODES
+from ckptool.checking.finding import CODES, command_line
+from ckptool.checking.pickle_search import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, with_options
+from ckptool.errors import CkptoolError
 from ckptool.messages import show
 
+if TYPE_CHECKING:
+    from ckptool.checking.explain import Explanation
+
 SCHEMA = "ckptool.check/2"
+EXPLAIN_SCHEMA = "ckptool.explain/2"
+CODES_SCHEMA = "ckptool.codes/1"
+_MOST_TEXT = 1 << 20
 
 
 @click.command()
@@ -32,7 +41,11 @@ SCHEMA = "ckptool.check/2"
 )
 @click.option("--key", metavar="PATH", help="Which state dict to compare with --like or --model.")
 @click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
-@click.option("--explain", metavar="TEXT", help="Explain an error message; '-' reads it from stdin.")
+@click.option(
+    "--explain",
+    metavar="TEXT",
+    help="Explain an error message, and what in FILE causes it if one is given; '-' reads TEXT from stdin.",
+)
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
@@ -46,7 +59,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     2, a file cannot be opened.
     """
     if options["explain"] is not None:
-        sys.exit(_explain(options["explain"], as_json=options["as_json"]))
+        sys.exit(_explain(options["explain"], files, as_json=options["as_json"]))
     if options["list_codes"]:
         _list_codes(as_json=options["as_json"])
         return
@@ -56,7 +69,14 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     code = 0
     objects: list[dict[str, object]] = []
     for number, path in enumerate(files):
-        report = check_file(path, **arguments)
+        try:
+            report = check_file(path, **arguments)
+        except CkptoolError as error:  # not of this file: of what it is to be compared with, or of this installation
+            if not options["as_json"]:
+                raise
+            objects.append(_not_looked_at(path, error))
+            code = 2
+            continue
         code = max(code, 2 if report.error is not None else 1 if report.worst in ("warning", "error") else 0)
         if options["as_json"]:
             objects.append(_object(report))
@@ -65,7 +85,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             click.echo("")
         if report.error is not None:
             click.echo(error_text(report.error), err=True)
-        click.echo(with_options("\n".join(report.lines(show_globals=options["show_globals"]))))
+        if report.error is None or report.findings:
+            click.echo(with_options("\n".join(report.lines(show_globals=options["show_globals"]))))
     if options["as_json"]:
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
@@ -95,18 +116,38 @@ def _object(report: CheckReport) -> dict[str, object]:
         "verdict": with_options(report.verdict),
         "findings": [finding_object(finding) for finding in report.findings],
     }
+    found |= {"globals": [_global(one) for one in report.globals], "acts": [_act(one) for one in report.acts]}
     if report.error is not None:
         return {**found, "error": error_object(report.error)}
     return {
         **found,
+        "loading": report.loading and with_options(report.loading),
         "format": report.format,
         "form": report.form,
         "file_nbytes": report.file_nbytes,
         "shards": report.shards,
         "records": report.records,
         "matching": report.matching,
-        "globals": [_global(one) for one in report.globals],
     }
+
+
+def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "path": path,
+        "depth": "structure",
+        "worst": "error",
+        "verdict": "not looked at",
+        "findings": [],
+        "globals": [],
+        "acts": [],
+        "error": error_object(error),
+    }
+
+
+def _act(one: Act) -> dict[str, object]:
+    found = one._asdict()
+    return found | {"record": one.record or None, "package": one.package}
 
 
 def _global(one: GlobalUse) -> dict[str, object]:
@@ -122,20 +163,43 @@ def _global(one: GlobalUse) -> dict[str, object]:
 def _list_codes(*, as_json: bool) -> None:
     if as_json:
         codes = [{"code": code, **entry._asdict()} for code, entry in CODES.items()]
-        print_json({"schema": "ckptool.codes/1", "codes": codes})
+        print_json({"schema": CODES_SCHEMA, "codes": codes})
         return
     for code, entry in CODES.items():
         click.echo(f"{code}  {entry.severity or '':<9}{entry.says}")
 
 
-def _explain(text: str, *, as_json: bool) -> int:
+def _explain(text: str, files: tuple[str, ...], *, as_json: bool) -> int:
     from ckptool.checking.explain import explain
 
-    found = explain(sys.stdin.read() if text == "-" else text)
+    if len(files) > 1:
+        raise click.UsageError("--explain looks into one file.")
+    path = files[0] if files else None
+    text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text
+    try:
+        found = explain(text, path)
+    except CkptoolError as error:
+        if not as_json:
+            raise
+        print_json({"schema": EXPLAIN_SCHEMA, "path": path, "error": error_object(error)})
+        return 2
     if as_json:
-        print_json({"schema": "ckptool.explain/1", "explanations": [one._asdict() for one in found]})
+        print_json({"schema": EXPLAIN_SCHEMA, "path": path, "explanations": [one._asdict() for one in found]})
     elif not found:
-        click.echo("not a message that is known here", err=True)
-    for one in found if not as_json else ():
-        click.echo(f"{one.kind}: {show(one.meaning)}\nHint: {show(one.hint)}")
+        command = command_line(path or "FILE", "check")
+        click.echo(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
+    for number, one in enumerate(found if not as_json else ()):
+        if number:
+            click.echo("")
+        click.echo("\n".join(_explanation_lines(one, path)))
     return 0 if found else 1
+
+
+def _explanation_lines(one: Explanation, path: str | None) -> Iterator[str]:
+    yield f"{one.kind}: {show(one.meaning)}"
+    if path is not None and one.in_file is not None:
+        yield f"{show(path)}: {show(one.in_file)}"
+    if one.hint is not None:
+        yield f"Hint: {show(with_options(one.hint))}"
+    if one.command is not None:
+        yield f"Run: {show(one.command)}"

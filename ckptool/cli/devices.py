@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from ckptool.cli.json_output import error_object, print_json
+from ckptool.errors import MissingPackage
+
 if TYPE_CHECKING:
     from ckptool.torch_ops.devices import DeviceReport
 
+SCHEMA = "ckptool.devices/1"
 _HEADERS = ("device", "name", "free", "total", "compute capability")
 
 
@@ -26,30 +30,36 @@ def devices(*, as_json: bool) -> None:
     """
     from ckptool.torch_ops import devices as torch_devices
 
-    report = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    click.echo(_as_json(report) if as_json else _as_text(report))
+    try:
+        report = torch_devices.devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except MissingPackage as error:
+        if not as_json:
+            raise
+        print_json({"schema": SCHEMA, "error": error_object(error)})
+        sys.exit(2)
+    if as_json:
+        print_json(_object(report))
+    else:
+        click.echo(_as_text(report))
 
 
-def _as_json(report: DeviceReport) -> str:
-    return json.dumps(
-        {
-            "schema": "ckptool.devices/1",
-            "torch": report.torch_version,
-            "cuda_build": report.cuda_build,
-            "devices": [
-                {
-                    "device": device.tag,
-                    "name": device.name,
-                    "free_nbytes": device.free_nbytes,
-                    "total_nbytes": device.total_nbytes,
-                    "compute_capability": device.compute_capability,
-                }
-                for device in report.devices
-            ],
-            "cuda_missing": asdict(report.cuda_missing) if report.cuda_missing else None,
-        },
-        indent=2,
-    )
+def _object(report: DeviceReport) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "torch": report.torch_version,
+        "cuda_build": report.cuda_build,
+        "devices": [
+            {
+                "device": device.tag,
+                "name": device.name,
+                "free_nbytes": device.free_nbytes,
+                "total_nbytes": device.total_nbytes,
+                "compute_capability": device.compute_capability,
+            }
+            for device in report.devices
+        ],
+        "cuda_missing": asdict(report.cuda_missing) if report.cuda_missing else None,
+    }
 
 
 def _as_text(report: DeviceReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import click
@@ -14,6 +14,7 @@ from ckptool import messages
 from ckptool.checking.structure import examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
+from ckptool.checkpoints.training import parameter_names
 from ckptool.cli import inspect_report, tables
 from ckptool.cli.text import error_text
 from ckptool.errors import CkptoolError
@@ -33,12 +34,44 @@ class Selection(NamedTuple):
     sort: str
 
     def of(self, tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
-        takes_all = self.grep is None and self.filter.takes_all
-        chosen = [tensor for tensor in tensors if takes_all or self._takes(tensor.name)]
+        chosen = list(tensors)
+        if not self.filter.takes_all:
+            chosen = [tensor for tensor in chosen if self.filter.takes(tensor.name)]
+        if self.grep is not None:
+            chosen = _matching(self.grep, chosen)
         return chosen if self.sort == "file" else sorted(chosen, key=tables.SORT_KEYS[self.sort])  # type: ignore[arg-type]
 
-    def _takes(self, name: str) -> bool:
-        return (self.grep is None or bool(self.grep.search(name))) and self.filter.takes(name)
+    def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:
+        """Return a line about a selection that takes none of the names there are, and what would take some."""
+        if chosen or not tensors:
+            return None
+        patterns = (self.grep.pattern,) if self.grep is not None else ()
+        options = {"grep": patterns, "include": self.filter.include, "exclude": self.filter.exclude}
+        asked = " ".join(f"--{option} {value!r}" for option, values in options.items() for value in values)
+        near = next(filter(None, self._nearly(tensors)), "")
+        return messages.labelled("listed", f"0 of {len(tensors):,} names match {messages.show(asked)}{near}")
+
+    def _nearly(self, tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
+        if self.grep is not None:
+            count = len(_matching(re.compile(self.grep.pattern, re.IGNORECASE), list(tensors.values())))
+            yield f"; {count:,} do in another case: --grep '(?i)…'" if count else ""
+        for glob in self.filter.include:
+            inside = Filter((f"*{glob}*",), ())
+            count = sum(1 for name in tensors if inside.takes(name))
+            wider = messages.show(repr(inside.include[0]))
+            yield f"; a glob is compared with whole names: {wider} matches {count:,}" if count else ""
+
+
+def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
+    """Return the tensors whose name matches; that names are too long to be tried is said."""
+    from ckptool.names.patterns import LONGEST, Trials
+
+    tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
+    if len(tried) < len(tensors):
+        long = messages.counted(len(tensors) - len(tried), "name")
+        click.echo(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
+    trials = Trials()
+    return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
 
 
 @click.command()
@@ -120,26 +153,21 @@ def inspect(
             return _source_lines(checkpoint)
         return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
 
-    objects: list[dict[str, object]] = []
     failed = False
     for number, path in enumerate(files):
         try:
             with open_checkpoint(path) as checkpoint:
                 if as_json:
-                    objects.append(_object(checkpoint, selection))
+                    _print_json(_object(checkpoint, selection), number, len(files))
                 else:
                     _print([""] if number and not (show_globals or show_source) else [])
                     _print(lines_of(checkpoint))
         except CkptoolError as error:
             failed = True
             if as_json:
-                objects.append(_unreadable(path, error))
+                _print_json(_unreadable(path, error), number, len(files))
             else:
                 click.echo(error_text(error), err=True)
-    if as_json:
-        from ckptool.cli.json_output import print_json
-
-        print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
 
 
@@ -156,9 +184,15 @@ def _report(
     tensors = selection.of(checkpoint.tensors.values())
     if table_format is not None:  # to be pasted or parsed: the table alone
         yield _formatted(checkpoint, tensors, columns, table_format)
+        nothing = selection.nothing(checkpoint.tensors, tensors)
+        if nothing is not None:
+            click.echo(nothing.strip(), err=True)
         return
     summary = summarise(checkpoint)
     yield from inspect_report.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    nothing = selection.nothing(checkpoint.tensors, tensors)
+    if nothing is not None:
+        yield nothing
     if not quiet and tensors:
         yield ""
         yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
@@ -191,7 +225,8 @@ def _cells(
 ) -> tuple[list[str], list[list[str]], list[bool]]:
     groups = sharing(checkpoint.tensors.values()) if "shared_with" in columns else []
     shared = {name: group for group in groups for name in group}
-    rows = list(tables.tensor_rows(tensors, columns, shared))
+    parameters = parameter_names(checkpoint) if "parameter" in columns else {}
+    rows = list(tables.tensor_rows(tensors, columns, tables.Related(shared, parameters)))
     chosen = [tables.COLUMNS[name] for name in columns]
     return [column.header for column in chosen], rows, [column.is_number for column in chosen]
 
@@ -200,6 +235,12 @@ def _source_lines(checkpoint: Checkpoint) -> Iterator[str]:
     for found in checkpoint.class_sources:
         yield messages.show(f"# {found.name}, from {found.path}")
         yield from (messages.show(line.expandtabs(8)) for line in found.text.split("\n"))
+
+
+def _print_json(found: dict[str, object], number: int, count: int) -> None:
+    from ckptool.cli.json_output import print_json
+
+    print_json(found, number, count)
 
 
 def _unreadable(path: str, error: CkptoolError) -> dict[str, object]:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
+from ckptool.checkpoints.training import TrainingState, training_states
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
-from ckptool.pickles.nodes import Inert
+from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.tensors.reading import LazyTensor
 
 _EXTRAS_SHOWN = 8
@@ -34,9 +35,10 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         yield labelled("dtypes", counts(summary.dtypes))
     if summary.prefixes:
         yield labelled("prefix", show("".join(summary.prefixes)))
-    if len(checkpoint.state_dicts) > 1 or checkpoint.form == "checkpoint":
+    if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
         yield from listed("state dicts", lines, most=None)
+    yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [
         f"{show(shard.name)}: {counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
         for shard in checkpoint.shards
@@ -105,6 +107,8 @@ def _shards(checkpoint: Checkpoint) -> str:
 
 
 def _form(checkpoint: Checkpoint) -> str:
+    if checkpoint.form == "data" and isinstance(checkpoint.root, Call) and not checkpoint.root.pairs:
+        return f"{FORMS['data']}: {show(_clip(class_name(checkpoint.root)))}"
     if checkpoint.form != "model":
         return FORMS[checkpoint.form]
     cls = checkpoint.state_dicts[0].class_name if checkpoint.state_dicts else None
@@ -127,6 +131,26 @@ def _extra(path: str, node: Inert) -> str:
         return _clip(path)
     shown = f"{value:.6g}" if isinstance(value, float) else value
     return f"{_clip(path)}={shown}"
+
+
+def _training(found: TrainingState) -> str:
+    """Return one line about an optimizer, a scheduler, a scaler or states of random numbers."""
+    name = show(_clip(found.key)) or "(root)"
+    if found.role in ("rng", "scaler"):
+        return f"{name}: {'states of random numbers' if found.role == 'rng' else 'gradient scaler'}"
+    kind = show(_clip(found.kind)) if found.kind else f"{found.role} of an unknown class"
+    said = kind if found.class_name or not found.kind else f"{kind} by its settings"
+    facts = []
+    if found.role == "optimizer":
+        parameters = sum(group.parameters or 0 for group in found.groups)
+        groups = f" in {len(found.groups):,} groups" if len(found.groups) > 1 else ""
+        facts.append(f"{counted(parameters, 'parameter tensor')}{groups}")
+    rates = dict.fromkeys(f"{group.lr:.6g}" for group in found.groups if group.lr is not None)
+    if rates:
+        facts.append(f"lr {some(list(rates))}")
+    if found.steps is not None:
+        facts.append(counted(found.steps, "step"))
+    return f"{name}: {', '.join([said, *facts])}"
 
 
 def _clip(path: str) -> str:

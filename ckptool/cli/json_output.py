@@ -11,6 +11,7 @@ import click
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
+from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
 from ckptool.cli.tables import tensor_file_offset
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
@@ -20,16 +21,18 @@ from ckptool.tensors.reading import LazyTensor
 
 INSPECT = "ckptool.inspect/2"
 
+_LONGEST_CLASS = 256
 _SHARED_LISTED = 32
+_GROUPS_LISTED = 1 << 10
 _SHARED_LENGTH = 1 << 12
 _AT_ONCE = 1 << 16
 _DEPTH = 2
 """Of an object, the members of its members are pieces; a list of objects is one level more."""
 
 
-def print_json(found: object) -> None:
-    """Print a value as one line of ASCII."""
-    waiting: list[str] = []
+def print_json(found: object, number: int = 0, count: int = 1) -> None:
+    """Print a value as one line of ASCII; one of several, as the part of their list that ends with it."""
+    waiting = ["" if count == 1 else ", " if number else "["]
     length = 0
     for piece in _pieces(found, _DEPTH + isinstance(found, list)):
         waiting.append(piece)
@@ -37,7 +40,9 @@ def print_json(found: object) -> None:
         if length >= _AT_ONCE:
             click.echo("".join(waiting), nl=False)
             waiting, length = [], 0
-    click.echo("".join(waiting))
+    click.echo("".join(waiting), nl=False)
+    if number == count - 1:
+        click.echo("" if count == 1 else "]")
 
 
 def _pieces(found: object, depth: int) -> Iterator[str]:
@@ -46,11 +51,12 @@ def _pieces(found: object, depth: int) -> Iterator[str]:
             yield f"{', ' if number else '{'}{json.dumps(key)}: "
             yield from _pieces(value, depth - 1)
         yield "}" if found else "{}"
-    elif depth and isinstance(found, list | tuple):
+    elif depth and isinstance(found, list | tuple | Iterator):
+        yield "["
         for number, value in enumerate(found):
-            yield ", " if number else "["
+            yield ", " if number else ""
             yield from _pieces(value, depth - 1)
-        yield "]" if found else "[]"
+        yield "]"
     else:
         yield json.dumps(found, ensure_ascii=True, allow_nan=False)
 
@@ -58,9 +64,10 @@ def _pieces(found: object, depth: int) -> Iterator[str]:
 def inspect_object(
     checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], tensors: Iterable[LazyTensor]
 ) -> dict[str, object]:
-    """Return the object that ``inspect --json`` prints for a file."""
+    """Return the object that ``inspect --json`` prints for a file; its tensors are made as they are asked for."""
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
+    parameters = parameter_names(checkpoint)
     return {
         "schema": INSPECT,
         "path": checkpoint.path,
@@ -88,7 +95,11 @@ def inspect_object(
             }
             for found in checkpoint.state_dicts
         ],
-        "tensors": [_tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name)) for tensor in tensors],
+        "training": [_training_json(found) for found in training_states(checkpoint)],
+        "tensors": (
+            _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
+            for tensor in tensors
+        ),
         "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
         "members": [member._asdict() for member in checkpoint.members],
         "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
@@ -126,8 +137,22 @@ def finding_object(finding: Finding) -> dict[str, object]:
     return finding._replace(hint=finding.hint and with_options(finding.hint))._asdict()
 
 
+def _training_json(found: TrainingState) -> dict[str, object]:
+    return {
+        "key": found.key,
+        "role": found.role,
+        "kind": found.kind and cut(found.kind),
+        "class": found.class_name and cut(found.class_name),
+        "steps": found.steps,
+        "groups": [group._asdict() for group in found.groups[:_GROUPS_LISTED]],
+    }
+
+
 def _tensor_json(
-    tensor: LazyTensor, shared: Mapping[str, Sequence[str]], shard: str | None = None
+    tensor: LazyTensor,
+    shared: Mapping[str, Sequence[str]],
+    shard: str | None = None,
+    parameter: str | None = None,
 ) -> dict[str, object]:
     info = tensor.info
     others = [name for name in shared.get(tensor.name, ())[: _SHARED_LISTED + 1] if name != tensor.name]
@@ -151,8 +176,10 @@ def _tensor_json(
     }
     if shard is not None:
         found["shard"] = shard
+    if parameter is not None:
+        found["parameter"] = cut(parameter)
     if info.subclass:
-        found["subclass"] = info.subclass
+        found["subclass"] = cut(info.subclass, _LONGEST_CLASS)
     if info.details:
         found["details"] = dict(info.details)
     if info.parts:

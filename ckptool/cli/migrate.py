@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -85,6 +85,9 @@ class _InOrder(click.Command):
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
 @click.option(
+    "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."
+)
+@click.option(
     "--model", metavar="PACKAGE.MODULE:CLASS", help="Build this class, load the weights, save the whole model."
 )
 @click.option(
@@ -105,8 +108,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: for another device, in another form, under other names.
 
-    Nothing in SRC runs, and SRC is never changed. DST is there only once it is complete, read back and compared; it may
-    be a folder. Without DST, the result is written next to SRC, and its name is printed.
+    Nothing in SRC runs. SRC is only read, and is replaced only if you name it as DST, with --force. DST is there only
+    once it is complete, read back and compared; it may be a folder. Without DST, the result is written next to SRC, and
+    its name is printed.
 
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
@@ -173,8 +177,15 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
         elif name == "rename":
             yield _substitution(value, "--rename")
         else:
-            lines = [line.strip() for line in value]
+            lines = _lines(value)
             yield from (_substitution(line, "--rename-file") for line in lines if line and not line.startswith("#"))
+
+
+def _lines(file: Iterable[str]) -> list[str]:
+    try:
+        return [line.strip() for line in file]
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"not a text file: {error}", param_hint="--rename-file") from error
 
 
 def _substitution(text: str, option: str) -> renaming.Rule:

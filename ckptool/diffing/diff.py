@@ -216,7 +216,7 @@ class _Differences:
 
 def _layout(info: TensorInfo) -> str:
     words = [info.layout, *(f"{name} {value!r}" for name, value in info.details if name != "is_coalesced")]
-    if info.subclass:
+    if info.subclass and not info.is_array:
         words.insert(0, info.subclass)
     if info.storage is None and not info.parts and info.numel:
         words.append("no bytes")
@@ -333,7 +333,7 @@ def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
     unreadable = dict.fromkeys((*a.unreadable, *b.unreadable))
     for what, names in (("of kinds that cannot be read", list(unreadable)), ("without bytes", found.unknown)):
         if names:
-            yield f"{len(names):,} tensors {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+            yield f"{counted(len(names), 'tensor')} {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
 
 
 def _not_computed(found: _Differences, comparer: ValueComparer | None) -> Iterator[str]:

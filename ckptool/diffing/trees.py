@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
-from ckptool.pickles.nodes import Call, Global, Inert, Pairs, PersistentId, Set
+from ckptool.pickles.nodes import Block, Call, Global, Inert, Pairs, PersistentId, Set
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
 
 ABSENT: Final = "nothing"
@@ -207,13 +207,14 @@ def _same_numpy(a: Call, b: Call, joined: _Joined) -> bool | None:
     # The decoder leaves bytes as they are: many arrays may share them.
     one, other = (numpy_array(node, encoded_bytes) for node in (a, b))  # type: ignore[arg-type]
     if one and other and one.data is not None and other.data is not None:
-        return one._replace(data=None) == other._replace(data=None) and _same_bytes(one.data, other.data, joined)
+        left, right = (data.read() if isinstance(data, Block) else data for data in (one.data, other.data))
+        return one._replace(data=None) == other._replace(data=None) and _same_bytes(left, right, joined)
     if one or other or not (_is_short(a) and _is_short(b)):
         return None
-    left, right = numpy_scalar(a), numpy_scalar(b)
-    if left is None or right is None or left[1] is None or right[1] is None:
+    x, y = numpy_scalar(a), numpy_scalar(b)
+    if x is None or y is None or x[1] is None or y[1] is None:
         return None
-    return left[0] == right[0] and _same_leaf(left[1], right[1])
+    return x[0] == y[0] and _same_leaf(x[1], y[1])
 
 
 def _is_short(scalar: Call) -> bool:

@@ -1,5 +1,5 @@
 """
-Checkpoints packed in something else: gzip, or the members of a zip or tar made by other programs.
+Checkpoints packed in something else: compressed as a whole, or the members of a zip or tar made by other programs.
 
 stable-baselines3 zips hold policy.pth beside its optimizer; AllenNLP tars hold weights.th beside a vocabulary. The one
 member that holds a model's weights is opened; where several do, they are listed, and ``FILE::MEMBER`` picks one.
@@ -7,94 +7,128 @@ member that holds a model's weights is opened; where several do, they are listed
 
 from __future__ import annotations
 
-from ckptool.archives.archive import Archive, gunzip
+from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import Compression, decompress
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
+from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe
+from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
 from ckptool.sources.source import BytesSource, Source
 
 NAME = "packed"
 TRAITS = Traits()
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _KNOWN_OF = (
-    ("/.data/extern_modules", "a torch.package archive"),
-    ("/attributes.pkl", "TorchScript of PyTorch 1.0 or 1.1 (model.json)"),
+    (
+        "/.data/extern_modules",
+        "a torch.package archive",
+        "Where its code may run, load it with torch.package.PackageImporter, and save the state_dict() of the model.",
+    ),
+    (
+        "/attributes.pkl",
+        "TorchScript of PyTorch 1.0 or 1.1 (model.json)",
+        "Where its code may run, load it with torch.jit.load(), and save its state_dict().",
+    ),
 )
 """Members by which torch's own archives are known that no format here reads."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a gzip file, a zip or a tar; formats that are zips or tars themselves come before."""
-    return probe.head.startswith(_GZIP_MAGIC) or probe.zip is not None or probe.tar is not None
+    """Say whether this is a compressed file, a zip or a tar; formats that are zips or tars themselves come before."""
+    return probe.compression is not None or probe.zip is not None or probe.tar is not None
 
 
 def read(probe: Probe) -> Parsed:
     """Open the one checkpoint inside, or list those that are there."""
-    if probe.head.startswith(_GZIP_MAGIC):
-        content = _unpacked(probe)
+    kind = probe.compression
+    if kind is not None:
+        content = _unpacked(probe, kind)
         if not content.nbytes:
             raise NotACheckpoint(
-                f"not a checkpoint: a gzip file of {probe.source.nbytes:,} bytes with nothing in it",
-                kind="gzip-empty",
+                f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it",
+                kind=f"{kind.name}-empty",
                 hint="Pack or download it again.",
             )
         return probe.read_inner(content)
     archive = probe.zip or probe.tar
     if archive is None:
         raise MalformedFile("an archive without members", kind="empty-archive")
-    for ending, what in _KNOWN_OF:
+    for ending, what, hint in _KNOWN_OF:
         if any(name.endswith(ending) for name in archive):
-            raise UnsupportedFeature(f"{what}, which is not handled", kind="old-torch-archive")
+            raise UnsupportedFeature(f"{what}, which is not handled", kind="old-torch-archive", hint=hint)
     return _choose(probe, archive)
 
 
 def read_member(probe: Probe, name: str) -> Parsed:
     """
-    Open the named member of a packed file; ``A::B`` is the member B of the member A.
+    Open the named member of a packed file, or the value of a pickle that is a file; ``A::B`` is the B of the member A.
 
     Raises:
         MalformedFile: There is no such member.
     """
-    if probe.head.startswith(_GZIP_MAGIC):
-        return read_member(probe.inner(_unpacked(probe)), name)
+    if probe.compression is not None:
+        return read_member(probe.inner(_unpacked(probe, probe.compression)), name)
     archive = probe.zip or probe.tar
     outer, _, inner = name.partition("::")
     if archive is not None and inner and name not in archive and outer in archive:
         return _placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
     if archive is None or name not in archive:
-        near = [member for member in archive or () if not member.endswith("/")]
-        raise MalformedFile(
-            f"no member {name!r} among {len(near):,}",
-            kind="no-member",
-            hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
-        )
+        return _read_embedded(probe, archive, name)
     return _placed(probe.read_inner(archive.open(name)), archive, name)
 
 
-def _placed(parsed: Parsed, archive: Archive, name: str) -> Parsed:
+def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
+    """Open the value of a pickle that is a file itself, by its path; after it may come the path of one in that."""
+    from ckptool.checkpoints.embedded import find_embedded
+
+    try:
+        found = find_embedded(probe.read().contents.extras)
+    except (NotACheckpoint, UnknownFormat):
+        if archive is None:
+            raise
+        found = {}
+    outer, rest = name, None
+    while outer not in found and "::" in outer:
+        outer, _, inner = outer.rpartition("::")
+        rest = inner if rest is None else f"{inner}::{rest}"
+    if outer in found:
+        inside = probe.inner(BytesSource(found[outer].data, probe.source.cancellation))
+        return _placed(inside.read() if rest is None else read_member(inside, rest), None, outer)
+    from shlex import quote
+
+    near = [*map(quote, found), *(quote(member) for member in archive or () if not member.endswith("/"))]
+    raise MalformedFile(
+        f"no member {name!r} among {len(near):,}",
+        kind="no-member",
+        hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
+    )
+
+
+def _placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
     """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
     return parsed._replace(
         member=name if parsed.member is None else f"{name}::{parsed.member}",
-        archives=(archive, *parsed.archives),
+        archives=(*((archive,) if archive is not None else ()), *parsed.archives),
         members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
         inside={f"{name}::{key}": _placed(one, archive, name) for key, one in parsed.inside.items()},
         unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
     )
 
 
-def _unpacked(probe: Probe) -> Source:
-    content = gunzip(probe.source, probe.limits)
+def _unpacked(probe: Probe, kind: Compression) -> Source:
+    content = decompress(probe.source, kind, probe.limits)
     return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes)
 
 
 def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive)
     holding = {name: found for name, found in opened.items() if _holds_tensors(found)}
-    for candidates in (holding, _with_weights(holding), opened):
+    weights = _with_weights(holding)
+    for candidates in (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:
             return _chosen(next(iter(candidates)), opened, failures, archive)
     if opened:
@@ -134,6 +168,18 @@ def _with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
         for name, found in holding.items()
         if found.members or Checkpoint("", found.source, found).weights is not None
     }
+
+
+def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
+    """Return the member that would be the weights if all stood in one file, under their names there."""
+    names = list(weights)
+
+    def numel(index: int) -> int:
+        return sum(info.numel for info in weights[names[index]].contents.tensors.values())
+
+    roles: list[tuple[str, Role]] = [(name.rpartition("/")[2].partition(".")[0], "model") for name in names]
+    chosen = choose_weights(roles, numel)
+    return {} if chosen is None else {names[chosen]: weights[names[chosen]]}
 
 
 def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolError], archive: Archive) -> Parsed:
@@ -185,5 +231,5 @@ def _no_checkpoint(archive: Archive) -> CkptoolError:
         return NotACheckpoint("not a checkpoint: an archive without files", kind="archive")
     shown = ", ".join(ascii(name)[1:-1] for name in names[:4])
     return NotACheckpoint(
-        f"not a checkpoint: an archive of {len(names):,} files, none of which is one: {shown}", kind="archive"
+        f"not a checkpoint: an archive of {counted(len(names), 'file')} without one: {shown}", kind="archive"
     )

@@ -3,21 +3,27 @@
 
     pickle    … torch.storage._load_from_bytes(b"legacy stream") …
 
+``joblib.dump`` writes the same, but for arrays of numpy, whose elements are between the opcodes (``joblib_arrays``).
 Protocols 0 and 1 have no mark of their own, so those are taken for pickles only if they parse from end to end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
-from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
+from ckptool.messages import counted
+from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import is_container
-from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.reader import Pickle
+from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.storage_ids import storage_id
 
 NAME = "pickle"
 TRAITS = Traits(has_tree=True, refusal="it was written by pickle.dump() and not by torch.save()")
@@ -33,7 +39,7 @@ def sniff(probe: Probe) -> bool:
     if head[:1] not in (b"(", b"]", b"}", b"c", b"l", b"d") or probe.source.nbytes > _MAX_UNMARKED_NBYTES:
         return False
     try:
-        pickled = read_pickle(probe.source)
+        pickled = read_with_arrays(probe.source)
     except Cancelled:
         raise
     except CkptoolError:
@@ -43,9 +49,12 @@ def sniff(probe: Probe) -> bool:
 
 def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
-    pickled = read_pickle(probe.source)
+    pickled = read_with_arrays(probe.source)
     rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))
-    contents = collect(pickled.root, rebuilder, probe.limits)
+    try:
+        contents = collect_weights(pickled.root, rebuilder, probe.limits)
+    except MalformedFile as error:
+        raise _bare(pickled) or error  # noqa: B904 - the same one, or one that says more
     notes = []
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
@@ -56,6 +65,30 @@ def read(probe: Probe) -> Parsed:
         contents,
         root=pickled.root,
         rebuilder=rebuilder,
-        streams=(Stream("", probe.source, 0, pickled.end, pickled.globals),),
+        streams=tuple(_streams(probe.source, pickled)),
         notes=tuple(notes),
+        rest=pickled.end if notes else None,
+    )
+
+
+def _streams(source: Source, pickled: Pickle) -> Iterator[Stream]:
+    """Yield the opcodes of a pickle, in as many parts as arrays between them make of it."""
+    start, names = 0, pickled.globals
+    for block in pickled.blocks:
+        if start < block.start:
+            yield Stream("", source, start, block.start, names)
+            names = ()
+        start = block.stop
+    yield Stream("", source, start, pickled.end, names)
+
+
+def _bare(pickled: Pickle) -> MalformedFile | None:
+    """Return the error for a pickle whose tensors refer to storages, which only a whole file of torch.save() has."""
+    storages = {named.key for node in pickled.persistent_ids if (named := storage_id(node.pid)) is not None}
+    if not storages:
+        return None
+    return MalformedFile(
+        f"a data.pkl alone: {counted(len(storages), 'storage')} that it refers to would be in other records of its zip",
+        kind="bare-pickle",
+        hint="Open the whole file that torch.save() wrote, as it was before it was unpacked.",
     )

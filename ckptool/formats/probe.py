@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ckptool.archives import zips
 from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import Compression, compression_of
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
@@ -39,6 +40,11 @@ class Probe:
         return self.source.read(0, min(_HEAD_NBYTES, self.source.nbytes))
 
     @cached_property
+    def compression(self) -> Compression | None:
+        """How the whole file is compressed; None if it is not."""
+        return compression_of(self.head)
+
+    @cached_property
     def zip(self) -> Archive | None:
         """The members of a zip; None if it is not one. Raises what ``read_zip`` raises."""
         return zips.read_zip(self.source, self.limits) if self.head.startswith(LOCAL_MAGIC) else None
@@ -49,6 +55,10 @@ class Probe:
         from ckptool.archives import tars  # asked only of what is not a zip
 
         return tars.read_tar(self.source, self.limits) if tars.is_tar(self.head) else None
+
+    def read(self) -> Parsed:
+        """Read this source itself."""
+        return self._read_inner(self)
 
     def inner(self, source: Source) -> Probe:
         """Return the probe for something packed inside this source."""

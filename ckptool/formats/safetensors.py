@@ -10,7 +10,7 @@ https://github.com/huggingface/safetensors, "Format"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from ckptool.cancellation import Cancellation, each
@@ -27,9 +27,10 @@ from ckptool.errors import (
 )
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS
+from ckptool.messages import counted, some
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
-from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, StorageRef, TensorInfo, is_size, row_major
+from ckptool.tensors.tensor import MAX_RANK, StorageRef, TensorInfo, is_countable, is_size, row_major
 
 NAME = "safetensors"
 TRAITS = Traits(
@@ -43,16 +44,34 @@ MODULES_KEY = "ckptool.modules"
 RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 """Keys of ``__metadata__`` that are never names of tensors."""
 
-_MAX_DEPTH = 64
+_SPACE = b" \t\n\r"
+_FIELDS = ("dtype", "shape", "data_offsets")
+_BLOCK_NBYTES = 1 << 16
+_MAX_DEPTH = 125
+"""Of fields that nobody knows: the reference library's parser follows 127 levels, two of which are around them."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether the file begins with a plausible length and an opening brace."""
-    head = probe.head
-    if head[8:9] != b"{":
-        return False
+    """Say whether the file begins with a plausible length and an opening brace, maybe after white space."""
+    return is_safetensors(probe.source, probe.head)
+
+
+def is_safetensors(source: Source, head: bytes) -> bool:
+    """Say whether a source is such a file, or the beginning of one; ``head`` is how it begins."""
     # No limit on the length here: a header that is too long or cut short is this format's own to refuse.
-    return int.from_bytes(head[:8], "little") < 1 << 40
+    if int.from_bytes(head[:8], "little") >= 1 << 40:
+        return False
+    first = head[8:9]
+    return first == b"{" or (first != b"" and first in _SPACE and _first_character(source) == b"{")
+
+
+def _first_character(source: Source) -> bytes:
+    """Return the first byte of a header that is no white space."""
+    for start in range(8, source.nbytes, _BLOCK_NBYTES):
+        text = source.read(start, min(_BLOCK_NBYTES, source.nbytes - start)).lstrip(_SPACE)
+        if text:
+            return text[:1]
+    return b""
 
 
 def read(probe: Probe) -> Parsed:
@@ -67,8 +86,10 @@ def read(probe: Probe) -> Parsed:
         )
     if 8 + length > source.nbytes:
         raise _truncated("its header ends", 8 + length, source.nbytes)
-    header = _parse(source.read(8, length), limits.cancellation)
+    text = source.read(8, length)
+    header = _parse(text, limits.cancellation)
     metadata = _metadata(header.pop("__metadata__", None))
+    notes = tuple(_notes(text, header))
     contents = Contents()
     group = Group("", "mapping")
     if header:
@@ -114,7 +135,19 @@ def read(probe: Probe) -> Parsed:
         fixed_form="state_dict" if header else "data",
         metadata=metadata,
         recorded=decode(metadata, header, limits.cancellation),
+        notes=notes,
     )
+
+
+def _notes(text: bytes, header: dict[str, object]) -> Iterator[str]:
+    """Yield what is odd about a header that the reference library reads all the same."""
+    spaces = 0 if text.startswith(b"{") else len(text) - len(text.lstrip(_SPACE))
+    if spaces:
+        yield f"{counted(spaces, 'byte')} of white space before the header, which other readers may not take"
+    odd = [entry for entry in header.values() if isinstance(entry, dict) and len(entry) > len(_FIELDS)]
+    unknown = sorted({field for entry in odd for field in entry.keys() - set(_FIELDS)})
+    if unknown:
+        yield f"header fields that nobody knows are left out: {some(unknown)}"
 
 
 def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellation: Cancellation | None) -> Recorded:
@@ -188,7 +221,14 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
 def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, object]:
     from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
 
-    return parse_object(data, "the safetensors header", "safetensors", cancellation)
+    header = parse_object(data, "the safetensors header", "safetensors", cancellation)
+    for name, entry in header.items():
+        # The reference library also takes a list of the three, and a type as the key of an object.
+        if type(entry) is list and len(entry) == len(_FIELDS):
+            header[name] = entry = dict(zip(_FIELDS, entry, strict=True))
+        if isinstance(entry, dict) and name != "__metadata__" and isinstance(dtype := entry.get("dtype"), dict):
+            header[name] = {**entry, "dtype": next(iter(dtype)) if list(dtype.values()) == [None] else None}
+    return header
 
 
 def _metadata(found: object) -> dict[str, str]:
@@ -212,7 +252,7 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
     code, sizes = entry.get("dtype"), entry.get("shape")
     if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
         raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")
-    if max(_partial_products(sizes), default=0) >= MAX_SIZE or _is_deep(entry):
+    if not is_countable(sizes) or _is_deep(entry):
         raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     dtype = dtypes.BY_SAFETENSORS.get(code)
     if dtype is None:
@@ -232,25 +272,18 @@ def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int
     return dtype, shape, begin, end
 
 
-def _partial_products(sizes: list[int]) -> Iterator[int]:
-    # An empty tensor may not have dimensions that overflow on the way to its last one.
-    product = 1
-    for size in sizes:
-        product *= size
-        yield product
-
-
 def _is_deep(entry: dict[str, object]) -> bool:
-    """Say whether fields that nobody knows are nested deeper than other parsers follow."""
-    level: list[object] = [value for key, value in entry.items() if key not in ("dtype", "shape", "data_offsets")]
+    """Say whether fields that nobody knows are nested deeper than the reference library follows."""
+    level = _containers(value for key, value in entry.items() if key not in _FIELDS)
     for _ in range(_MAX_DEPTH):
-        below: list[object] = []
-        for value in level:
-            below.extend(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
-        if not below:
+        if not level:
             return False
-        level = below
-    return True
+        level = _containers(value for one in level for value in (one.values() if isinstance(one, dict) else one))
+    return bool(level)
+
+
+def _containers(values: Iterable[object]) -> list[dict[str, object] | list[object]]:
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:

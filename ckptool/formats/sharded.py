@@ -31,7 +31,7 @@ from ckptool.errors import (
 from ckptool.formats import safetensors
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits, refuse_long
-from ckptool.messages import some
+from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
 
 NAME = "sharded"
@@ -182,7 +182,7 @@ def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSourc
         opened[name] = source
     if missing:
         raise FileUnavailable(
-            f"{len(missing):,} of {len(names):,} shards are not there: {some(list(map(repr, missing)))}",
+            f"{len(missing):,} of {counted(len(names), 'shard')} not there: {some(list(map(repr, missing)))}",
             kind="missing-shards",
             hint="Put them beside the index: download what is missing.",
             needed=len(names),
@@ -225,7 +225,7 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
         name = missing[0]
         where = f", but in {holders[name]!r}" if name in holders else ""
         raise MalformedFile(
-            f"{len(missing):,} of {len(shard_of):,} tensors are not in the shard that the index names: "
+            f"{len(missing):,} of {counted(len(shard_of), 'tensor')} not in the shard that the index names: "
             f"{name!r} is not in {shard_of[name]!r}{where}",
             kind="shard-tensors",
             hint="Get the index and the shards again, from one place.",
@@ -233,7 +233,7 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
     if len(holders) > len(shard_of):
         extra = [name for name in holders if name not in shard_of]
         raise MalformedFile(
-            f"{len(extra):,} tensors of shards are not in the index: {some(list(map(repr, extra)))}",
+            f"{counted(len(extra), 'tensor')} of shards not in the index: {some(list(map(repr, extra)))}",
             kind="shard-tensors",
             hint="Get the index and the shards again, from one place.",
         )

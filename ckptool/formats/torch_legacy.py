@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
@@ -55,7 +55,7 @@ def read(probe: Probe) -> Parsed:
     """Read the index of a legacy stream: its five pickles and the eight bytes in front of each storage."""
     stream = LegacyStream(probe.source, probe.limits)
     rebuilder = stream.rebuilder()
-    contents = collect(stream.tree.root, rebuilder, probe.limits)
+    contents = collect_weights(stream.tree.root, rebuilder, probe.limits)
     notes = []
     if stream.big_endian:
         notes.append("written on a big-endian machine; its elements are little-endian all the same")
@@ -73,6 +73,7 @@ def read(probe: Probe) -> Parsed:
         streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
+        rest=stream.end if rest else None,
     )
 
 

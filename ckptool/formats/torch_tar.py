@@ -17,7 +17,7 @@ from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy
@@ -38,20 +38,23 @@ _MEMBERS = ("storages", "tensors", "pickle")
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a tar with the three members that hold the data."""
+    """Say whether this is a tar with the three members that hold the data, or one of them missing."""
     tar = probe.tar
-    return tar is not None and all(name in tar for name in _MEMBERS)
+    return tar is not None and sum(name in tar for name in _MEMBERS) > 1
 
 
 def read(probe: Probe) -> Parsed:
     """Read the index of a 0.1.x file: its pickles, and what precedes each storage."""
     archive = probe.tar
     assert archive is not None  # noqa: S101 - sniff saw it
+    for name in _MEMBERS:
+        if name not in archive:
+            raise MalformedFile(f"a tar of PyTorch 0.1 without its member {name!r}", kind="missing-member")
     tables = TarStorages(archive)
     content = archive.open("pickle")
     tree = read_pickle(content)
     rebuilder = Rebuilder(tables.resolve, partial(torch_legacy.nested_storage, limits=probe.limits))
-    contents = collect(tree.root, rebuilder, probe.limits)
+    contents = collect_weights(tree.root, rebuilder, probe.limits)
     return Parsed(
         probe.source,
         NAME,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checkpoints.contents import ModelGraph, collect
+from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.contents import ModelGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
@@ -29,6 +30,8 @@ NAME = "torch_zip"
 TRAITS = Traits(has_tree=True)
 
 
+_HEAD_NBYTES = 256
+"""Where the name of the first member is."""
 NEWEST_VERSION = 10
 """kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
 
@@ -39,6 +42,22 @@ def sniff(probe: Probe) -> bool:
         return probe.zip is not None and root_folder(probe.zip) is not None
     except TruncatedFile as error:
         raise truncated(probe.source, error) from error
+    except UnsupportedFeature as error:
+        raise _several(probe, error) from error
+
+
+def _several(probe: Probe, error: UnsupportedFeature) -> UnsupportedFeature:
+    """Return the error for torch zips one after the other, which is no damage."""
+    if error.kind != "several-zips" or b"/data.pkl" not in probe.head[:_HEAD_NBYTES]:
+        return error
+    return UnsupportedFeature(
+        f"torch zips one after the other, the last at byte {error.offset:,}: "
+        "a shard of a torch.distributed.checkpoint (.distcp)",
+        kind="distributed-checkpoint",
+        hint="Make one file of its directory: "
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        offset=error.offset,
+    )
 
 
 def read(probe: Probe) -> Parsed:
@@ -56,7 +75,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     tree = archive.open(f"{root}data.pkl")
     pickled = read_pickle(tree)
     rebuilder = storages.rebuilder()
-    contents = collect(pickled.root, rebuilder, archive.limits, graph)
+    contents = collect_weights(pickled.root, rebuilder, archive.limits, graph)
     notes = list(archive.notes)
     if root.count("/") != 1:
         notes.append(f"data.pkl is in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
@@ -79,7 +98,8 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
 
 def root_folder(archive: Archive) -> str | None:
     """Return the folder of ``data.pkl``, with its slash, or None if it is not clear which."""
-    found = [name[: -len("data.pkl")] for name in archive.called("data.pkl")]
+    # A torch.package keeps the models of TorchScript that it holds below a folder of its own.
+    found = [name[: -len("data.pkl")] for name in archive.called("data.pkl") if "/.data/" not in name]
     outermost = [root for root in found if root.count("/") == min(other.count("/") for other in found)]
     return outermost[0] if len(outermost) == 1 else None
 
@@ -147,7 +167,10 @@ class ZipStorages:
         try:
             record = self._archive.records[name]
         except KeyError:
-            raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage") from None
+            if not self._folder.endswith("/data/") or f"{self._folder[:-5]}tensors/{key}" not in self._archive:
+                raise MalformedFile(f"storage {key!r} has no record {name!r}", kind="missing-storage") from None
+            self._folder = f"{self._folder[:-5]}tensors/"  # as PyTorch 1.4 had it, where zips were an experiment
+            return self._ref(key, location, nbytes)
         _, offset, actual, _, compression, crc32 = record
         if actual != nbytes:
             raise MalformedFile(

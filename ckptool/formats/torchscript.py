@@ -18,7 +18,7 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import collect
-from ckptool.checkpoints.modules import ModuleTensor, StateDictWalk
+from ckptool.checkpoints.modules import ModuleEntry, StateDictWalk
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits, under
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import torch_zip
@@ -53,7 +53,11 @@ def read(probe: Probe) -> Parsed:
     archive = probe.zip
     assert archive is not None  # noqa: S101 - sniff saw it
     root = torch_zip.root_folder(archive)
-    parsed = torch_zip.read_archive(archive, NAME, TRAITS, ScriptModules(_class_tables(archive, f"{root}code/")))
+    graph = ScriptModules(_class_tables(archive, f"{root}code/"))
+    parsed = torch_zip.read_archive(archive, NAME, TRAITS, graph)
+    cls = nodes.class_of(parsed.root)
+    if cls is not None and cls.module.startswith(_PREFIX):  # one without parameters is a model all the same
+        parsed = parsed._replace(fixed_form="model")
     name = f"{root}constants.pkl"
     if name not in archive:
         return parsed
@@ -80,7 +84,9 @@ class ScriptModules:
         found = nodes.class_of(node)
         if found is None or not found.module.startswith(_PREFIX) or found.module.startswith("__torch__.torch.classes"):
             return False
-        return bool(nodes.attribute_pairs(node)) and (not self._tables or str(found) in self._tables)
+        # One that was saved by its own __getstate__ has a tuple for its state, and nothing in a state_dict().
+        has_state = bool(nodes.attribute_pairs(node)) or (isinstance(node.state, tuple) and bool(self._tables))
+        return has_state and (not self._tables or str(found) in self._tables)
 
     def class_name(self, node: Inert) -> str:
         """Return the class's full name in the program that was scripted."""
@@ -115,18 +121,18 @@ class ScriptModules:
                 raise LimitExceeded(f"a model of more than {limits.tensors:,} names", actual=limits.tensors)
         return walk
 
-    def _own_entries(self, node: Call, attributes: nodes.Pairs, prefix: str) -> list[ModuleTensor]:
+    def _own_entries(self, node: Call, attributes: nodes.Pairs, prefix: str) -> list[ModuleEntry]:
         table = self._tables.get(nodes.class_name(node))
-        entries: list[ModuleTensor] = []
+        entries: list[ModuleEntry] = []
         kinds: tuple[Kind, ...] = ("parameter", "buffer")
         for kind in kinds:
             for name, value in attributes:
                 if not (isinstance(value, Call) and isinstance(name, str) and _is_tensor(value)):
                     continue
                 if table is None and kind == "parameter":
-                    entries.append(ModuleTensor(prefix + name, value, None))
+                    entries.append(ModuleEntry(prefix + name, value, None))
                 elif table is not None and table.get(name) == kind:
-                    entries.append(ModuleTensor(prefix + name, value, kind))
+                    entries.append(ModuleEntry(prefix + name, value, kind))
         return entries
 
 

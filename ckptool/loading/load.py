@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,9 +13,11 @@ import torch
 
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import refuse_incomplete
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
+    IncompleteWeights,
     MalformedFile,
     MigrationRefused,
     TruncatedFile,
@@ -51,6 +53,7 @@ def load(
     dtype: torch.dtype | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
+    allow_missing: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> OrderedDict[str, Any]:
@@ -67,14 +70,16 @@ def load(
     ``mmap`` the CPU's are views of a private mapping of the file, whose pages all processes share until they write to
     them; replacing the file by renaming another over it is safe, but truncating it kills every process that maps it.
     ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors are cast
-    to. ``verify`` first compares the file with the checksums in it, in a separate pass. ``progress`` is called with
-    the bytes that were read so far, and those to be read in all; what is mapped is not read. A process that has loaded,
-    with or without a cast, can fork. Safe to call from several threads.
+    to. ``verify`` first compares the file with the checksums in it, in a separate pass. ``allow_missing`` goes on where
+    the file does not have all that the model's own ``state_dict()`` would hold, or only code could make it.
+    ``progress`` is called with the bytes that were read so far, and those to be read in all; what is mapped is not
+    read. A process that has loaded, with or without a cast, can fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that are not those that were written.
         DeviceUnavailable: ``map_location`` names a device that is not here.
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
+        IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         OutOfMemory: They need more than there is. Nothing was loaded.
         UnsupportedFeature: A tensor is of a kind that only code of its own can make.
         WeightsNotFound: No state dict is the chosen weights.
@@ -90,11 +95,11 @@ def load(
         with opened(source, limits) as checkpoint:
             if verify:
                 checkpoint.check_index()
-            chosen = chosen_weights(checkpoint, key, weights, strip)
+            chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing)
             if verify:
                 check_storages(chosen.tensors.values(), ())
             assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
-            state = torch_state_dict(checkpoint, chosen, assembly, progress)
+            state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
             return state
 
@@ -133,22 +138,26 @@ def check_options(dtype: object, weights: object, mmap: object) -> None:
     check_choice("mmap", mmap, (True, False, "auto"))
 
 
-def chosen_weights(checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, strip: Strip) -> Weights:
+def chosen_weights(
+    checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, strip: Strip, *, allow_missing: bool = False
+) -> Weights:
     """Return the chosen weights, under their final names."""
     try:
         state_dict = choose(checkpoint, key, weights)
     except WeightsNotFound as error:
-        if not error.candidates:
+        if "`form=" in (error.hint or ""):
             error.hint = None  # it is about migrating
         raise
+    if not allow_missing:
+        refuse_incomplete(checkpoint, state_dict)
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:
         rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)
     try:
-        return prepare(checkpoint, state_dict, NameChanges(rules))
+        return prepare(checkpoint, state_dict, NameChanges(rules).chosen(weights))
     except MigrationRefused as error:
         logger.info("%s: names are kept as they are: %s", checkpoint.path, show(error.message))
-        return prepare(checkpoint, state_dict, NameChanges())
+        return prepare(checkpoint, state_dict, NameChanges().chosen(weights))
 
 
 @contextmanager
@@ -179,18 +188,44 @@ def _add_command(error: CkptoolError, path: str, *, is_open: bool) -> None:
 
 
 def torch_state_dict(
-    checkpoint: Checkpoint, weights: Weights, assembly: Assembly, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    weights: Weights,
+    assembly: Assembly,
+    progress: Progress | None = None,
+    *,
+    allow_missing: bool = False,
 ) -> OrderedDict[str, Any]:
-    """Return weights as ``state_dict()`` would give them: tensors, other entries in their places, ``_metadata``."""
+    """
+    Return weights as ``state_dict()`` would give them: tensors, other entries in their places, ``_metadata``.
+
+    Raises:
+        IncompleteWeights: An entry holds tensors in something that only code could make, unless that may be missing.
+    """
     made = assembly.tensors(weights.tensors, progress)
     others = values_with_tensors(weights.others, checkpoint.rebuilder, assembly) if weights.others else {}
     entries: OrderedDict[str, Any] = made if isinstance(made, OrderedDict) else OrderedDict(made)
     if others:  # packed parameters, extra state
         entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
-    for name, value in others.items():
-        if isinstance(value, UnsupportedFeature):
-            logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, show(value.message))
-            del entries[name]
+    unmade = {name: value for name, value in others.items() if isinstance(value, UnsupportedFeature)}
+    if not allow_missing:
+        _refuse_tensors_in(checkpoint, weights, unmade)
+    for name, value in unmade.items():
+        logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, show(value.message))
+        del entries[name]
     if weights.modules:
         entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]
     return entries
+
+
+def _refuse_tensors_in(checkpoint: Checkpoint, weights: Weights, unmade: Mapping[str, UnsupportedFeature]) -> None:
+    """Raise IncompleteWeights if there are tensors in entries that only code could make."""
+    key = weights.state_dict.key
+    for name, value in unmade.items():
+        head = f"{key}.{weights.old_names[name]}" if key else weights.old_names[name]
+        if any(tensor.startswith(f"{head}.") for tensor in checkpoint.tensors):
+            error = IncompleteWeights(
+                f"entry {name!r} holds tensors in {value.message}, which only code can make",
+                hint="To go on without such entries, say `allow_missing=True`.",
+            )
+            error.missing = tuple(unmade)
+            raise error

@@ -19,7 +19,7 @@ import torch
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.roles import Role
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, prepare, with_candidates
-from ckptool.errors import AmbiguousWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
+from ckptool.errors import AmbiguousWeights, IncompleteWeights, KeyMismatch, WeightsMismatch, WeightsNotFound
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.custom_loading import load_through, own_loader
 from ckptool.loading.load import check_options, chosen_weights, opened, torch_state_dict
@@ -64,6 +64,7 @@ def load_into(
     dtype: torch.dtype | None = None,
     mmap: Mmap = "auto",
     verify: bool = False,
+    allow_missing: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> LoadReport:
@@ -84,10 +85,12 @@ def load_into(
     file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
     of it may be new. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it adds:
     then all weights are new, and what hooks make of them may not be.
-    ``verify`` first compares the file with its own checksums, in a separate pass.
+    ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
+    file does not have all that the ``state_dict()`` of its own model would hold.
 
     Raises:
         AmbiguousWeights: Several state dicts could be the weights, and more than one fits.
+        IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         KeyMismatch: Names are missing or unexpected; the nearest are named.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         DamagedFile: ``verify`` found bytes that are not those that were written.
@@ -105,17 +108,18 @@ def load_into(
         state = read_optimizer(checkpoint, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
         if own_loader(model) is None:
-            found, filling = choose_targets(model, checkpoint, key, weights, strict=strict)
+            found, filling = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
             filling = after_hooks(model, filling, strict=strict)
             report = report_of(model, checkpoint.path, found, filling, started)
         else:
-            chosen, changes = choose_renamed(model, checkpoint, key, weights)
+            chosen, changes = choose_renamed(model, checkpoint, key, weights, allow_missing=allow_missing)
             if verify:
                 check_storages(chosen.tensors.values(), ())
-            taken = load_through(model, torch_state_dict(checkpoint, chosen, assembly, progress), strict=strict)
+            entries = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
+            taken = load_through(model, entries, strict=strict)
             report = report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
         if state is not None:
             state.apply()
@@ -160,7 +164,13 @@ def after_hooks(model: torch.nn.Module, filling: FillPlan, *, strict: bool = Tru
 
 
 def choose_targets(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, *, strict: bool = True
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    *,
+    strict: bool = True,
+    allow_missing: bool = False,
 ) -> tuple[str, FillPlan]:
     """Return the chosen state dict and how it fits; of several, the only one that does."""
 
@@ -169,15 +179,24 @@ def choose_targets(
             return bool(plan(model, found))
         return False
 
-    chosen = _choose(checkpoint, key, weights, fits)
+    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     return chosen.state_dict.key, plan(model, chosen.tensors, strict=strict, facts=chosen.modules)
 
 
 def choose_renamed(
-    model: torch.nn.Module, checkpoint: Checkpoint, key: str | None, weights: WeightsChoice
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    *,
+    allow_missing: bool = False,
 ) -> tuple[Weights, Renames]:
     """Return the weights under the names of a model that loads through its own code, and how they were renamed."""
-    chosen = _choose(checkpoint, key, weights, lambda found: name_changes(model, found)[1])
+
+    def fits(found: Mapping[str, LazyTensor]) -> bool:
+        return name_changes(model, found)[1]
+
+    chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     changes, _ = name_changes(model, chosen.tensors)
     if changes:
         chosen = prepare(checkpoint, chosen.state_dict, NameChanges(tuple(change.rule for change in changes)))
@@ -185,11 +204,18 @@ def choose_renamed(
 
 
 def _choose(
-    checkpoint: Checkpoint, key: str | None, weights: WeightsChoice, fits: Callable[[Mapping[str, LazyTensor]], bool]
+    checkpoint: Checkpoint,
+    key: str | None,
+    weights: WeightsChoice,
+    fits: Callable[[Mapping[str, LazyTensor]], bool],
+    *,
+    allow_missing: bool,
 ) -> Weights:
     """Return the weights that were chosen; without a choice, the only ones that fit."""
     try:
-        return chosen_weights(checkpoint, key, weights, None)
+        return chosen_weights(checkpoint, key, weights, None, allow_missing=allow_missing)
+    except IncompleteWeights:
+        raise
     except WeightsNotFound as error:
         if key is not None or weights != "auto":
             raise
@@ -197,7 +223,7 @@ def _choose(
         found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
         fitting = next(filter(None, found), [])
         if len(fitting) == 1:
-            return chosen_weights(checkpoint, fitting[0].key, weights, None)
+            return chosen_weights(checkpoint, fitting[0].key, weights, None, allow_missing=allow_missing)
         if not fitting:
             raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
         raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error

@@ -11,12 +11,20 @@ from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
 from ckptool.tensors import dtypes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 
 _MAX_DEPTH: Final = 64
 _MAX_NODES: Final = 10_000_000
+_QSCHEMES: Final = {
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+}
 
 
 def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None, assembly: Assembly) -> dict[str, Any]:
@@ -30,7 +38,7 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     def note(inner: Inert) -> Inert:
         info = rebuilder.tensor(inner) if rebuilder is not None else None
         if info is None:
-            return _torch_dtype(inner)
+            return _torch_constant(inner)
         wanted[str(id(inner))] = LazyTensor(name, info)
         return inner
 
@@ -44,16 +52,18 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
 
     def leaf(inner: Inert) -> Any:
         tensor = made.get(str(id(inner)))
-        return _torch_dtype(inner) if tensor is None else tensor
+        return _torch_constant(inner) if tensor is None else tensor
 
     values = {name: value for name, value in found.items() if not isinstance(value, UnsupportedFeature)}
     return found | {name: plain_value(nodes[name], leaf) for name in values}
 
 
-def _torch_dtype(node: Inert) -> torch.dtype | None:
-    if isinstance(node, Global) and node.module == "torch" and node.name in dtypes.BY_NAME:
-        found = getattr(torch, dtypes.BY_NAME[node.name].name, None)
-        return found if isinstance(found, torch.dtype) else None
+def _torch_constant(node: Inert) -> torch.dtype | torch.qscheme | None:
+    """Return an element type, or the name of a scheme of quantisation: what quantised modules keep beside tensors."""
+    if isinstance(node, Global) and node.module == "torch":
+        name = dtypes.BY_NAME[node.name].name if node.name in dtypes.BY_NAME else node.name
+        found = getattr(torch, name, None) if node.name in dtypes.BY_NAME or node.name in _QSCHEMES else None
+        return found if isinstance(found, torch.dtype | torch.qscheme) else None
     return None
 
 
@@ -81,12 +91,20 @@ def plain_value(node: Inert, leaf: Callable[[Inert], Any] | None = None) -> Any:
             return node
         if isinstance(node, list | tuple):
             return type(node)(value(item, depth + 1) for item in node)
+        scalar = numpy_scalar(node)
+        if scalar is not None and isinstance(scalar[1], bool | int | float | str):
+            return scalar[1]
         pairs = inert.mapping_pairs(node)
         if pairs is None:
-            raise UnsupportedFeature(f"a value of type {inert.class_name(node)}", kind="no-plain-value")
+            raise UnsupportedFeature(f"a value of type {_type(node)}", kind="no-plain-value")
         return {_key(key): value(item, depth + 1) for key, item in pairs}
 
     return value(node, 0)
+
+
+def _type(node: Inert) -> str:
+    array = numpy_array(node)
+    return f"numpy.ndarray, {array}" if array is not None else inert.class_name(node)
 
 
 def _key(key: Inert) -> str | int | float | bool | None:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.names.patterns import Trials
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload, StoragePayload
@@ -102,7 +103,7 @@ class CastSource:
 class Casting:
     """The casts of one migration."""
 
-    def __init__(self, dtype: str, keep: Sequence[str] = (), *, saturate: bool = False) -> None:
+    def __init__(self, dtype: str, keep: Sequence[str], trials: Trials, *, saturate: bool = False) -> None:
         if dtype not in TARGETS:
             raise MigrationRefused(
                 f"not a type to cast to: {dtype!r}", kind="not-a-dtype", hint=f"Choose from {', '.join(TARGETS)}."
@@ -111,6 +112,9 @@ class Casting:
             self._keep = [re.compile(pattern) for pattern in keep]
         except re.error as error:
             raise MigrationRefused(f"not a regular expression: {error}", kind="bad-pattern") from error
+        self._trials = trials
+        self.keeps_nothing: tuple[str, ...] = tuple(keep)
+        """Those of ``keep`` that have matched no name so far."""
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
@@ -136,8 +140,10 @@ class Casting:
             if memory is None or not self._takes(tensor.info):
                 continue
             chosen.setdefault(memory, (name, tensor))
-            if any(pattern.search(name) for pattern in self._keep):
+            matching = {pattern.pattern for pattern in self._keep if self._trials.on(name, pattern.search)}
+            if matching:
                 kept.add(memory)
+                self.keeps_nothing = tuple(one for one in self.keeps_nothing if one not in matching)
         for memory, (name, tensor) in chosen.items():
             if memory not in kept and memory not in self._made:
                 self._made[memory] = self._cast(name, tensor)

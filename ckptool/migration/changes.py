@@ -53,6 +53,8 @@ class Changes(NamedTuple):
     """Leave out what the target cannot hold."""
     allow_empty: bool = False
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
+    allow_missing: bool = False
+    """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     model: str | None = None
     """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
     model_arguments: Mapping[str, object] = {}
@@ -78,6 +80,7 @@ class ChangeOptions(TypedDict, total=False):
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool
+    allow_missing: bool
     model: str | None
     model_arguments: Mapping[str, object]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,11 +18,13 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
+from ckptool.messages import counted
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.output import Output
-from ckptool.migration.plan import Plan, check_device, make_plan
+from ckptool.migration.plan import Plan, make_plan
 from ckptool.migration.report import MigrationReport
+from ckptool.migration.target import device_tag
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.migration.verify import verify_model
 from ckptool.pickles.nodes import gc_paused
@@ -60,12 +62,14 @@ def migrate(
     source holds; by default it goes by the suffix of ``dst``. ``progress`` is called with the bytes written and to
     come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
-    Guarantees: ``src`` is never changed; ``dst`` is never half written, and appears only after what was written was
-    read back and compared, and is on the disk; nothing is overwritten without ``force``. ``verify=False`` neither reads
-    back, nor checks the source's checksums, nor waits for the disk unless an old file is replaced.
+    Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
+    written, and appears only after what was written was read back and compared, and is on the disk; nothing is
+    overwritten without ``force``. ``verify=False`` neither reads back, nor checks the source's checksums, nor waits for
+    the disk unless an old file is replaced.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
+        IncompleteWeights: The file does not have all that the ``state_dict()`` of these weights would hold.
         MigrationRefused: It would lose or confuse something, leave no tensor say; the hint names the option that allows
             it.
         OutputExists: ``dst`` exists.
@@ -77,7 +81,7 @@ def migrate(
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
-    _check_possible(asked)
+    asked = _checked(asked)
     with open_checkpoint(os.fspath(src), limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
@@ -95,16 +99,22 @@ def migrate(
             nbytes, readers = _write(checkpoint, plan, asked, output, limits if verify else None)
     casts = plan.casting.casts if plan.casting else ()  # their errors are known once they are written
     after = planned.after._replace(file_nbytes=nbytes)
-    done = planned._replace(written=True, verified=verify, read_back_by=readers)
+    notes = (*planned.notes, *_parted(output))
+    done = planned._replace(written=True, verified=verify, read_back_by=readers, notes=notes)
     return done._replace(nbytes=nbytes, casts=casts, after=after)
 
 
-def _check_possible(changes: Changes) -> None:
-    """Refuse what no source could make possible, before any is read."""
-    if changes.to is not None:
-        check_device(changes.to)
+def _parted(output: Output) -> Iterator[str]:
+    if output.other_names:
+        many = counted(output.other_names, "other name")
+        yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
+
+
+def _checked(changes: Changes) -> Changes:
+    """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
     if changes.dtype is not None or changes.model is not None:
         check_installed()
+    return changes if changes.to is None else changes._replace(to=device_tag(changes.to))
 
 
 def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) -> OnWritten | None:

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import count
-from ckptool.messages import FORMS, counts, grouped, labelled, listed, show, show_nbytes
+from ckptool.checkpoints.weights import Weights
+from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
@@ -162,7 +163,21 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield "safetensors keeps no device tags: there is none to set"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
+    if plan.weights is not None:
+        yield from _outside(checkpoint, plan.weights)
+    for pattern in plan.casting.keeps_nothing if plan.casting is not None else ():
+        yield f"keep_dtype {pattern!r} keeps the type of no tensor"
     yield from selection.notes(checkpoint, plan.weights, plan.names)
+
+
+def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
+    """Yield which tensors of a whole model are left out, as its state_dict() does not give them."""
+    key = weights.state_dict.key
+    if weights.state_dict.class_name is not None:
+        names = [name for name in checkpoint.attributes if not key or name.startswith(f"{key}.")]
+        if names:
+            many = counted(len(names), "tensor")
+            yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}"
 
 
 def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:

@@ -14,28 +14,30 @@ from ckptool.migration.changes import Changes, NameRule
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
+from ckptool.names.patterns import Trials
 from ckptool.tensors.tensor import TensorInfo
 
 _NEAREST = 3
 
 
 class _Noted:
-    """A substitution that remembers whether it has changed any name."""
+    """A substitution that is tried within bounds, and remembers whether it has changed any name."""
 
-    def __init__(self, rule: renaming.Substitution) -> None:
+    def __init__(self, rule: renaming.Substitution, trials: Trials) -> None:
         self.rule = rule
+        self._trials = trials
         self.has_changed = False
 
     def __call__(self, names: Sequence[str]) -> list[str]:
-        renamed = self.rule(names)
+        renamed = [self._trials.on(name, self.rule.renamed) for name in names]
         self.has_changed = self.has_changed or renamed != list(names)
         return renamed
 
 
-def noted(items: Sequence[NameRule]) -> tuple[renaming.Rule, ...]:
+def noted(items: Sequence[NameRule], trials: Trials) -> tuple[renaming.Rule, ...]:
     """Return the rules of one migration so that ``notes`` can tell which did nothing."""
     rules = [item if callable(item) else renaming.substitute(*item) for item in items]
-    return tuple(_Noted(rule) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
+    return tuple(_Noted(rule, trials) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
 
 
 def refuse_nothing(

@@ -29,6 +29,8 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
+_MANY = 1000
+"""Tensors from which it takes a while to write them."""
 
 
 class TorchPlan(NamedTuple):
@@ -69,9 +71,13 @@ class TorchPlan(NamedTuple):
         verify.verify(path, written, self.storages, self.expected, limits)
 
 
-def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None, root: str) -> TorchPlan:
+def plan_weights(
+    checkpoint: Checkpoint, weights: Weights, location: str | None, root: str, *, sketch: bool = False
+) -> TorchPlan:
     """
     Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata.
+
+    In a ``sketch``, tensors of plain memory are not in the pickle.
 
     Raises:
         MigrationRefused: A tensor is one that only its own class can write.
@@ -80,13 +86,14 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, location: str | None,
     detached = weights.state_dict.class_name is not None
     cancellation = checkpoint.source.cancellation
     made: dict[int, Inert] = {}
-    for tensor in each(weights.tensors.values(), cancellation):
-        if id(tensor.info) not in made:
-            made[id(tensor.info)] = rewriter.tensor(tensor.info, detached=detached)
+    names = [name for name in weights.names if not sketch or not _is_plain(weights.tensors.get(name))]
+    for info in each((weights.tensors[name].info for name in names if name in weights.tensors), cancellation):
+        if id(info) not in made:
+            made[id(info)] = rewriter.tensor(info, detached=detached)
     tree = Call(_ORDERED_DICT, ())
     tree.pairs = [
         (name, made[id(weights.tensors[name].info)] if name in weights.tensors else weights.others[name])
-        for name in weights.names
+        for name in names
     ]
     if weights.modules:
         tree.state = Dict([("_metadata", metadata_node(weights.modules))])
@@ -112,13 +119,14 @@ def plan_same(
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
     casting: Casting | None = None,
+    sketch: bool = False,
 ) -> TorchPlan:
     """
     Return how a checkpoint becomes itself: everything it holds, with device tags set and names changed.
 
     ``wrappers`` are the classes of training wrappers that models are taken out of, ``drop`` the paths and roles of
     what is left out; with ``model``, that whole model is all that is written. ``casting`` casts weights, and nothing of
-    an optimizer.
+    an optimizer. In a ``sketch`` of many tensors, the pickle is empty if all of them are plain.
 
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
@@ -139,7 +147,8 @@ def plan_same(
     kept = {name: t for name, t in tensors.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
-    pickled = write_pickle(tree, rewriter, checkpoint.source.cancellation)
+    is_sketched = sketch and len(kept) > _MANY and all(map(_is_plain, kept.values()))
+    pickled = b"" if is_sketched else write_pickle(tree, rewriter, checkpoint.source.cancellation)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     expected = tuple(
@@ -148,6 +157,14 @@ def plan_same(
     renamed = tuple((old, new) for old, new in new_names.items() if new != old)
     dropped = (*edited.dropped, *edited.left_out)
     return TorchPlan(root, pickled, tuple(rewriter.storages), expected, rewriter.retagged, renamed, dropped)
+
+
+def _is_plain(tensor: LazyTensor | None) -> bool:
+    """Say whether this is a tensor that can be written, whatever else is."""
+    storage = tensor.info.storage if tensor is not None else None
+    if tensor is None or storage is None or storage.big_endian:
+        return False
+    return tensor.info.layout == "strided" and tensor.info.subclass is None
 
 
 def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:

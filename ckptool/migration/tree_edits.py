@@ -16,7 +16,7 @@ from ckptool.checkpoints.weights import NameChanges, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
-from ckptool.names.wrappers import COMPANIONS
+from ckptool.names.wrappers import COMPANIONS, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 
@@ -138,8 +138,10 @@ def _rename_state_dicts(
     left_out: dict[str, None] = {}
     for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
         own = changes
-        # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it.
-        if state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict):
+        # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it. So it
+        # does with averaged weights and those that are not, of which stripping would leave the averaged ones.
+        is_kept = state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict)
+        if is_kept or is_averaged_pair(state_dict):
             own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
         weights = prepare(checkpoint, state_dict, own)
         renamed = dict(weights.renamed)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from ckptool.errors import MigrationRefused
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array
 from ckptool.pickles.writer import PlainTensor
 from ckptool.tensors import dtypes
 from ckptool.tensors.payloads import StoragePayload
@@ -195,6 +196,8 @@ class TreeRewriter:
         func = nodes.global_of(node.func)
         if func is None:
             return node
+        if func.name == "NumpyArrayWrapper" and is_array(node):  # only joblib finds what follows it
+            return self._finish(as_numpy_writes_it(node))
         if (
             func.name == "_rebuild_tensor_v2"
         ):  # most calls are this one: what it says is in ``info``, and shorter to write
@@ -215,7 +218,9 @@ class TreeRewriter:
             return self._finish(Call(node.func, (*node.args[:2], self._location, *node.args[3:])))
         # Any other call that makes a tensor: a parameter, a sparse or quantised tensor, a subclass.
         info = self._rebuilder.tensor(node)
-        return node if info is None or info.storage is None else self._tensor_call(node, func, info, info.storage)
+        if info is None or info.storage is None or info.is_array:
+            return node
+        return self._tensor_call(node, func, info, info.storage)
 
     def _tensor_call(self, node: Call, func: Global, info: TensorInfo, storage: StorageRef) -> Inert:
         """Return the call to write for one that makes a tensor: itself, unless the tensor's memory changes."""

@@ -287,6 +287,7 @@ def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Ren
             pairs[name] = old
         else:
             reshaped.append(Reshaped(name, old, shape, found[old]))
+    used |= {old for old, name in zip(found, chosen.names, strict=True) if not name}  # they go with their wrapper
     unexpected = tuple(name for name in found if name not in used)
     target_wrapped = chosen.target is not expected
     return KeyMatch(pairs, tuple(missing), unexpected, tuple(reshaped), chosen.changes, rivals, target_wrapped)

@@ -10,41 +10,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 
 from ckptool.errors import MigrationRefused
-from ckptool.names.wrappers import ANYWHERE, COMPANIONS, DATA_PARALLEL, HEADS
+from ckptool.names.wrappers import ANYWHERE, BY_HEAD, DATA_PARALLEL, HEADS, Wrapper
 
 Rule = Callable[[Sequence[str]], Sequence[str | None]]
 
 _ANYWHERE = re.compile("|".join(ANYWHERE))
 
 
-def strip_module(names: Sequence[str]) -> Sequence[str | None]:
+def strip_module(names: Sequence[str], most: int | None = None) -> Sequence[str | None]:
     """
-    Return the names without the ``module`` components at their head, however many there are.
+    Return the names without the ``module`` components at their head, however many there are, or ``most`` of them.
 
-    What an AveragedModel counts beside them goes too.
+    What an averaged model counts beside them goes too.
 
     Raises:
         MigrationRefused: Some names have one and some have not.
     """
-    return _strip_heads(names, (DATA_PARALLEL.component,))
+    return _strip_heads(names, (DATA_PARALLEL.component,), most)
 
 
-def strip_wrappers(names: Sequence[str]) -> Sequence[str | None]:
+def strip_wrappers(names: Sequence[str], most: int | None = None) -> Sequence[str | None]:
     """
     Return the names without what training wrappers added, in any nest.
+
+    Of components that models use themselves, ``most`` go. Beside averaged weights, those that are not averaged go.
 
     Raises:
         MigrationRefused: Some names have a ``module`` or ``_module`` at their head and some have not.
     """
     if _ANYWHERE.search("\n".join(names)) is None:
-        return _strip_heads(names, HEADS)
+        return _strip_heads(names, HEADS, most)
     wrapped = all(name.partition(".")[0] in ANYWHERE for name in names)
-    return _strip_heads([_without_marked(name) for name in names], HEADS, wrapped=wrapped)
+    return _strip_heads([_without_marked(name) for name in names], HEADS, most, wrapped=wrapped)
 
 
 WRAPPER_RULES = (strip_module, strip_wrappers)
+
+
+def with_heads(rules: Sequence[Rule], most: int | None) -> tuple[Rule, ...]:
+    """Return rules of which those that strip wrappers take off ``most`` components that models use themselves."""
+    if most is None:
+        return tuple(rules)
+    return tuple(partial(rule, most=most) if rule in WRAPPER_RULES else rule for rule in rules)
 
 
 def strip_prefix(prefix: str) -> Rule:
@@ -81,7 +92,11 @@ class Substitution:
         self.replacement = replacement
 
     def __call__(self, names: Sequence[str]) -> list[str]:
-        return [self.pattern.sub(self.replacement, name) for name in names]
+        return [self.renamed(name) for name in names]
+
+    def renamed(self, name: str) -> str:
+        """Return the new name of one."""
+        return self.pattern.sub(self.replacement, name)
 
     def __str__(self) -> str:
         return f"{self.pattern.pattern}={self.replacement}"
@@ -167,19 +182,21 @@ def _module_of(name: str, marker: str) -> str | None:
     return name[: -len(marker) - 1] if name.endswith(f".{marker}") else None
 
 
-def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = False) -> list[str | None]:
+def _strip_heads(
+    names: Sequence[str], heads: Sequence[str], most: int | None = None, *, wrapped: bool = False
+) -> list[str | None]:
     """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
     stripped: list[str | None] = list(names)
     text = "\n".join(["", *names])  # most names have none of them, and one search is faster than thousands
     if not any(f"\n{head}." in text for head in heads):
         return stripped
-    while True:
-        left = [name for name in stripped if name is not None and name not in COMPANIONS]
-        headed = next((name for name in left if _has_head(name, heads)), None)
+    left = inf if most is None else most
+    while left:
+        headed = next((name for name in stripped if name is not None and _has_head(name, heads)), None)
         if headed is None:
             return stripped
-        head = headed.partition(".")[0]
-        bare = next((name for name in left if not _has_head(name, (head,))), None)
+        wrapper = BY_HEAD[headed.partition(".")[0]]
+        bare = next((name for name in stripped if name is not None and not _goes(name, wrapper, with_head=True)), None)
         if bare is not None and wrapped:
             return stripped
         if bare is not None:
@@ -188,8 +205,19 @@ def _strip_heads(names: Sequence[str], heads: Sequence[str], *, wrapped: bool = 
                 kind="mixed-prefix",
                 hint="Remove it from those that have it: `rename=`.",
             )
-        stripped = [None if name is None or name in COMPANIONS else name[len(head) + 1 :] for name in stripped]
+        length = len(wrapper.component) + 1
+        stripped = [None if name is None or _goes(name, wrapper) else name[length:] for name in stripped]
         wrapped = True
+        left -= 1
+    return stripped
+
+
+def _goes(name: str, wrapper: Wrapper, *, with_head: bool = False) -> bool:
+    """Say whether a name goes with a wrapper: what it keeps beside the wrapped names, or with their head these too."""
+    head, _, rest = name.partition(".")
+    return name in wrapper.companions or (
+        bool(rest) and (head == wrapper.twin or (with_head and head == wrapper.component))
+    )
 
 
 def _has_head(name: str, heads: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ What training wrappers add to the names of the model inside them: one table, fro
 Pure: names and class names are texts here, and no class is imported.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 
@@ -23,6 +23,10 @@ class Wrapper(NamedTuple):
     """
     companions: frozenset[str] = frozenset()
     """Entries beside the wrapped names that go with the wrapper."""
+    twin: str | None = None
+    """The component of a copy that is not averaged, and goes with the wrapper of the averaged one."""
+    marks: tuple[str, ...] = ()
+    """Parts of the names of classes that add the component; others with a module of this name have it by right."""
 
 
 DATA_PARALLEL = Wrapper(
@@ -33,13 +37,33 @@ DATA_PARALLEL = Wrapper(
         "torch.nn.parallel.distributed.DistributedDataParallel",
     ),
     at_head=True,
-    companions=frozenset({"n_averaged"}),  # AveragedModel uses the same component, and keeps a counter
+    # Averaged models use the same component, and keep a counter: torch's and mmengine's.
+    companions=frozenset({"n_averaged", "steps"}),
+    marks=(
+        "DataParallel",
+        "AveragedModel",
+        "MovingAverage",
+        "WeightAverage",
+        "AnnealingEMA",
+        "ModelEma",
+        "ModelEMA",
+        "DeepSpeedEngine",
+    ),
+)
+AVERAGED_PAIR = Wrapper(
+    "ema_model",
+    "ema-pytorch",
+    at_head=True,
+    companions=frozenset({"initted", "step"}),
+    twin="online_model",
+    marks=("EMA",),
 )
 
 WRAPPERS = (
     DATA_PARALLEL,
+    AVERAGED_PAIR,
     # No class: hooks of the model inside are methods of GradSampleModule, so it cannot be taken out of a pickle.
-    Wrapper("_module", "opacus' GradSampleModule", at_head=True),
+    Wrapper("_module", "opacus' GradSampleModule", at_head=True, marks=("GradSampleModule",)),
     Wrapper("_orig_mod", "torch.compile", ("torch._dynamo.eval_frame.OptimizedModule",)),
     Wrapper(
         "_fsdp_wrapped_module",
@@ -61,9 +85,42 @@ ADDED_BY = {wrapper.component: wrapper.added_by for wrapper in WRAPPERS}
 COMPONENTS = {name: wrapper.component for wrapper in WRAPPERS for name in wrapper.classes}
 """The component that each wrapping class adds."""
 
-HEADS = tuple(wrapper.component for wrapper in WRAPPERS if wrapper.at_head)
+BY_HEAD = {wrapper.component: wrapper for wrapper in WRAPPERS if wrapper.at_head}
+HEADS = tuple(BY_HEAD)
 ANYWHERE = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.at_head)
 COMPANIONS = frozenset[str]().union(*(wrapper.companions for wrapper in WRAPPERS))
+
+
+def is_averaged_pair(names: Collection[str]) -> bool:
+    """Say whether names are those of an averaged model, with or without the one that is not."""
+    averaged, raw = f"{AVERAGED_PAIR.component}.", f"{AVERAGED_PAIR.twin}."
+    return all(name.startswith((averaged, raw)) or name in AVERAGED_PAIR.companions for name in names) and any(
+        name.startswith(averaged) for name in names
+    )
+
+
+def heads_of(classes: Mapping[str, str]) -> int:
+    """
+    Return how many components at the head of a model's names wrappers put there and its own classes did not.
+
+    ``classes`` are those of its modules, by their paths. Components that no model has itself are not counted.
+    """
+    path, count = "", 0
+    while True:
+        own = classes.get(path, "").rpartition(".")[2]
+        inner = {f"{path}.{one.component}" if path else one.component: one for one in WRAPPERS}
+        found = next(
+            (
+                (below, one.at_head)
+                for below, one in inner.items()
+                if below in classes and (not one.at_head or any(mark in own for mark in one.marks))
+            ),
+            None,
+        )
+        if found is None:
+            return count
+        path, is_head = found
+        count += is_head
 
 
 def prefixes_of(names: Collection[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptool.messages import cut
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Global, Inert, PersistentId, Set
+from ckptool.pickles.nodes import Block, Call, Global, Inert, PersistentId, Set
 from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
 
 _MAX_ITEMS = 6
@@ -48,7 +48,7 @@ def describe(node: Inert, depth: int = 0) -> str:
     """
     array = numpy_array(node)
     if array is not None:
-        return f"array of {array.dtype} {list(array.shape)}"
+        return str(array)
     scalar = numpy_scalar(node)
     if scalar is not None:
         return str(scalar[1]) if scalar[1] is not None else kind_of(node)
@@ -56,6 +56,8 @@ def describe(node: Inert, depth: int = 0) -> str:
         return _clip(repr(node[: _MAX_TEXT + 1]))
     if isinstance(node, bytes | bytearray):
         return f"{len(node):,} bytes"
+    if isinstance(node, Block):
+        return f"{node.nbytes:,} bytes"
     if isinstance(node, bool | float) or node is None:
         return str(node)
     if isinstance(node, int):

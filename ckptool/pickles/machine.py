@@ -7,12 +7,13 @@ it has changed anything; then the window is moved and the opcode started again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import Final
+from typing import Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
-from ckptool.pickles.nodes import Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 16
@@ -39,12 +40,17 @@ class NeedMore(Exception):
         self.end = end
 
 
+OnBuild: TypeAlias = "Callable[[Machine, Call], Inert]"
+
+
 class Machine:
     """The machine's registers: a stack, the stacks set aside by marks, a memo, and a window onto the source."""
 
-    def __init__(self, source: Source, start: int) -> None:
+    def __init__(self, source: Source, start: int, on_build: OnBuild | None = None) -> None:
         self.source = source
         self.start = start
+        self.on_build = on_build
+        """Returns what an object is that has got its state; bytes that are no opcodes may follow it."""
         self._argument_nbytes = 0
         self.base = start  # source offset of data[0]
         self.data = b""
@@ -56,6 +62,8 @@ class Machine:
         """By index: a list as long as they come in order, which is how nearly everybody writes them."""
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent_ids: list[PersistentId] = []
+        self.blocks: list[range] = []
+        """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
         self.left = _most_read(source)
         """Bytes of opcodes that may still be read, long arguments apart."""
@@ -86,6 +94,33 @@ class Machine:
 
     def line(self) -> bytes:
         return self.lines(1)[0]
+
+    @property
+    def position(self) -> int:
+        """The offset in the source of the byte that is next."""
+        return self.base + self.pos
+
+    def peek(self) -> int:
+        """Return the byte that is next; raise TruncatedFile if there is none."""
+        if self.position >= self.source.nbytes:
+            raise self.truncated(self.pos + 1)
+        return self.source.read(self.position, 1)[0]
+
+    def skip(self, nbytes: int, *, opcodes: bool = False) -> None:
+        """Move past bytes of the source that the loop is not to see; ``opcodes`` says that they were a pickle."""
+        end = self.pos + nbytes
+        if self.base + end > self.source.nbytes:
+            raise self.truncated(end)
+        if not opcodes:
+            self.blocks.append(range(self.position, self.base + end))
+        if end <= len(self.data):
+            self.pos = end
+            self._argument_nbytes += 0 if opcodes else nbytes
+            return
+        self.left -= self.pos - self._argument_nbytes + (nbytes if opcodes else 0)
+        self._argument_nbytes = 0
+        self.base += end
+        self.data, self.pos = self.source.read(self.base, min(_WINDOW, self.source.nbytes - self.base)), 0
 
     def pop_mark(self) -> list[Inert]:
         items = self.stack

@@ -8,6 +8,7 @@ A pickled value becomes
     a class or function                                   Global
     anything built by calling one                         Call, with what was added to it afterwards
     a persistent id (torch: a storage, a class)           PersistentId
+    bytes between the opcodes (joblib: an array)          Block
 Nodes compare by identity, as objects in a pickle do: two names for one node are tied.
 """
 
@@ -16,7 +17,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from ckptool.sources.source import Source
 
 
 @contextmanager
@@ -40,16 +44,20 @@ CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 class Global:
     """A ``module.name`` that the pickle asks for. Never looked up."""
 
-    __slots__ = ("module", "name", "offset")
+    __slots__ = ("_text", "module", "name", "offset")
 
     def __init__(self, module: str, name: str, offset: int = 0) -> None:
+        self._text: str | None = None
         self.module = module
         self.name = name
         self.offset = offset
         """Where in its source the pickle first asks for it, in bytes."""
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        # Made once: thousands of tensors may be of the class, and the text may be long.
+        if self._text is None:
+            self._text = f"{self.module}.{self.name}"
+        return self._text
 
     def __repr__(self) -> str:
         return f"<Global {self}>"
@@ -106,6 +114,21 @@ class Set:
     def __init__(self, items: list[Inert], *, frozen: bool = False) -> None:
         self.items = items
         self.frozen = frozen
+
+
+class Block:
+    """Bytes that lie between the opcodes of a pickle: where in its source, for whoever wants to read them."""
+
+    __slots__ = ("nbytes", "offset", "source")
+
+    def __init__(self, source: Source, offset: int, nbytes: int) -> None:
+        self.source = source
+        self.offset = offset
+        self.nbytes = nbytes
+
+    def read(self) -> bytes:
+        """Return the bytes."""
+        return self.source.read(self.offset, self.nbytes)
 
 
 _MAPPING_CLASSES = frozenset(

@@ -2,18 +2,22 @@
 Read numpy arrays, scalars and dtypes from the nodes of a pickle, without numpy.
 
 numpy pickles an array as ``_reconstruct(ndarray, (0,), b"b")`` with the state
-``(version, shape, dtype, column-major, bytes or list)``, a scalar as ``scalar(dtype, bytes)``, and a dtype as
-``dtype("f4", …)`` with the state ``(version, byte order, …)``. See numpy/_core/src/multiarray/methods.c.
+``(version, shape, dtype, column-major, bytes or list)``, by protocol 5 as ``_frombuffer(bytes, dtype, shape, order)``,
+a scalar as ``scalar(dtype, bytes)``, and a dtype as ``dtype("f4", …)`` with the state ``(version, byte order, …)``.
+See numpy/_core/src/multiarray/methods.c and _core/numeric.py. joblib writes an object with the fields of an array, and
+its elements between opcodes (see ``joblib_arrays``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from struct import calcsize, unpack
 from typing import NamedTuple
 
-from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.nodes import Block, Call, Global, Inert, class_of, lookup, state_pairs
 
 _MAX_RANK = 64  # numpy's own limit
 _MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
+_RECONSTRUCT, _NDARRAY = Global("numpy.core.multiarray", "_reconstruct"), Global("numpy", "ndarray")
+_NUMERIC = {"numpy.core.numeric", "numpy._core.numeric"}
 _NAMES = {
     "f2": "float16",
     "f4": "float32",
@@ -39,22 +43,101 @@ class NumpyArray(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    column_major: bool
+    axes: tuple[int, ...]
+    """The dimensions in the order in which they lie in memory, the slowest first."""
     big_endian: bool
-    data: bytes | None
+    data: bytes | Block | None
     """None for arrays of Python objects."""
+
+    def __str__(self) -> str:
+        return f"array of {'objects' if self.dtype[:1] == 'O' else self.dtype} {list(self.shape)}"
 
 
 def numpy_array(node: Inert, decode: Callable[[Inert], bytes | None] | None = None) -> NumpyArray | None:
     """Return an array's dtype, shape and data, or None if ``node`` is not one. ``decode`` replaces ``raw_bytes``."""
-    if not (_is_numpy(node, "_reconstruct") and isinstance(node.state, tuple) and len(node.state) == 5):
+    fields = _array_fields(node)
+    if fields is None:
         return None
-    _, shape, dtype, column_major, data = node.state
-    if not (isinstance(shape, tuple) and len(shape) <= _MAX_RANK and all(map(_is_size, shape))):
+    shape, dtype, axes, data = fields
+    if shape_of(shape) is None:
+        return None
+    natural = tuple(range(len(shape)))
+    raw = data if isinstance(data, Block) else (decode or raw_bytes)(data)
+    if not isinstance(axes, tuple):
+        axes = natural[::-1] if axes == "F" else natural
+    if not all(type(axis) is int for axis in axes) or tuple(sorted(axes)) != natural:
         return None
     code, order = _dtype(dtype)
-    raw = (decode or raw_bytes)(data)
-    return NumpyArray(_NAMES.get(code, code), shape, column_major is True, order == ">", raw)
+    return NumpyArray(_NAMES.get(code, code), shape, axes, order == ">", raw)
+
+
+def is_array(node: Inert) -> bool:
+    """Say whether a node is an array, without a look at its elements."""
+    return _array_fields(node) is not None
+
+
+def _array_fields(node: Inert) -> tuple[Inert, Inert, Inert, Inert] | None:
+    """Return the shape of an array, its dtype, how it lies in memory, and its data, as the pickle has them."""
+    if _is_numpy(node, "_reconstruct") and isinstance(node.state, tuple) and len(node.state) == 5:
+        _, shape, dtype, column_major, data = node.state
+        return shape, dtype, "F" if column_major is True else "C", data
+    if _is_numpy(node, "_frombuffer", _NUMERIC) and isinstance(node.args, tuple) and 4 <= len(node.args) <= 5:
+        data, dtype, shape, order = node.args[:4]
+        if order != "K":
+            return shape, dtype, order, data
+        axes = node.args[-1]  # the array is the transpose of one with the given shape
+        if not (isinstance(axes, tuple) and isinstance(shape, tuple) and len(axes) == len(shape)):
+            return None
+        if not all(type(axis) is int and 0 <= axis < len(shape) for axis in axes):
+            return None
+        memory = sorted(range(len(axes)), key=axes.__getitem__)
+        return tuple(shape[axis] for axis in axes), dtype, tuple(memory), data
+    if is_wrapper(node) and isinstance(node.items, list) and len(node.items) == 1:
+        fields = state_pairs(node.state)
+        return lookup(fields, "shape"), lookup(fields, "dtype"), lookup(fields, "order"), node.items[0]
+    return None
+
+
+def is_wrapper(node: Inert) -> bool:
+    """Say whether a node is the object by which joblib announces an array."""
+    found = class_of(node)
+    return found is not None and found.name == "NumpyArrayWrapper" and found.module.startswith("joblib.")
+
+
+def as_numpy_writes_it(wrapper: Call) -> Call:
+    """Return the call that numpy pickles for an array of joblib, its elements read."""
+    fields, block = state_pairs(wrapper.state), (wrapper.items or [])[0]
+    cls = lookup(fields, "subclass")
+    plain = not isinstance(cls, Global) or cls.name == "memmap"
+    made = Call(_RECONSTRUCT, (_NDARRAY if plain else cls, (0,), b"b"))
+    made.state = (1, lookup(fields, "shape"), lookup(fields, "dtype"), lookup(fields, "order") == "F", block.read())
+    return made
+
+
+class ElementType(NamedTuple):
+    """As much of a dtype as tells how long elements are."""
+
+    itemsize: int
+    has_objects: bool
+
+
+def dtype_of(node: Inert) -> ElementType | None:
+    """Return the size of a dtype's elements, or None if ``node`` is no dtype."""
+    code, _ = _dtype(node)
+    state = node.state if isinstance(node, Call) and isinstance(node.state, tuple) else ()
+    flags = state[7] if len(state) > 7 and isinstance(state[7], int) else 0
+    if code[:1] == "O":
+        return ElementType(8, has_objects=True)
+    itemsize = state[5] if len(state) > 5 and _is_size(state[5]) else None
+    if itemsize is None and code[1:].isdecimal() and len(code) < 12:  # the length of text is in the state
+        itemsize = int(code[1:])
+    return None if itemsize is None else ElementType(itemsize, has_objects=bool(flags & 1))
+
+
+def shape_of(node: Inert) -> tuple[int, ...] | None:
+    """Return a shape that an array can have, or None."""
+    is_shape = isinstance(node, tuple) and len(node) <= _MAX_RANK and all(map(_is_size, node))
+    return node if is_shape else None
 
 
 def numpy_scalar(node: Inert) -> tuple[str, object] | None:
@@ -77,18 +160,23 @@ def _is_size(value: Inert) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _is_numpy(node: Inert, name: str) -> bool:
+def _is_numpy(node: Inert, name: str, modules: Collection[str] = _MODULES) -> bool:
     if not (isinstance(node, Call) and isinstance(node.func, Global)):
         return False
-    return node.func.module in _MODULES and node.func.name == name
+    return node.func.name == name and node.func.module in modules
 
 
 def _dtype(node: Inert) -> tuple[str, str]:
     """Return numpy's code of a dtype ("f4") and its byte order ("<", ">" or "|")."""
-    if isinstance(node, Call) and isinstance(node.args, tuple) and node.args and isinstance(node.args[0], str):
-        order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else "<"
-        return node.args[0], order if isinstance(order, str) else "<"
-    return "object", "|"
+    if not (isinstance(node, Call) and isinstance(node.args, tuple) and node.args):
+        return "object", "|"
+    code = node.args[0]
+    if isinstance(code, Global) and code.module == "ml_dtypes":  # types that numpy itself does not have
+        code = code.name
+    if not isinstance(code, str):
+        return "object", "|"
+    order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else "<"
+    return code, order if isinstance(order, str) else "<"
 
 
 def raw_bytes(node: Inert) -> bytes | None:

@@ -190,20 +190,20 @@ def op_newobj(machine: Machine) -> None:
 
 def op_newobj_ex(machine: Machine) -> None:
     machine.pos += 1
-    kwargs = machine.stack.pop()
-    args = machine.stack.pop()
+    kwargs, args = machine.stack.pop(), machine.stack.pop()
     machine.stack[-1] = Call(machine.stack[-1], args, "newobj_ex", kwargs)
 
 
 def op_build(machine: Machine) -> None:
     machine.pos += 1
-    state = machine.stack.pop()
-    target = machine.stack[-1]
+    state, target = machine.stack.pop(), machine.stack[-1]
     if not isinstance(target, Call):
         raise machine.malformed("a state for something that is no object")
     if target.state is not None:
         raise machine.malformed("a second state for one object")
     target.state = state
+    if machine.on_build is not None:
+        machine.stack[-1] = machine.on_build(machine, target)
 
 
 def op_persid(machine: Machine) -> None:

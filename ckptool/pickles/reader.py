@@ -18,7 +18,7 @@ import struct
 from struct import Struct
 from typing import Any, NamedTuple
 
-from ckptool.pickles.machine import Machine, NeedMore
+from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.pickles.opcodes import RARE
 from ckptool.sources.source import Source
@@ -41,20 +41,23 @@ class Pickle(NamedTuple):
     """Every name the pickle asks for, in order of first use. None was looked up."""
     persistent_ids: tuple[PersistentId, ...]
     """Every reference to something outside, in order."""
+    blocks: tuple[range, ...] = ()
+    """Where bytes lie between the opcodes, in order."""
 
 
-def read_pickle(source: Source, start: int = 0) -> Pickle:
+def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
-    Nothing in it runs, whatever it asks for. Bytes after its end are not read.
+    Nothing in it runs, whatever it asks for. Bytes after its end are not read. ``on_build`` is for what some writers
+    put between opcodes: see ``joblib_arrays``.
 
     Raises:
         TruncatedFile: The source ends inside the pickle.
         MalformedFile: The bytes are not a pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
-    machine = Machine(source, start)
+    machine = Machine(source, start, on_build)
     try:
         while True:
             try:
@@ -84,6 +87,7 @@ def read_pickle(source: Source, start: int = 0) -> Pickle:
         machine.protocol,
         tuple(machine.globals.values()),
         tuple(machine.persistent_ids),
+        tuple(machine.blocks),
     )
 
 
@@ -222,5 +226,6 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 raise NeedMore(pos + 1)
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
+            data = machine.data  # what is skipped may end behind the window
     finally:
         machine.pos, machine.stack = pos, stack

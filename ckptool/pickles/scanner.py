@@ -55,9 +55,15 @@ _COUNTED: Final = {
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
-_FIRST: Final = b"\x80\xc2"
-"""What a string begins with that is a pickle: PROTO, or the first byte of that in UTF-8."""
-_STEPS: Final = [1 + _FIXED.get(op, 0) if op not in _COUNTED and op not in _LINES else 0 for op in range(256)]
+_FIRST: Final = b"\x80\xc2P\x1f"
+"""What a string begins with that is a pickle or an archive: PROTO, or the first byte of that in UTF-8; a zip; gzip."""
+_ARCHIVES: Final = (b"PK\x03\x04", b"\x1f\x8b\x08")
+_FRAME: Final = 0x95
+_STOP: Final = 0x2E
+_STEPS: Final = [
+    1 + _FIXED.get(op, 0) if op not in _COUNTED and op not in _LINES and op not in (_FRAME, _STOP) else 0
+    for op in range(256)
+]
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
 
@@ -69,6 +75,14 @@ class Nested(NamedTuple):
     pickle: Pickle
 
 
+class Carrier(NamedTuple):
+    """A string that may be a pickle, or an archive of some, by its first bytes."""
+
+    offset: int
+    nbytes: int
+    is_text: bool
+
+
 class Scan(NamedTuple):
     """What was seen on the way through."""
 
@@ -76,9 +90,27 @@ class Scan(NamedTuple):
     """Every opcode that is used, and the offset of its first use."""
     nested: tuple[Nested, ...]
     """Strings that are pickles from their first byte on; text is looked at as Latin-1, for protocol 2 has no bytes."""
+    carriers: tuple[Carrier, ...] = ()
+    """All strings that begin like one, or like an archive."""
+    split_frame: int | None = None
+    """Where a frame ends inside an opcode, or goes on after its pickle: loaders disagree about what follows."""
 
 
-def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
+def carried(head: bytes | bytearray) -> bool:
+    """Say whether bytes that begin like this may be a pickle of protocol 2 to 5, a zip, or gzip."""
+    return (head[0] == _PROTO and len(head) > 1 and head[1] <= _MAX_PROTOCOL) or head.startswith(_ARCHIVES)
+
+
+def carried_text(head: str) -> bool:
+    """Say the same of text, whose characters stand for bytes: protocol 2 has no bytes of its own."""
+    return head[0] in "\x80P\x1f" and head.isascii() is not (head[0] == "\x80") and carried(_as_bytes(head))
+
+
+def _as_bytes(text: str) -> bytes:
+    return text.encode("latin-1", "replace")
+
+
+def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # noqa: C901 - a hot loop
     """
     Walk the pickles that fill ``source[start:end]``, one after the other.
 
@@ -86,11 +118,19 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
     """
     opcodes: dict[int, int] = {}
     nested: list[Nested] = []
+    carriers: list[Carrier] = []
     steps = _STEPS
     base = start
     data = source.read(base, min(_WINDOW, end - base))
     pos = 0
+    frame_end: int | None = None
+    split: int | None = None
+    stop = end
     while base + pos < end:
+        if base + pos >= stop and frame_end is not None:
+            if base + pos > frame_end and split is None:
+                split = frame_end
+            frame_end, stop = None, end
         if pos + _LONGEST_FIXED > len(data) and base + len(data) < end:
             base += pos
             pos, data = 0, source.read(base, min(_WINDOW, end - base))
@@ -104,8 +144,21 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
                 at = pos + 1 + width
                 count = int.from_bytes(data[pos + 1 : at], "little")
                 step = 1 + width + count
-                if count > 1 and (at >= len(data) or data[at] in _FIRST) and len(nested) < _MOST_NESTED:
-                    nested += _nested(source, base + at, count, op, depth)
+                if count > 1 and (at >= len(data) or data[at] in _FIRST):
+                    if _may_carry(source, base + at, count, is_text=op in _TEXT) and (op in _TEXT or op in _BYTES):
+                        carriers.append(Carrier(base + at, count, op in _TEXT))
+                    if len(nested) < _MOST_NESTED:
+                        nested += _nested(source, base + at, count, op, depth)
+            elif op == _FRAME:
+                step = 9
+                if frame_end is not None and split is None:
+                    split = base + pos
+                frame_end = stop = base + pos + 9 + int.from_bytes(data[pos + 1 : pos + 9], "little")
+            elif op == _STOP:
+                step = 1
+                if frame_end not in (None, base + pos + 1) and split is None:
+                    split = base + pos
+                frame_end, stop = None, end
             else:
                 step = (
                     _lines(data, pos, _LINES[op]) or _to_end_of_lines(source, base + pos, end, _LINES[op]) - base - pos
@@ -114,7 +167,12 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:
         if pos >= len(data):
             base += pos
             pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
-    return Scan(opcodes, tuple(nested))
+    return Scan(opcodes, tuple(nested), tuple(carriers), split)
+
+
+def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:
+    head = source.read(offset, min(8, nbytes))
+    return carried_text(str(head, "utf-8", "replace")[:4]) if is_text else carried(head)
 
 
 def _lines(data: bytes, pos: int, count: int) -> int:

@@ -9,7 +9,6 @@ callers that hand memory out.
 
 from __future__ import annotations
 
-import errno
 import io
 import mmap
 import os
@@ -19,8 +18,7 @@ from typing import BinaryIO, TypeAlias
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
-from ckptool.messages import some
-from ckptool.sources.paths import directory_entries, identity_of, is_likely
+from ckptool.sources.paths import identity_of
 from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
@@ -198,7 +196,9 @@ def _open_regular(path: str) -> int:
     try:
         fd = os.open(path, flags)
     except OSError as error:
-        raise _unavailable(path, error) from error
+        from ckptool.sources.unavailable import unavailable  # most files are there
+
+        raise unavailable(path, error) from error
     except ValueError as error:  # a NUL in the path
         raise FileUnavailable("not a path", kind="missing") from error
     try:
@@ -209,34 +209,17 @@ def _open_regular(path: str) -> int:
     if stat.S_ISREG(mode):
         return fd
     os.close(fd)
+    from ckptool.sources.unavailable import directory, not_a_file
+
     if stat.S_ISDIR(mode):
-        raise _directory(path)
+        raise directory(path)
     kinds = (
         (stat.S_ISFIFO, "a pipe"),
         (stat.S_ISCHR, "a character device"),
         (stat.S_ISBLK, "a block device"),
     )
     what = next((name for test, name in kinds if test(mode)), "not a regular file")
-    raise FileUnavailable(f"{what}, not a file", kind="not-a-file", hint="Save the stream to a file first.")
-
-
-def _unavailable(path: str, error: OSError) -> FileUnavailable:
-    if error.errno == errno.ENOENT:
-        return FileUnavailable("no such file", kind="missing", hint="Check the path.")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
-            return _directory(path)
-        return FileUnavailable("permission denied", kind="permission", hint=f"Make it readable: chmod u+r {path}")
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
-
-
-def _directory(path: str) -> FileUnavailable:
-    names = sorted(directory_entries(path), key=lambda name: (not name.endswith(".index.json"), not is_likely(name)))
-    many = "one file" if len(names) == 1 else f"{len(names):,} files"
-    fact = f"a directory with {many}" if names else "a directory without files"
-    hint = f"Name a file in it: {some(names, 4)}" if names else None
-    return FileUnavailable(fact, kind="directory", hint=hint)
+    raise not_a_file(what)
 
 
 def _status(fd: int) -> os.stat_result:

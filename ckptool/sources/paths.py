@@ -25,11 +25,11 @@ def is_likely(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES)
 
 
-def directory_entries(path: str) -> list[str]:
-    """Return the names of the regular files in a directory, sorted; an empty list if it cannot be listed."""
+def directory_entries(path: str, *, folders: bool = False) -> list[str]:
+    """Return the names of the regular files in a directory, or of its folders, sorted; none if it cannot be listed."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_file())
+            return sorted(entry.name for entry in entries if (entry.is_dir() if folders else entry.is_file()))
     except OSError:
         return []
 
@@ -54,6 +54,14 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 def exists(path: str) -> bool:
     """Say whether anything has this path."""
     return os.path.lexists(path)
+
+
+def is_same_file(one: str, other: str) -> bool:
+    """Say whether two paths lead to one file that is there."""
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121 - a system call, like the others here
+    except (OSError, ValueError):
+        return False
 
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -24,9 +24,10 @@ SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
 _LONG: Final = 16
 _PLACES: Final = 1 << 16
 _SPAN_NBYTES: Final = 1 << 24
-
-converters: dict[str, Callable[[LazyTensor, Limits], Any]] = {}
-"""What ``numpy()`` and ``torch()`` call. The package puts it in from above: nothing here knows numpy or torch."""
+_MOST_NBYTES: Final = 1 << 26
+"""Of a span that is read in one piece because reading its elements one by one would be more work."""
+_PER_READ_NBYTES: Final = 1 << 12
+"""What can be copied in the time of one read."""
 
 
 class LazyTensor:
@@ -70,7 +71,9 @@ class LazyTensor:
             LimitExceeded: As ``read``.
             CkptoolError: numpy is not installed.
         """
-        found: NDArray[Any] = converters["numpy"](self, limits)
+        from ckptool import _numpy  # the package knows who can: nothing here knows numpy or torch
+
+        found: NDArray[Any] = _numpy(self, limits)
         return found
 
     def torch(self) -> Tensor:
@@ -83,7 +86,9 @@ class LazyTensor:
             UnsupportedFeature: Only code of its own can make it, or this torch does not have its type.
             CkptoolError: torch is not installed, or the file cannot be read any more.
         """
-        found: Tensor = converters["torch"](self, DEFAULT_LIMITS)
+        from ckptool import _torch
+
+        found: Tensor = _torch(self)
         return found
 
     def read(self, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -192,16 +197,37 @@ def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
     """
     Return elements of ``unit`` bytes (1, 2, 4 or 8) in row-major order of ``dims``, pairs of size and step.
 
-    Reads the span that they cover in one piece if it is small or mostly wanted, else slice by slice.
+    Reads the span that they cover in one piece if that is small, or mostly wanted, or less work than a read for each
+    element; else in slices along the dimension of the largest step. What a step of 0 repeats is read once.
     """
     if not dims:
         return source.read(offset, unit)
     span = unit * (1 + sum((size - 1) * step for size, step in dims))
-    wanted = unit * prod(size for size, _ in dims)
-    if span > max(_SPAN_NBYTES, 4 * wanted):
-        (size, step), inner = dims[0], dims[1:]
-        return b"".join(gather(source, offset + index * step * unit, unit, inner) for index in range(size))
-    return _pack(source.read(offset, span), unit, dims)
+    count = prod(size for size, _ in dims)
+    if span <= max(_SPAN_NBYTES, 4 * unit * count) or span <= min(_MOST_NBYTES, _PER_READ_NBYTES * count):
+        return _pack(source.read(offset, span), unit, dims)
+    axis = min(range(len(dims)), key=lambda at: (dims[at][1] > 0, -dims[at][1]))
+    size, step = dims[axis]
+    inner = dims[:axis] + dims[axis + 1 :]
+    if step:
+        slices = [gather(source, offset + index * step * unit, unit, inner) for index in range(size)]
+    else:
+        slices = [gather(source, offset, unit, inner)] * size
+    return _stack(slices, prod(size for size, _ in dims[:axis]))
+
+
+def _stack(slices: list[bytes], rows: int) -> bytes:
+    """Return slices of as many rows each, side by side: row 0 of each, then row 1 of each…"""
+    if rows == 1:
+        return b"".join(slices)
+    width = len(slices[0]) // rows
+    if width in _CODES:
+        output = bytearray(len(slices) * len(slices[0]))
+        target = memoryview(output).cast(_CODES[width])
+        for index, one in enumerate(slices):
+            target[index :: len(slices)] = memoryview(one).cast(_CODES[width])
+        return bytes(output)
+    return b"".join(one[start : start + width] for start in range(0, rows * width, width) for one in slices)
 
 
 def _pack(data: bytes, unit: int, dims: Dims) -> bytes:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from ckptool.errors import LimitExceeded
+from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
 from ckptool.tensors import dtypes
 from ckptool.tensors import rebuild_composites as composites
 from ckptool.tensors.dtypes import DType
@@ -30,7 +30,7 @@ from ckptool.tensors.rebuild_arguments import (
 )
 from ckptool.tensors.rebuild_composites import Args, Parts
 from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent, make_tensor_info
+from ckptool.tensors.tensor import ARRAY, StorageRef, TensorInfo, check_extent, make_tensor_info, row_major
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
 _MAX_PARTS: Final = 1_000_000
@@ -54,6 +54,9 @@ class Rebuilder:
         self._resolve = resolve
         self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
+        self._takes_arrays = False
+        self._arrays: dict[int, BytesSource] = {}
+        """The bytes of arrays, by the id of the string that has them, which lives as long as the source."""
         self._decoded: dict[int, bytes | None] = {}
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
@@ -95,6 +98,18 @@ class Rebuilder:
             self._part_counts[id(info)] = count
             self._spend(count)
         return info
+
+    def take_arrays(self, *, take: bool = True) -> None:
+        """From now on, take arrays of numpy for tensors, too, or no longer: where they are weights, and not data."""
+        self._takes_arrays = take
+        self._known = {key: info for key, info in self._known.items() if info is not None and not info.is_array}
+
+    def _array(self, node: Call) -> TensorInfo | None:
+        try:
+            info = self._from_numpy(node)
+        except MalformedFile:
+            return None  # an array that numpy would refuse is data
+        return None if info is None else info._replace(subclass=ARRAY)
 
     def _spend(self, count: int) -> None:
         # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
@@ -143,7 +158,7 @@ class Rebuilder:
                 self._depth -= 1
         if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
             return self._old_tensor(node)
-        return None
+        return self._array(node) if self._takes_arrays else None
 
     # One method for each way that torch writes a tensor. ``args`` are the pickle's, with None for those left out.
 
@@ -255,6 +270,10 @@ class Rebuilder:
             return None
         return info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
+    def _from_number(self, _: Call, args: Args) -> TensorInfo | None:
+        """``torch.tensor(number)``: what modules say that keep numbers and save tensors."""
+        return composites.scalar(args[0])
+
     def _attributes(self, state: Inert) -> tuple[Parts, bool]:
         """Return the tensors among what a state holds, and whether it has the mark of nn.Buffer's plain tensors."""
         known = self._states.get(id(state))
@@ -289,19 +308,26 @@ class Rebuilder:
         return tuple((name, info) for name, info in found if info is not None)
 
     def _from_numpy(self, node: Inert) -> TensorInfo | None:
+        """Return an array as a tensor; None if it is none, or of a type that torch does not have."""
         array = numpy_array(node, self._raw)
         if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
             return None
-        source = BytesSource(array.data)
-        strides, step = [], 1
-        for size in array.shape if array.column_major else reversed(array.shape):
-            strides.append(step)
-            step *= size
-        stride = tuple(strides if array.column_major else reversed(strides))
-        ref = StorageRef("numpy", "cpu", source.nbytes, source, 0, array.big_endian)
+        source, offset, nbytes = self._elements(array.data)
+        sizes = row_major([array.shape[axis] for axis in array.axes])
+        stride = tuple(step for _, step in sorted(zip(array.axes, sizes, strict=True)))
+        ref = StorageRef("numpy", "cpu", nbytes, source, offset, array.big_endian)
         info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
         check_extent(info)
         return info
+
+    def _elements(self, data: bytes | Block) -> tuple[Source, int, int]:
+        """Return where an array's bytes are: a source, their offset in it, and how many they are."""
+        if isinstance(data, Block):
+            return data.source, data.offset, data.nbytes
+        source = self._arrays.get(id(data))
+        if source is None:  # arrays may share their bytes
+            source = self._arrays[id(data)] = BytesSource(data)
+        return source, 0, source.nbytes
 
 
 _MOST_ARGS = 8
@@ -336,6 +362,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
+    ("torch", "tensor"): Rebuilder._from_number,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),
     ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: composites.uninitialized(args),

@@ -10,7 +10,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.tensor import MAX_RANK
+from ckptool.tensors.tensor import MAX_RANK, is_countable, is_size
 
 _LONGEST_LAYOUT: Final = 64
 
@@ -29,7 +29,7 @@ def as_sequence(node: Inert) -> tuple[Inert, ...]:
 def as_sizes(node: Inert) -> tuple[int, ...]:
     """Return a shape that nothing else bounds: no strides, no storage."""
     sizes = as_sequence(node)
-    if len(sizes) > MAX_RANK or not all(type(size) is int and size >= 0 for size in sizes):
+    if len(sizes) > MAX_RANK or not all(map(is_size, sizes)) or not is_countable(sizes):
         raise malformed_tensor("a tensor whose shape is no sequence of sizes")
     return sizes
 

@@ -1,20 +1,23 @@
 """
-Tensors that have no plain bytes of their own: sparse, nested and quantised ones, wrappers, and those without data.
+Tensors that have no plain bytes of their own: sparse, nested and quantised ones, wrappers, numbers, those without data.
 
-Each function reads the arguments of one ``torch._utils._rebuild_*`` call. ``tensors`` returns those of named nodes that
+Each function reads the arguments of one call that makes a tensor. ``tensors`` returns those of named nodes that
 are tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import copysign, inf
+from struct import pack
 from typing import TypeAlias
 
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
+from ckptool.sources.source import BytesSource
 from ckptool.tensors import dtypes
 from ckptool.tensors.rebuild_arguments import as_device, as_dtype, as_layout, as_sequence, as_sizes, malformed_tensor
-from ckptool.tensors.tensor import TensorInfo, check_extent
+from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
 Args: TypeAlias = tuple[Inert, ...]
 Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
@@ -105,3 +108,22 @@ def uninitialized(args: Args) -> TensorInfo:
     """Return a lazy parameter or buffer that has no shape yet."""
     float32 = dtypes.BY_NAME["float32"]
     return TensorInfo(float32, (), (), 0, None, "cpu", args[0] is True, "parameter", "uninitialized")
+
+
+def scalar(value: Inert) -> TensorInfo | None:
+    """Return the tensor that ``torch.tensor`` makes of a number; None if it makes none of it."""
+    if type(value) is float:
+        name, data = "float32", _as_float32(value)
+    elif type(value) is int and -(1 << 63) <= value < 1 << 63:
+        name, data = "int64", value.to_bytes(8, "little", signed=True)
+    else:
+        return None
+    ref = StorageRef("number", "cpu", len(data), BytesSource(data), 0)
+    return TensorInfo(dtypes.BY_NAME[name], (), (), 0, ref, "cpu", requires_grad=False)
+
+
+def _as_float32(value: float) -> bytes:
+    try:
+        return pack("<f", value)
+    except OverflowError:
+        return pack("<f", copysign(inf, value))

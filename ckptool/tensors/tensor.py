@@ -4,9 +4,11 @@ The facts about a tensor and its storage, without bytes: ``TensorInfo``, ``Stora
 Strides and offsets count elements, as torch counts them; sizes in bytes are called ``nbytes``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import MalformedFile
@@ -15,6 +17,7 @@ from ckptool.tensors.dtypes import DType
 
 Kind: TypeAlias = Literal["parameter", "buffer"]
 
+ARRAY: Final = "numpy.ndarray"
 MAX_RANK: Final = 64  # torch's own limit
 MAX_SIZE: Final = 1 << 63
 """Sizes, strides and offsets are below this: torch has them as signed integers of 64 bits."""
@@ -71,7 +74,7 @@ class TensorInfo(NamedTuple):
     layout: str = "strided"
     parts: "tuple[tuple[str, TensorInfo], ...]" = ()
     subclass: str | None = None
-    """The tensor class that the file asks for, where it is neither Tensor nor Parameter."""
+    """The tensor class that the file asks for, where it is neither Tensor nor Parameter; ``ARRAY`` for arrays."""
     details: tuple[tuple[str, int | float], ...] = ()
     """Numbers that belong to the layout: scale and zero point, the channel axis."""
     conj: bool = False
@@ -80,6 +83,11 @@ class TensorInfo(NamedTuple):
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the file has it as an array of numpy: what it says is a tensor's, but it loads as an array."""
+        return self.subclass == ARRAY
 
     @property
     def nbytes(self) -> int:
@@ -118,9 +126,14 @@ def is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < MAX_SIZE
 
 
+def is_countable(sizes: Iterable[int]) -> bool:
+    """Say whether torch could count the elements of a shape: the product, taken in order, stays below 2^63."""
+    return all(product < MAX_SIZE for product in accumulate(sizes, mul))
+
+
 def check_extent(info: TensorInfo) -> None:
     """
-    Raise MalformedFile unless every element lies inside the storage.
+    Raise MalformedFile unless every element lies inside the storage, and torch could count them.
 
     Exact integers: offset + 1 + Σ (size - 1) · stride elements, 0 if any size is 0.
     """
@@ -138,16 +151,17 @@ def check_extent(info: TensorInfo) -> None:
         last += (size - 1) * step
     if not 0 <= bits < MAX_SIZE:
         raise _malformed("a tensor whose shape or strides are no sizes")
-    if storage is None or 0 in shape:
-        return
-    held = storage.nbytes // dtype.itemsize * dtype.packed
-    if last >= held or (dtype.packed > 1 and info.nbytes > storage.nbytes):
-        raise MalformedFile(
-            f"a tensor needs {last + 1:,} elements of storage {storage.key!r}, which has {held:,}",
-            kind="malformed-tensor",
-            needed=last + 1,
-            actual=held,
-        )
+    if storage is not None and 0 not in shape:
+        held = storage.nbytes // dtype.itemsize * dtype.packed
+        if last >= held or (dtype.packed > 1 and info.nbytes > storage.nbytes):
+            raise MalformedFile(
+                f"a tensor needs {last + 1:,} elements of storage {storage.key!r}, which has {held:,}",
+                kind="malformed-tensor",
+                needed=last + 1,
+                actual=held,
+            )
+    if (bits >> 15 or len(shape) > 4) and not is_countable(shape):  # smaller ones need not be multiplied
+        raise _malformed("a tensor of 2^63 elements or more")
 
 
 def identity(info: TensorInfo) -> tuple[object, ...]:

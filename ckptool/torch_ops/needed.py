@@ -21,9 +21,9 @@ def needed(module: str = "torch", package: str = "torch", requirement: str = "'c
     except Exception as error:  # a package may raise anything while it is imported
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
             raise _missing(package, requirement) from error
-        reason = str(error).strip().partition("\n")[0]
+        reason = ": ".join(filter(None, (type(error).__name__, str(error).strip().partition("\n")[0])))
         broken = MissingPackage(
-            f"{package} is installed, but cannot be imported: {type(error).__name__}: {reason}",
+            f"{package} is installed, but cannot be imported: {reason}",
             kind="broken-package",
             hint=f"Run python -c 'import {module}' to see all that it says.",
         )

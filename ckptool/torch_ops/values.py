@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ctypes import string_at
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ckptool.errors import UnsupportedFeature
 from ckptool.torch_ops.needed import needed
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CastBytes(NamedTuple):
@@ -55,12 +59,37 @@ class ValueFacts(NamedTuple):
     only_minus_infinity_and_zero: bool
 
 
+_FLOAT4 = "float4_e2m1fn_x2"
+_FLOAT4_ZEROS = b"\x00\x08\x80\x88"
+"""Two zeros of either sign; its other values are finite."""
+
+
 def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
-    """Return what is odd about the elements of a tensor, given packed and in order, in pieces of whole elements."""
+    """
+    Return what is odd about the elements of a tensor, given packed and in order, in pieces of whole elements.
+
+    Raises:
+        UnsupportedFeature: This torch has no such type, or cannot compute with it.
+    """
     needed()
     import torch
 
-    of_type = getattr(torch, dtype)
+    if dtype == _FLOAT4:  # torch has the type, and no operations for it
+        return ValueFacts(0, 0, all(not piece.strip(_FLOAT4_ZEROS) for piece in pieces), False)
+    of_type = getattr(torch, dtype, None)
+    if of_type is None:
+        raise UnsupportedFeature(f"this torch has no type {dtype}", kind="dtype")
+    try:
+        return _survey(pieces, of_type)
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        raise UnsupportedFeature(f"torch cannot compute with {dtype}: {error}", kind="dtype") from error
+
+
+def _survey(pieces: Iterable[bytes], of_type: torch.dtype) -> ValueFacts:
+    import torch
+
     nan = infinite = 0
     all_zero = only_masks = True
     for piece in pieces:

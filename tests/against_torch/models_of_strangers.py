@@ -170,10 +170,6 @@ def activation_checkpointed() -> nn.Module:
     return nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)))
 
 
-def quantised() -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), {nn.Linear})
-
-
 def trained() -> dict[str, Any]:
     model = Tied()
     optimizer = torch.optim.AdamW([{"params": model.body.parameters()}, {"params": model.head.parameters()}])
@@ -218,7 +214,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "traced": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.PReLU())),
     "distributed": distributed,
     "activation_checkpointed": activation_checkpointed,
-    "quantised": quantised,
     "trained": trained,
     "list_of_models": lambda: [Net(), Tied()],
     "bound_method": lambda: Tied().state_dict,

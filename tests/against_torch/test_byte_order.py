@@ -11,6 +11,7 @@ import torch
 
 from ckptool import CkptoolError, open_checkpoint
 from tests.against_torch import oracle
+from tests.each import each
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -66,7 +67,7 @@ def views_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"whole": tensor, "turned": tensor.t(), "part": tensor[1:3, 2::2], "one": tensor[2, 1]}
 
 
-@pytest.mark.parametrize("dtype", TYPED, ids=str)
+@each("dtype", TYPED)
 def test_zips_that_say_big_are_read_as_torch_reads_them(dtype: torch.dtype) -> None:
     data = big_endian_zip(example(dtype), views_of(example(dtype)))
 
@@ -106,7 +107,7 @@ def test_any_other_byte_order_is_refused_as_torch_refuses_it(order: bytes) -> No
     assert caught.value.kind == "byte-order"
 
 
-@pytest.mark.parametrize("dtype", TYPED, ids=str)
+@each("dtype", TYPED)
 def test_legacy_streams_are_little_endian_whatever_the_machine_was(dtype: torch.dtype) -> None:
     data = big_endian_legacy(views_of(example(dtype)))
 

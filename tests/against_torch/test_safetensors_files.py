@@ -12,6 +12,7 @@ from safetensors.torch import save, save_file, save_model
 
 from ckptool import UnsupportedFeature, open_checkpoint
 from tests.against_torch import oracle
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +56,7 @@ def assert_same_as_the_reference(path: Path) -> None:
             oracle.assert_same_tensor(found.tensors[name], reference.get_tensor(name))
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@each("name", DTYPES)
 def test_every_element_type_reads_as_the_reference_reads_it(name: str, tmp_path: Path) -> None:
     save_file({"x": example(name), "row": example(name)[1].clone()}, tmp_path / "x.safetensors")
 

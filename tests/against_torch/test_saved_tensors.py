@@ -14,6 +14,7 @@ from torch import nn
 
 from ckptool import LimitExceeded, TruncatedFile, UnsupportedFeature, open_checkpoint
 from tests.against_torch import oracle
+from tests.each import each
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
@@ -167,19 +168,19 @@ def check(content: Any, data: bytes | None = None, *, legacy: bool = False, prot
         oracle.assert_same(checkpoint, dict(oracle.named_tensors(oracle.load(io.BytesIO(data)))))
 
 
-@pytest.mark.parametrize("name", SAVABLE)
+@each("name", SAVABLE)
 def test_every_element_type_reads_as_torch_reads_it_from_a_zip(name: str) -> None:
     tensor = of_dtype(name)
     check({"whole": tensor, "rest": tensor[2:7], "one": tensor[5]})
 
 
-@pytest.mark.parametrize("name", [name for name in SAVABLE if not name.startswith(WITHOUT_STORAGE_CLASS)])
+@each("name", [name for name in SAVABLE if not name.startswith(WITHOUT_STORAGE_CLASS)])
 def test_every_element_type_reads_as_torch_reads_it_from_a_legacy_stream(name: str) -> None:
     tensor = of_dtype(name)
     check({"whole": tensor, "rest": tensor[2:7], "steps": tensor[::3]}, legacy=True)
 
 
-@pytest.mark.parametrize("name", [name for name in SAVABLE if name.startswith(WITHOUT_STORAGE_CLASS)])
+@each("name", [name for name in SAVABLE if name.startswith(WITHOUT_STORAGE_CLASS)])
 def test_legacy_streams_that_torch_writes_and_cannot_read_again_hold_what_was_saved(name: str) -> None:
     tensor = of_dtype(name)
 
@@ -187,17 +188,17 @@ def test_legacy_streams_that_torch_writes_and_cannot_read_again_hold_what_was_sa
         oracle.assert_same(checkpoint, {"x": tensor})
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("view", VIEWS)
+@each("protocol", [2, 3, 4, 5])
+@each("legacy", [False, True])
+@each("view", VIEWS)
 def test_every_view_reads_as_torch_reads_it(view: str, legacy: bool, protocol: int) -> None:
     tensor = VIEWS[view]()
     check({"view": tensor, "beside it": torch.ones(3)}, legacy=legacy, protocol=protocol)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("kind", KINDS)
+@each("protocol", [2, 3, 4, 5])
+@each("legacy", [False, True])
+@each("kind", KINDS)
 def test_every_kind_of_tensor_reads_as_torch_reads_it(kind: str, legacy: bool, protocol: int) -> None:
     content = KINDS[kind]()
     data = saved(content, legacy=legacy, protocol=protocol)
@@ -221,11 +222,7 @@ def test_tensors_quantised_as_a_whole_keep_their_integers_scale_and_zero_point(n
     assert dict(info.details) == {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
 
 
-@pytest.mark.parametrize(
-    ("name", "axis"),
-    # torch packs types of less than a byte along their first axis only.
-    [*((name, axis) for name in QUANTISED for axis in (0, 1)), ("quint4x2", 0), ("quint2x4", 0)],
-)
+@each(("name", "axis"), [*((name, axis) for name in QUANTISED for axis in (0, 1)), ("quint4x2", 0), ("quint2x4", 0)])
 def test_tensors_quantised_by_channel_keep_their_scales_and_zero_points(name: str, axis: int) -> None:
     tensor = quantised_per_channel(getattr(torch, name), axis)
     data = saved([tensor])

@@ -20,6 +20,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.tars import is_tar, read_tar
 from ckptool.sources.source import BytesSource
 from tests import build
+from tests.each import each
 
 DIALECTS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -156,7 +157,7 @@ def test_the_checksum_covers_every_byte_of_the_first_header() -> None:
         assert not is_tar(sound[:at] + bytes([sound[at] ^ 0x41]) + sound[at + 1 :])
 
 
-@pytest.mark.parametrize("size", ["-1", "x", "", "²", "٣", "1" * 30, "9" * 5000, "0x10"])
+@each("size", ["-1", "x", "", "²", "٣", "1" * 30, "9" * 5000, "0x10"])
 def test_an_extended_size_that_is_no_number_is_refused(size: str) -> None:
     data = packed(member("a", b"x", pax_headers={"size": "1234567"}), dialect="pax")
     line = f" size={size}\n".encode()
@@ -168,7 +169,7 @@ def test_an_extended_size_that_is_no_number_is_refused(size: str) -> None:
         archive_of(extended(record) + data[1024:])
 
 
-@pytest.mark.parametrize(
+@each(
     "records",
     [
         b"x path=a\n",

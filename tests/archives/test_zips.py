@@ -19,6 +19,7 @@ from ckptool.sources.files import open_source
 from ckptool.sources.source import BytesSource
 from tests import build
 from tests.against_torch import oracle
+from tests.each import each
 from tests.zip_bytes import (
     FULL32,
     Member,
@@ -153,9 +154,9 @@ def test_compressed_storages_are_read_in_part() -> None:
     assert content.file_offset(0) is None
 
 
-@pytest.mark.parametrize("magic", [True, False])
-@pytest.mark.parametrize("width", [4, 8])
-@pytest.mark.parametrize("pack", [stored, deflated])
+@each("magic", [True, False])
+@each("width", [4, 8])
+@each("pack", [stored, deflated])
 def test_sizes_behind_the_payload_are_understood_in_every_form(magic: bool, width: int, pack: object) -> None:
     members = [streamed(pack(name, data), magic=magic, width=width) for name, data in (("a", b"x" * 70), ("b", b"yy"))]  # type: ignore[operator]
     members.append(stored("empty"))

@@ -25,6 +25,7 @@ from ckptool.formats import safetensors as safetensors_format
 from ckptool.formats.probe import Probe
 from tests import build
 from tests.bounds.sources import Asked
+from tests.each import each
 from tests.formats.test_torch_tar import packed, reference, storage, tensor
 
 MOST = (1 << 63) - 1
@@ -488,7 +489,7 @@ def test_paths_may_cost_as_much_as_is_allowed(monkeypatch: pytest.MonkeyPatch) -
     refused(zipped(TREE), LimitExceeded)
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "shown"),
     [
         ((1 << 127), "0"),

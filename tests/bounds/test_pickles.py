@@ -11,6 +11,7 @@ from ckptool import MalformedFile, TruncatedFile
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource
 from tests.bounds.sources import Asked
+from tests.each import each
 
 WINDOW, WIDEST = 1 << 16, 1 << 22
 
@@ -33,7 +34,7 @@ def test_a_whole_pickle_that_makes_no_sense_is_malformed_and_not_truncated(data:
     assert type(refused(data)) is MalformedFile
 
 
-@pytest.mark.parametrize("data", [b"", b"N", b"0", b"K", b"N0N", b"h", b"(", b"X\1\0\0\0"])
+@each("data", [b"", b"N", b"0", b"K", b"N0N", b"h", b"(", b"X\1\0\0\0"])
 def test_a_pickle_without_its_end_is_truncated(data: bytes) -> None:
     assert type(refused(data)) is TruncatedFile
 
@@ -131,8 +132,8 @@ def test_a_line_is_searched_in_windows_that_double() -> None:
     assert max(sizes(b"Vx\n" * 30_000 + b"0" * 29_999 + b"." + bytes(20 * WIDEST))) <= 1 << 18
 
 
-@pytest.mark.parametrize("rest", [b"", b".", b"0"])
-@pytest.mark.parametrize("length", range(WINDOW - 5, WINDOW + 3))
+@each("rest", [b"", b".", b"0"])
+@each("length", range(WINDOW - 5, WINDOW + 3))
 def test_a_line_may_end_anywhere_round_the_end_of_a_window(length: int, rest: bytes) -> None:
     data = b"V" + b"x" * length + b"\n" + rest
     if rest == b".":
@@ -142,7 +143,7 @@ def test_a_line_may_end_anywhere_round_the_end_of_a_window(length: int, rest: by
         assert (error.needed, error.actual) == (1, 0)
 
 
-@pytest.mark.parametrize("before", range(WINDOW - 16, WINDOW + 3))
+@each("before", range(WINDOW - 16, WINDOW + 3))
 def test_an_opcode_may_stand_anywhere_round_the_end_of_a_window(before: int) -> None:
     fill = b"".join(
         b"B" + pack("<I", size - 6) + bytes(size - 6) + b"0" for size in (before // 2, before - before // 2)

@@ -13,6 +13,7 @@ from ckptool import LazyTensor, LimitExceeded, Limits, MalformedFile, StorageRef
 from ckptool.tensors import reading, tensor
 from ckptool.tensors.dtypes import BY_NAME
 from tests.bounds.sources import Asked
+from tests.each import each
 
 DATA = bytes(range(240))
 MOST = (1 << 63) - 1
@@ -64,7 +65,7 @@ def test_packed_elements_fill_their_storage_and_no_more() -> None:
             tensor.check_extent(info((2, 3), (3, 1), dtype="quint4x2", data=data))
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "stride", "contiguous"),
     [
         ((), (), True),
@@ -85,7 +86,7 @@ def test_dimensions_of_one_element_have_any_stride(
     assert bare(shape, stride).is_contiguous == contiguous
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
+@each("shape", [(), (0,), (1,), (2, 0, 3), (0, 2), (2, 1, 3), (2, 3, 1), (5, 2, 3)])
 def test_rows_are_packed_as_torch_packs_them(shape: tuple[int, ...]) -> None:
     assert tensor.row_major(shape) == torch.empty(shape).stride()
 
@@ -103,7 +104,7 @@ def test_elements_of_every_size_are_turned_round(dtype: str) -> None:
 # Reading in pieces
 
 
-@pytest.mark.parametrize(
+@each(
     ("nbytes", "pieces"),
     [
         (1000, [240]),
@@ -161,13 +162,15 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
     return array("f", [numbers[place] for place in places]).tobytes()
 
 
-@pytest.mark.parametrize("span", [0, 16, 60, 64, 1 << 24])
-@pytest.mark.parametrize("places", [0, 1, 4, 6, 1 << 16])
-@pytest.mark.parametrize("long", [1, 4, 5, 16])
+@each("most", [0, 1 << 26])
+@each("span", [0, 16, 60, 64, 1 << 24])
+@each("places", [0, 1, 4, 6, 1 << 16])
+@each("long", [1, 4, 5, 16])
 def test_every_way_to_gather_elements_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int
+    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int
 ) -> None:
     monkeypatch.setattr(reading, "_SPAN_NBYTES", span)
+    monkeypatch.setattr(reading, "_MOST_NBYTES", most)
     monkeypatch.setattr(reading, "_PLACES", places)
     monkeypatch.setattr(reading, "_LONG", long)
     data = array("f", range(60)).tobytes()
@@ -179,12 +182,16 @@ def test_every_way_to_gather_elements_gives_the_same(
         ((1, 5, 1), (9, 11, 2), 2),
         ((15,), (4,), 3),
         ((2, 2, 2, 2), (1, 2, 4, 40), 5),
+        ((3, 2, 2), (1, 0, 40), 5),
+        ((2, 3), (0, 29), 1),
+        ((2, 3, 3), (25, 1, 11), 0),
     ):
         assert LazyTensor("x", info(shape, stride, offset, data=data)).read() == flat(shape, stride, offset, data)
 
 
 def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_SPAN_NBYTES", 100)
+    monkeypatch.setattr(reading, "_PER_READ_NBYTES", 16)
     reads = {}
     for count, step in ((5, 6), (5, 5), (4, 8), (12, 4), (12, 5)):
         found = info((count,), (step,))
@@ -197,7 +204,23 @@ def test_a_span_is_read_whole_while_it_is_small_or_mostly_wanted(monkeypatch: py
     assert reads[4, 8] == [100]
     assert reads[5, 5] == [84]
     assert reads[12, 4] == [180]  # 4 · (1 + 11 · 4), of which 48 are wanted
-    assert reads[12, 5] == [4] * 12  # 224, more than four times 48
+    assert reads[12, 5] == [4] * 12  # 224, more than four times 48, and more than 16 for each read
+
+
+def test_scattered_elements_are_read_in_as_few_pieces_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_SPAN_NBYTES", 40)
+    monkeypatch.setattr(reading, "_PER_READ_NBYTES", 16)
+
+    def reads(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
+        found = info(shape, stride)
+        LazyTensor("x", found).read()
+        assert found.storage is not None
+        assert isinstance(found.storage.source, Asked)
+        return found.storage.source.sizes
+
+    assert reads((3, 2), (0, 50)) == [4, 4]  # what a step of 0 repeats, once
+    assert reads((4, 2), (1, 50)) == [16, 16]  # two runs, and not four pairs
+    assert reads((5, 5), (5, 6)) == [180]  # 25 reads would be more work
 
 
 def test_a_tensor_may_be_as_large_as_is_allowed_and_no_larger() -> None:

@@ -23,6 +23,7 @@ from ckptool.sources.read_ahead import ReadAhead
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.tensor import StorageRef
 from tests.bounds.sources import Asked
+from tests.each import each
 
 # Zips round 4 GiB, of which only the frame is written
 
@@ -80,7 +81,7 @@ HEAD = 448
 """Where the payload of the first storage begins; sixteen bytes of descriptor stand behind it."""
 
 
-@pytest.mark.parametrize(
+@each(
     "sizes",
     [
         (FULL32 - 1,),

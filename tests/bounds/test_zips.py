@@ -17,6 +17,7 @@ from ckptool.errors import CkptoolError
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, Source
 from tests.bounds.sources import Asked, Holed
+from tests.each import each
 from tests.zip_bytes import (
     FULL16,
     FULL32,
@@ -165,7 +166,7 @@ def test_a_field_without_content_may_be_the_last() -> None:
     refused(whole([replace(A, extra=b"FB\2\0x")]), MalformedFile)
 
 
-@pytest.mark.parametrize("length", range(9))
+@each("length", range(9))
 def test_zeros_behind_the_fields_are_padding_whatever_their_number(length: int) -> None:
     assert list(read(whole([replace(A, extra=b"FB\1\0x" + bytes(length))]))) == ["x/a"]
 
@@ -284,7 +285,7 @@ def test_a_descriptor_may_end_where_the_directory_begins_and_no_later(magic: boo
     refused(whole([cut]))
 
 
-@pytest.mark.parametrize("length", [*range(160, 260, 3), *range(1960, 2060)])
+@each("length", [*range(160, 260, 3), *range(1960, 2060)])
 def test_a_descriptor_is_found_wherever_a_block_ends(length: int) -> None:
     for width, magic in ((4, True), (8, True), (8, False)):
         assert list(read(whole([streamed(stored("x", bytes(length)), width=width, magic=magic), B]))) == ["x", "x/b"]
@@ -372,15 +373,15 @@ def test_a_small_text_is_read_up_to_its_limit() -> None:
 
 
 def test_a_gzip_may_grow_to_what_is_allowed_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptool.archives.archive import gunzip
+    from ckptool.archives.compressed import GZIP, decompress
 
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     data = packer.compress(bytes(1000) + bytes(range(256))) + packer.flush()
     for chunk in (1, 7, 1 << 20):
-        monkeypatch.setattr("ckptool.archives.archive._GZIP_CHUNK", chunk)
+        monkeypatch.setattr("ckptool.archives.compressed._CHUNK", chunk)
         source = Asked(data)
-        assert len(gunzip(source, Limits(inflated_nbytes=1256, inflation_ratio=0))) == 1256
+        assert len(decompress(source, GZIP, Limits(inflated_nbytes=1256, inflation_ratio=0))) == 1256
         assert max(source.sizes) <= chunk
         with pytest.raises(LimitExceeded) as caught:
-            gunzip(source, Limits(inflated_nbytes=1255, inflation_ratio=0))
+            decompress(source, GZIP, Limits(inflated_nbytes=1255, inflation_ratio=0))
         assert caught.value.needed == 1256

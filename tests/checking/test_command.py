@@ -20,6 +20,7 @@ from ckptool.cli import cli
 from ckptool.torch_ops import devices as torch_devices
 from tests.build import one_of_each
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
+from tests.each import each
 from tests.scale import some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -117,7 +118,7 @@ def test_devices_are_compared_with_those_that_are_given() -> None:
     assert codes("state-dict-plain-cpu-zip.pth", ["cpu"]) == []
 
 
-@pytest.mark.parametrize("path", [path for path in OURS if path.suffix == ".pth"], ids=lambda path: path.name)
+@each("path", [path for path in OURS if path.suffix == ".pth"])
 def test_a_device_that_is_lacking_is_one_that_torch_lacks(path: Path) -> None:
     report = check(path, devices=[device.tag for device in torch_devices.devices().devices])
     codes = {(finding.code, finding.severity) for finding in report.findings}

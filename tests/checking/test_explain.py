@@ -7,6 +7,8 @@ import io
 import json
 import pathlib
 import pickle
+import shlex
+import threading
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -16,12 +18,15 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ckptool.checking.error_messages import ENTRIES, FRAGMENTS, GENERAL
-from ckptool.checking.explain import explain
+from ckptool.checking.explain import Explanation, explain
+from ckptool.checking.explain.reading import READING
+from ckptool.checking.explain.using import FRAGMENTS, GENERAL, USING
 from ckptool.cli import cli
+from tests.each import each
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 INVALID = Path(__file__).parents[2] / "fixtures" / "invalid"
@@ -72,6 +77,31 @@ LINEAR = nn.Linear(2, 3)
 HTML = (INVALID / "html.pth").read_bytes()
 POINTER = (INVALID / "lfs-pointer.pth").read_bytes()
 UNSAFE = {"weights_only": False}
+
+CONV = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
+SGD = torch.optim.SGD(CONV.parameters(), lr=0.1, momentum=0.9)
+CHECKPOINT = {"epoch": 3, "state_dict": CONV.state_dict(), "optimizer": SGD.state_dict()}
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def two_groups() -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": CONV[0].parameters()}, {"params": CONV[1].parameters()}], lr=0.1)
+
+
+def without(module: nn.Module, attribute: str) -> nn.Module:
+    """Return a module as an older torch would have pickled it."""
+    delattr(module, attribute)
+    return module
+
+
+def tensor_of(folder: Path, name: str) -> object:
+    save_file({"a": ONES}, folder / "x.safetensors")
+    with safe_open(folder / "x.safetensors", "pt") as opened:
+        return opened.get_tensor(name)
+
 
 PROVOKED: dict[str, tuple[str, Callable[[Path], object]]] = {
     "xpu": ("device-missing", lambda _: torch.load(VALID / "device-forged-xpu0-zip.pth")),
@@ -133,7 +163,39 @@ PROVOKED: dict[str, tuple[str, Callable[[Path], object]]] = {
     "shape": ("shape", lambda _: LINEAR.load_state_dict(nn.Linear(2, 4).state_dict())),
     "wrapped": ("keys-renamed", lambda _: LINEAR.load_state_dict(nn.DataParallel(LINEAR).state_dict())),
     "checkpoint": ("keys-nested", lambda _: nn.Sequential(LINEAR, LINEAR).load_state_dict({"model": {}, "epoch": 3})),
-    "others": ("keys", lambda _: LINEAR.load_state_dict({"w": ONES, "b": ONES, "c": ONES})),
+    "others": ("keys", lambda _: LINEAR.load_state_dict({"w": ONES, "b": ONES, "c.d": ONES})),
+    "the whole checkpoint": ("keys-nested", lambda _: CONV.load_state_dict(CHECKPOINT)),
+    "the whole checkpoint, one tensor": (
+        "keys-nested",
+        lambda _: nn.Conv2d(3, 2, 1, bias=False).load_state_dict(CHECKPOINT),
+    ),
+    "a key": ("no-such-entry", lambda _: CONV.load_state_dict(CHECKPOINT["model"])),
+    "a tensor": ("no-such-entry", lambda _: CONV.state_dict()["0.weights"]),
+    "groups": ("optimizer-groups", lambda _: SGD.load_state_dict(two_groups().state_dict())),
+    "parameters": ("optimizer-parameters", lambda _: SGD.load_state_dict(optimizer_of(CONV[:1]).state_dict())),
+    "old convolution": ("old-model", lambda _: without(nn.Conv2d(1, 1, 1), "padding_mode")(torch.ones(1, 1, 1, 1))),
+    "old activation": ("old-model", lambda _: without(nn.GELU(), "approximate")(ONES)),
+    "half and float": ("mixed-dtypes", lambda _: nn.Conv2d(3, 2, 1).half()(torch.ones(1, 3, 2, 2))),
+    "half linear": ("mixed-dtypes", lambda _: nn.Linear(4, 2).half()(ONES)),
+    "bfloat16 product": ("mixed-dtypes", lambda _: ONES.bfloat16() @ ONES.t()),
+    "no file": ("no-file", lambda d: torch.load(d / "absent.pth")),
+    "no file to map": ("no-file", lambda d: load_file(d / "absent.safetensors")),
+    "a folder": ("folder", lambda d: torch.load(d)),
+    "channels": ("channels", lambda _: nn.Conv2d(3, 64, 7)(torch.ones(1, 1, 9, 9))),
+    "another size of image": ("input-size", lambda _: nn.Linear(400, 120)(torch.ones(1, 9216))),
+    "no memory": ("some-memory", lambda _: torch.empty(1 << 60)),
+    "no memory for Python": ("some-memory", lambda _: [0] * (1 << 60)),
+    "no CUDA": ("no-cuda", lambda _: torch.ones(1, device="cuda")),
+    "a model as a dict": ("whole-model", lambda _: LINEAR["state_dict"]),  # type: ignore[index]
+    "a model's items": ("whole-model", lambda _: LINEAR.items()),
+    "a dict that is called": ("not-a-model", lambda _: OrderedDict(a=1)(ONES)),  # type: ignore[operator]
+    "a lambda": ("cannot-pickle", lambda d: torch.save({"f": lambda: 1}, d / "x")),
+    "a lock": ("cannot-pickle", lambda d: torch.save({"f": threading.Lock()}, d / "x")),
+    "read as text": ("opened-as-text", lambda _: (VALID / "lstm-one-storage-cpu-legacy.pth").read_text("utf-8")),
+    "opened as a zip": ("not-a-zip", lambda _: zipfile.ZipFile(io.BytesIO(STREAM))),
+    "a tensor of safetensors": ("no-such-tensor", lambda d: tensor_of(d, "lm_head.weight")),
+    "another torch": ("newer-torch", lambda _: pickle.loads(b"ctorch._utils\n_rebuild_tensor_v9\n.")),
+    "an attribute of another torch": ("newer-torch", lambda _: torch.float3),  # type: ignore[attr-defined]
 }
 
 QUOTED = {
@@ -144,6 +206,29 @@ QUOTED = {
     "size mismatch for fc.weight": "some-shape",
     "PytorchStreamReader failed": "some-damage",
     "Killed": "some-memory",
+    "RuntimeError: out of memory": "some-memory",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total": "memory-device",
+    "RuntimeError: CUDA error: out of memory": "memory-device",
+    'File "train.py", line 9\n    loss.backward()\ntorch.OutOfMemoryError: CUDA out of memory.': "memory-training",
+    'File "a.py"\n    m = torch.load("x.pth")\ntorch.cuda.OutOfMemoryError: CUDA out of memory.': "memory-loading",
+    "SourceChangeWarning: source code of class 'torch.nn.modules.conv.Conv2d' has changed.": "source-changed",
+    "FutureWarning: You are using `torch.load` with `weights_only=False` (the current default": "weights-only-warning",
+    "TypeError: 'weights_only' is an invalid keyword argument for Unpickler()": "weights-only-unknown",
+    "TypeError: load() got an unexpected keyword argument 'weights_only'": "weights-only-unknown",
+    "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same": "mixed-devices",
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!": "mixed-devices",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same": "mixed-devices",
+    "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be the same": "mixed-dtypes",
+    "Input type (float) and bias type (c10::Half) should be the same": "mixed-dtypes",
+    "RuntimeError: expected scalar type Half but found Float": "mixed-dtypes",
+    "ModuleAttributeError: 'BatchNorm2d' object has no attribute 'num_batches_tracked'": "old-model",
+    "_IncompatibleKeys(missing_keys=['fc.weight'], unexpected_keys=['module.fc.weight'])": "keys-renamed",
+    "KeyError: 'unexpected key \"module.encoder.weight\" in state_dict'": "keys-renamed",
+    "[enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/3": "disk-full",
+    "OSError: [Errno 28] No space left on device": "disk-full",
+    "PermissionError: [Errno 13] Permission denied: 'x.pth'": "not-permitted",
+    "ModuleNotFoundError: No module named 'torch'": "no-torch",
+    "RuntimeError: storage has wrong size: expected 0 got 64": "some-damage",
     "Attempting to deserialize object on CUDA device 3 but torch.cuda.device_count() is 1. Please use": "device-number",
     "RuntimeError: torch.UntypedStorage(): Storage device not recognized: mps": "device-unknown",
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.": "device-missing",
@@ -165,7 +250,7 @@ QUOTED = {
 }
 
 
-@pytest.mark.parametrize("case", PROVOKED)
+@each("case", PROVOKED)
 def test_a_message_of_the_libraries_is_explained(case: str, tmp_path: Path) -> None:
     kind, action = PROVOKED[case]
     message = message_of(lambda: action(tmp_path))
@@ -173,7 +258,7 @@ def test_a_message_of_the_libraries_is_explained(case: str, tmp_path: Path) -> N
     assert [one.kind for one in explain(message)] == [kind], message
 
 
-@pytest.mark.parametrize("text", QUOTED)
+@each("text", QUOTED)
 def test_a_message_that_is_only_quoted_is_explained(text: str) -> None:
     assert [one.kind for one in explain(text)] == [QUOTED[text]]
 
@@ -181,7 +266,7 @@ def test_a_message_that_is_only_quoted_is_explained(text: str) -> None:
 def test_every_entry_has_a_message() -> None:
     tested = {kind for kind, _ in PROVOKED.values()} | set(QUOTED.values())
 
-    assert {entry.kind for entry in (*ENTRIES, *GENERAL, *FRAGMENTS)} <= tested
+    assert {entry.kind for entry in (*READING, *USING, *GENERAL, *FRAGMENTS)} <= tested
 
 
 def test_the_numbers_of_a_message_are_in_its_explanation() -> None:
@@ -193,7 +278,7 @@ def test_the_numbers_of_a_message_are_in_its_explanation() -> None:
 def test_the_hint_for_keys_names_the_options() -> None:
     (one,) = explain(message_of(lambda: LINEAR.load_state_dict(nn.DataParallel(LINEAR).state_dict())))
 
-    assert one.hint.endswith("ckptool migrate FILE --form state_dict --strip-module")
+    assert one.command == "ckptool migrate FILE --form state_dict --strip-module"
 
 
 @pytest.mark.parametrize("text", ["", "hello", "x" * 2_000_000, "a killed process"])
@@ -213,3 +298,158 @@ def test_the_command_explains_and_says_by_its_exit_code_whether_it_could() -> No
 
 def test_a_heading_without_end_is_no_trouble() -> None:
     assert [one.kind for one in explain('Missing key(s) in state_dict: "' * 10_000)] == ["some-keys"]
+
+
+def in_file(content: object, message: str, folder: Path) -> Explanation:
+    """Return the first explanation of a message about a file of this content, after what it says to run was run."""
+    path = folder / "file of mine.pth"
+    torch.save(content, path)
+    found = explain(message, path)
+    for one in found:
+        if one.command is not None:
+            words = shlex.split(one.command)
+            assert words[0] == "ckptool"
+            result = CliRunner().invoke(cli, [*words[1:], *(["--dry-run"] if words[1] == "migrate" else [])])
+            assert result.exit_code in ((0, 1) if words[1] == "check" else (0,)), (one, result.output)
+    return found[0]
+
+
+MISSING = message_of(lambda: CONV.load_state_dict(CHECKPOINT))
+WRAPPED = {f"module.{name}": tensor for name, tensor in CONV.state_dict().items()}
+NO_ENTRY = "KeyError: 'state_dict'"
+
+
+class Net(nn.Sequential):
+    """A model of the user's."""
+
+
+CAUSES: dict[str, tuple[object, str, str, str, str | None]] = {
+    "the weights are an entry": (
+        CHECKPOINT,
+        MISSING,
+        "all 6 names are under 'state_dict'",
+        "model.load_state_dict(checkpoint['state_dict'])",
+        "--form state_dict",
+    ),
+    "the weights are deeper": (
+        {"a": {"b": CONV.state_dict()}, "epoch": 1},
+        MISSING,
+        "all 6 names are under 'a.b'",
+        "checkpoint['a']['b']",
+        "--form state_dict",
+    ),
+    "one of two": (
+        {"G": CONV.state_dict(), "D": nn.Linear(90, 90).state_dict()},
+        MISSING,
+        "all 6 names are under 'G'",
+        "checkpoint['G']",
+        "--key G",
+    ),
+    "an entry, wrapped": ({"net": WRAPPED}, MISSING, "all 6 names are under 'net', under other", "", "--strip-module"),
+    "wrapped": (WRAPPED, message_of(lambda: CONV.load_state_dict(WRAPPED)), "other names", "", "--strip-module"),
+    "another file": (CONV.state_dict(), MISSING, "at its top, as they are", "", "inspect"),
+    "another model": (nn.Linear(2, 2).state_dict(), MISSING, "6 names are not in it", "another model", "inspect"),
+    "no such entry": (
+        CHECKPOINT,
+        "KeyError: 'model'",
+        "weights are under 'state_dict'",
+        "checkpoint['state_dict']",
+        "",
+    ),
+    "no entries": (CONV.state_dict(), NO_ENTRY, "it is the state_dict itself, 7 tensors", "without taking", "inspect"),
+    "a tensor of another name": (WRAPPED, "KeyError: '0.weight'", "'module.0.weight' is", "", "inspect"),
+    "other sizes": (
+        CONV.state_dict(),
+        message_of(lambda: nn.Sequential(nn.Conv2d(3, 2, 3)).load_state_dict({"0.weight": ONES}, strict=False)),
+        "in it, 0.weight is [2, 3, 1, 1]",
+        "strict=False",
+        "--exclude 0.weight",
+    ),
+    "which convolution": (
+        CHECKPOINT,
+        message_of(lambda: nn.Conv2d(3, 2, 1)(torch.ones(1, 1, 2, 2))),
+        "0.weight has this size in it",
+        "",
+        "inspect",
+    ),
+    "halves": (
+        {name: tensor.half() for name, tensor in CONV.state_dict().items()},
+        "expected scalar type Half but found Float",
+        "float16 (7)",
+        "",
+        "--dtype float32",
+    ),
+    "an optimizer of one group": (
+        CHECKPOINT,
+        message_of(lambda: two_groups().load_state_dict(SGD.state_dict())),
+        "'optimizer' has 1 group of 4 parameters; the weights have 7 tensors",
+        "",
+        "--form state_dict",
+    ),
+    "misspelt": (
+        CHECKPOINT,
+        message_of(lambda: torch.load(VALID / "lenet-state-dict-cpu-zip.pth", map_location="gpu")),
+        "no tensor in it is tagged 'gpu' (cpu (7)): it is map_location that is misspelt",
+        "'cuda:0'",
+        None,
+    ),
+    "classes": (
+        {"model": CONV.state_dict(), "args": Path("/x")},
+        "Weights only load failed. GLOBAL pathlib.PosixPath was not an allowed global by default.",
+        "it asks for pathlib.",
+        "",
+        "--form state_dict",
+    ),
+    "not a model": (CONV.state_dict(), "'dict' object has no attribute 'eval'", "a state_dict of 7 tensors", "", ""),
+    "how much is weights": (CHECKPOINT, "CUDA out of memory", "of which the weights are", "map_location", "--to cpu"),
+}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_what_in_a_file_causes_a_message_is_said_with_a_command_that_works(case: str, tmp_path: Path) -> None:
+    content, message, fact, hint, command = CAUSES[case]
+    one = in_file(content, message, tmp_path)
+
+    assert one.in_file is not None
+    assert fact in one.in_file
+    assert hint in (one.hint or "")
+    assert (command in (one.command or "")) if command is not None else one.command is None
+    assert "FILE" not in (one.command or "")
+
+
+def test_a_whole_model_is_not_taken_for_a_dict(tmp_path: Path) -> None:
+    one = in_file(Net(*CONV), "TypeError: 'Net' object is not subscriptable", tmp_path)
+
+    assert one.in_file is not None
+    assert one.in_file.startswith("it is a whole model, ")
+    assert one.in_file.endswith("Net, with 7 tensors")
+
+
+@pytest.mark.parametrize("text", PROVOKED)
+def test_every_message_can_be_asked_about_a_file_of_each_kind(text: str, tmp_path: Path) -> None:
+    kind, action = PROVOKED[text]
+    message = message_of(lambda: action(tmp_path))
+    for path in (VALID / "checkpoint-plain-cpu-zip.pth", VALID / "state-dict-plain-cpu-zip.pth", INVALID / "html.pth"):
+        for one in explain(message, path):
+            assert one.in_file
+            assert " FILE" not in (one.command or "")
+            assert one.kind == kind
+
+
+def test_a_file_that_cannot_be_opened_is_the_cause() -> None:
+    (one,) = explain("EOFError: Ran out of input", INVALID / "html.pth")
+
+    assert one.in_file is not None
+    assert one.in_file.startswith("not a checkpoint: ")
+
+
+def test_the_command_looks_into_one_file() -> None:
+    path = str(VALID / "checkpoint-plain-cpu-zip.pth")
+    found = json.loads(CliRunner().invoke(cli, ["check", "--json", "--explain", NO_ENTRY, path]).stdout)
+    assert found["path"] == path
+    assert "the weights are under " in found["explanations"][0]["in_file"]
+    shown = CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, path]).stdout.splitlines()
+    assert shown[1] == f"{path}: {found['explanations'][0]['in_file']}"
+    assert shown[-1] == f"Run: {found['explanations'][0]['command']}"
+    assert CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, path, path]).exit_code == 2
+    assert isinstance(CliRunner().invoke(cli, ["check", "--explain", NO_ENTRY, "absent.pth"]).exception, SystemExit)

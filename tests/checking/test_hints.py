@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from ckptool.checking.check import check
 from ckptool.checking.finding import Finding
 from ckptool.cli import cli
+from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
-from tests.scale import some
+from tests.scale import one_of_twins, some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 OURS = [path for path in sorted(FIXTURES.iterdir()) if path.suffix != ".json"]
@@ -34,23 +36,39 @@ def run(finding: Finding) -> str:
     return result.output
 
 
-def run_all(path: Path, folder: Path) -> None:
+def run_all(path: Path, folder: Path) -> list[str]:
+    """Run what is advised about a file, and return the codes of the findings that advise to migrate it."""
     copied = folder / path.name
-    shutil.copyfile(path, copied)
+    if copied != path:
+        shutil.copyfile(path, copied)
+    migrated = []
     for finding in check(copied).findings:
         if finding.command is None:
             continue
         printed = run(finding)
-        if finding.code in ("CK202", "CK301", "CK405", "CK501", "CK503"):
-            target = json.loads(printed)["target"]
-            assert finding.code not in {one.code for one in check(target).findings}
-        if finding.code == "CK202":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.load(target, map_location="cpu", weights_only=True)
+        if not finding.command.startswith("ckptool migrate "):
+            continue
+        migrated.append(finding.code)
+        report = json.loads(printed)
+        found = {one.code for one in check(report["target"]).findings}
+        assert report["tensors"]
+        assert found.isdisjoint({"CK202", "CK204"})
+        if finding.code in ("CK301", "CK405", "CK501", "CK503"):
+            assert finding.code not in found
+        assert opened(report["target"]) is not None
+    return migrated
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def opened(path: str) -> object:
+    """Open a file as everybody would."""
+    if path.endswith(".safetensors"):
+        return load_file(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, map_location="cpu")
+
+
+@pytest.mark.parametrize("path", one_of_twins(OURS), ids=lambda path: path.name)
 def test_every_command_in_a_hint_works_and_mends_it(path: Path, tmp_path: Path) -> None:
     run_all(path, tmp_path)
 
@@ -68,3 +86,78 @@ def test_a_path_that_a_shell_would_take_apart_is_quoted(tmp_path: Path, monkeypa
         shutil.copyfile(FIXTURES / "device-forged-cuda0-zip.pth", name)
         (finding,) = [one for one in check(name).findings if one.code == "CK503"]
         run(finding)
+
+
+T = tensor(storage(location="cuda:0"))
+RUNS = call(named("os", "system"), "true")
+NAMESPACE = named("argparse", "Namespace") + b")\x81" + ops({"lr": 1.0}) + b"b"
+ARRAY = call(
+    named("numpy.core.multiarray", "_reconstruct"),
+    named("numpy", "ndarray"),
+    (0,),
+    call(named("_codecs", "encode"), "b", "latin1"),
+)
+SUBCLASS = call(
+    named("torch._tensor", "_rebuild_from_type_v2"),
+    named("torch._utils", "_rebuild_wrapper_subclass"),
+    named("torch.distributed.tensor", "DTensor"),
+    (
+        named("torch.distributed.tensor", "DTensor"),
+        named("torch", "float32"),
+        (4,),
+        (1,),
+        0,
+        call(named("torch.serialization", "_get_layout"), "torch.strided"),
+        call(named("torch", "device"), "cpu"),
+        False,
+    ),
+    {"_local_tensor": T},
+)
+WHOLE = named("models", "Net") + b")\x81" + ops({"_parameters": {"w": T}, "_buffers": {}, "_modules": {}}) + b"b"
+
+MENDED = {
+    "a call among the weights": {"w": T, "x": RUNS},
+    "calls deeper among the weights": {"model": {"w": T, "x": [RUNS], "y[0]": {"z": NAMESPACE}}, "epoch": 1},
+    "a call among weights with a prefix": {"module.w": T, "module.v": T, "module.x": RUNS},
+    "a call beside the weights": {"state_dict": {"w": T}, "x": RUNS},
+    "settings beside the weights": {"state_dict": {"module.w": T}, "args": NAMESPACE, "optimizer": {}},
+    "a whole model": WHOLE,
+    "a whole model in a checkpoint": {"model": WHOLE, "epoch": 3},
+    "weights that are averaged": {"ema": {"w": T}, "x": NAMESPACE},
+}
+"""Files that torch.load() refuses, and from which the weights can be taken."""
+
+LEFT = {
+    "tensors of a class of their own": {"w": SUBCLASS, "v": T},
+    "arrays among the tensors": {"w": T, "x": ARRAY},
+    "a state of random numbers": {"python": (3, (1, 2), None), "numpy": ("MT19937", ARRAY, 1), "cpu": T},
+    "weights in objects": {"w": T, "x": named("odd", "Packed") + b")\x81" + ops({"w": T}) + b"b"},
+    "objects alone": {"args": NAMESPACE},
+    "stubs": {"module": {"w": tensor(storage(key="1", numel=0), (0,))}, "param_shapes": [{"w": (4,)}], "x": NAMESPACE},
+}
+"""Files of which no migration opens with torch.load() and has all the tensors that it takes."""
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_is_advised_opens_with_torch_load(name: str, tmp_path: Path) -> None:
+    (tmp_path / "made.pth").write_bytes(torch_zip(MENDED[name], {"0": floats()}))
+
+    assert "CK202" in run_all(tmp_path / "made.pth", tmp_path)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_nothing_is_advised_that_would_not_help(name: str, tmp_path: Path) -> None:
+    (tmp_path / "made.pth").write_bytes(torch_zip(LEFT[name], {"0": floats(), "1": b""}))
+    refused = [one for one in check(tmp_path / "made.pth").findings if one.code == "CK202"]
+
+    assert refused
+    assert run_all(tmp_path / "made.pth", tmp_path) == []
+    assert "open_checkpoint()" in (refused[0].hint or "")
+
+
+def test_what_a_command_leaves_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "made.pth").write_bytes(torch_zip(MENDED["calls deeper among the weights"], {"0": floats()}))
+    (finding,) = [one for one in check(tmp_path / "made.pth").findings if one.code == "CK202"]
+
+    assert finding.hint == "Leave out what torch.load() refuses: x, y[0]."
+    assert "--exclude x --exclude 'y[[]0]'" in (finding.command or "")

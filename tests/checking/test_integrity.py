@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from ckptool import open_checkpoint
 from ckptool.checking.check import CheckReport, check
 from ckptool.pickles.describe import describe
+from ckptool.tensors.dtypes import BY_NAME
+from ckptool.torch_ops import values as torch_values
 from tests import zip_bytes
 from tests.build import floats, pickled, storage, tensor
 from tests.scale import scaled, step, times
@@ -174,5 +177,25 @@ def test_a_member_that_would_grow_beyond_what_is_allowed_is_a_finding() -> None:
     report = check(whole([tree, stored("archive/data/0", floats()), claims]), deep=True)
 
     assert report.error is None
-    assert codes(report) == {"CK105": "error"}
+    assert codes(report) == {"CK105": "error", "CK209": "warning"}
     assert any("4,294,967,294 bytes" in finding.message for finding in report.findings)
+
+
+@pytest.mark.parametrize("dtype", BY_NAME)
+def test_values_of_every_type_are_looked_at(dtype: str) -> None:
+    zeros = dtype != "float8_e8m0fnu"  # which has none
+    nbytes = 4 * BY_NAME[dtype].itemsize
+
+    assert torch_values.survey([bytes(nbytes)], dtype).all_zero == zeros
+    facts = torch_values.survey([bytes(nbytes), b"\x21" * nbytes], dtype)
+    assert (facts.nan, facts.infinite, facts.all_zero) == (0, 0, False)
+
+
+@pytest.mark.parametrize(("byte", "codes"), [(b"\x12", set()), (b"\x80", {"CK112"})])
+def test_values_of_float4_are_looked_at(byte: bytes, codes: set[str], tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + byte)
+    report = check(path, values=True)
+
+    assert {one.code for one in report.findings if one.code.startswith("CK11")} == codes

@@ -15,6 +15,7 @@ from ckptool.checking.check import check
 from ckptool.checking.torch_load import judge, place_of
 from tests.build import call, named, ops, pickled, raw, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
+from tests.each import each
 from tests.scale import some
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
@@ -43,7 +44,7 @@ def torch_opens(path: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+@each("path", OURS)
 def test_what_is_said_to_be_refused_is_refused_and_nothing_else(path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
         assert bool(judge(checkpoint).refusals) != torch_opens(path)

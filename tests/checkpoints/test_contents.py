@@ -11,6 +11,7 @@ from ckptool.checking.structure import examine
 from ckptool.checkpoints.weights import NameChanges, prepare
 from ckptool.pickles import nodes
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
+from tests.each import each
 
 T = tensor(storage())
 
@@ -25,7 +26,7 @@ def module(parameters: Any = None, buffers: Any = None, children: Any = None, **
     return named("models", "Net") + b")\x81" + ops(own | attributes) + b"b"
 
 
-@pytest.mark.parametrize(
+@each(
     ("tree", "names"),
     [
         (T, [""]),

@@ -16,6 +16,7 @@ from ckptool.checkpoints import modules
 from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_state_dict
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+from tests.each import each
 
 LIMITS = Limits()
 
@@ -196,8 +197,8 @@ def test_what_is_no_module_is_none(node: Inert) -> None:
     assert not PickledModules().is_module(node)
 
 
-@pytest.mark.parametrize("missing", ["_parameters", "_buffers", "_modules"])
-@pytest.mark.parametrize("instead", [None, 5, "text", []])
+@each("missing", ["_parameters", "_buffers", "_modules"])
+@each("instead", [None, 5, "text", []])
 def test_an_object_without_all_three_mappings_is_no_module(missing: str, instead: Inert) -> None:
     node = module()
     node.state = Dict([(key, instead if key == missing else value) for key, value in node.state.pairs])
@@ -206,12 +207,19 @@ def test_an_object_without_all_three_mappings_is_no_module(missing: str, instead
 
 
 def test_doubts_name_each_class_once() -> None:
-    quantised = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
-    children = {str(n): module(name) for n, name in enumerate(["models.Block", quantised, "models.Block", quantised])}
+    children = {str(n): module("models.Block") for n in range(3)}
     found = walk(module("torch.nn.modules.container.Sequential", c=children))
 
     assert found.foreign_classes == ["models.Block"]
-    assert found.own_savers == [quantised]
+
+
+def test_modules_that_save_what_is_not_known_are_named_one_by_one() -> None:
+    quantised = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"  # without a scale, so not as torch writes it
+    other = "bitsandbytes.nn.modules.Linear4bit"
+    children = {str(n): module(name) for n, name in enumerate([quantised, "models.Block", other, quantised])}
+    found = walk(module("torch.nn.modules.container.Sequential", c=children))
+
+    assert found.unlisted == [("0", quantised), ("2", other), ("3", quantised)]
 
 
 def test_hooks_are_told_of_unless_they_only_touch_metadata() -> None:
@@ -221,7 +229,7 @@ def test_hooks_are_told_of_unless_they_only_touch_metadata() -> None:
     }
     found = walk(module("torch.nn.modules.linear.Linear", _state_dict_hooks=pairs(hooks)))
 
-    assert found.hooks == [("torch.nn.modules.linear.Linear", "models.rename_keys")]
+    assert found.hooks == [("", "torch.nn.modules.linear.Linear", "models.rename_keys")]
 
 
 def test_wrappers_are_known_by_class_and_not_by_the_name_of_a_child() -> None:
@@ -240,7 +248,7 @@ def torch_modules() -> list[type[nn.Module]]:
     return sorted(found, key=lambda cls: cls.__qualname__)
 
 
-@pytest.mark.parametrize("cls", torch_modules())
+@each("cls", torch_modules())
 def test_versions_of_torchs_own_classes_are_known(cls: type[nn.Module]) -> None:
     assert modules.version_of(f"{cls.__module__}.{cls.__qualname__}") == cls._version
 

@@ -12,6 +12,7 @@ import ckptool
 from ckptool import Checkpoint, open_checkpoint
 from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights
 from tests import build
+from tests.each import each
 
 
 def vector(key: str = "0", numel: int = 4) -> bytes:
@@ -34,7 +35,7 @@ def roles(tree: Any) -> dict[str, Role]:
     return {group.key: group.role for group in opened(tree).state_dicts}
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "role"),
     [
         ("state_dict", "model"),
@@ -109,7 +110,7 @@ def test_state_dicts_inside_state_dicts_are_found() -> None:
     assert opened(tree).weights is None
 
 
-@pytest.mark.parametrize("key", WEIGHT_KEYS)
+@each("key", WEIGHT_KEYS)
 def test_the_best_known_key_wins(key: str) -> None:
     found = opened({"discriminator": weights(), key: weights(), "critic": weights()})
 
@@ -117,7 +118,7 @@ def test_the_best_known_key_wins(key: str) -> None:
     assert found.weights.key == key
 
 
-@pytest.mark.parametrize(
+@each(
     ("candidates", "chosen"),
     [
         ([], None),
@@ -166,7 +167,7 @@ def test_keys_with_dots_in_them_stay_whole() -> None:
     assert (group.key, list(group)) == ("my.model", ["layer.weight", "layer.bias"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("tree", "form"),
     [
         ({"epoch": 3}, "data"),
@@ -178,7 +179,6 @@ def test_keys_with_dots_in_them_stay_whole() -> None:
         (vector(), "tensors"),
         ([vector(), vector()], "tensors"),
     ],
-    ids=str,
 )
 def test_the_form_says_what_a_file_holds(tree: Any, form: str) -> None:
     assert opened(tree).form == form

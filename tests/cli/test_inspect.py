@@ -230,3 +230,24 @@ def test_an_error_that_a_verb_lets_through_is_two_lines(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["Error", "Hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--grep", "nomatch"], "0 of 10 names match --grep 'nomatch'"),
+        (["--grep", "CONV1"], "0 of 10 names match --grep 'CONV1'; 2 do in another case: --grep '(?i)…'"),
+        (["--include", "conv1"], "a glob is compared with whole names: '*conv1*' matches 2"),
+        (["--exclude", "*"], "0 of 10 names match --exclude '*'"),
+        (["--grep", "conv1", "--include", "*.nothing"], "0 of 10 names match --grep 'conv1' --include '*.nothing'"),
+    ],
+)
+def test_a_selection_that_takes_nothing_says_so(arguments: list[str], said: str) -> None:
+    assert said in run(STATE_DICT, *arguments)
+    alone = CliRunner().invoke(cli, ["inspect", str(STATE_DICT), *arguments, "--table", "csv"])
+    assert said in alone.stderr
+    assert said not in alone.stdout
+
+
+def test_a_selection_that_takes_something_says_nothing() -> None:
+    assert "names match" not in run(STATE_DICT, "--grep", "conv1")

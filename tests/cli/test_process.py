@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,6 +52,20 @@ def test_a_closed_output_is_one_line_and_2() -> None:
 
     assert run(["sh", "-c", f"{shell} >&-"]) == (2, "Error: standard output is closed\n")
     assert run(["sh", "-c", f"{shell} 2>&-"]) == (0, "")
+    assert run(["sh", "-c", f"{sys.executable} -m ckptool check --explain - <&-"]) == (
+        2,
+        "Error: standard input is closed\n",
+    )
+
+
+@POSIX
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", ["inspect absent.pth", "inspect --no-such-option"])
+@pytest.mark.parametrize("closed", ["2>/dev/full", "2>&-", ">/dev/full 2>/dev/full", ">&- 2>&-"])
+def test_what_nobody_hears_does_not_change_the_exit_code(arguments: str, closed: str) -> None:
+    code, shown = run(["sh", "-c", f"{sys.executable} -m ckptool {arguments} {closed}"])
+
+    assert (code, shown) == (2, "")
 
 
 @POSIX
@@ -74,7 +89,7 @@ def test_an_interrupt_is_130_and_no_traceback() -> None:
         assert process.stderr.read() == b""
 
 
-@pytest.mark.parametrize("module", ["click", "ckptool.cli.inspect"])
+@pytest.mark.parametrize("module", ["click", "ckptool.errors", "ckptool.cli.inspect", "ckptool.formats"])
 def test_an_interrupt_while_modules_are_imported_is_130_and_no_traceback(module: str) -> None:
     finder = (
         "sys.meta_path.insert(0, type('Interrupted', (), {'find_spec': staticmethod("
@@ -93,6 +108,39 @@ def test_what_was_not_foreseen_is_one_line_that_asks_for_a_report() -> None:
     assert code == 2
     assert shown.startswith("Traceback")
     assert shown.endswith(line)
+
+
+def test_too_little_memory_is_one_line() -> None:
+    command = broken(
+        "import ckptool.cli.inspect as verb; verb.open_checkpoint = lambda path: [0] * (1 << 60)", "inspect", "x"
+    )
+
+    assert run(command) == (2, "Error: there is not enough memory\n")
+
+
+@POSIX
+@pytest.mark.parametrize("arguments", [["check", "--values", FIXTURE], ["devices"]])
+def test_too_little_memory_to_import_torch_is_said_in_two_lines(arguments: list[str]) -> None:
+    code, shown = run(["sh", "-c", f"ulimit -v 300000; exec {shlex.join([*CKPTOOL, *arguments])}"])
+
+    assert code == 2
+    assert shown.startswith("Error: torch is installed, but cannot be imported: ")
+    assert shown.count("\n") == 2
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "folder"
+
+    assert run([*CKPTOOL, "migrate", FIXTURE, "--out-dir", str(target)]) == (2, f"Error: {target}: not a directory\n")
+
+
+def test_rules_that_are_no_text_are_bad_usage(tmp_path: Path) -> None:
+    (tmp_path / "rules").write_bytes(b"\xff=x")
+    code, shown = run([*CKPTOOL, "migrate", FIXTURE, "--rename-file", str(tmp_path / "rules"), "--dry-run"])
+
+    assert code == 2
+    assert "Invalid value for --rename-file: not a text file" in shown
 
 
 def test_bad_usage_is_still_2_and_help_0() -> None:

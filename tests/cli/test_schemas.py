@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from itertools import pairwise
@@ -15,11 +16,13 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from ckptool.cli import cli
+from tests.scale import scaled, step
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix != ".json"]
 ALL = [*VALID, *sorted((FIXTURES / "invalid").iterdir())]
 VERBS = ("inspect", "check", "migrate", "diff")
+SCHEMAS = sorted(path.name.removesuffix(".json") for path in files("ckptool.cli").joinpath("schemas").iterdir())
 
 
 def schema(verb: str) -> dict[str, Any]:
@@ -27,12 +30,12 @@ def schema(verb: str) -> dict[str, Any]:
     return found
 
 
-def valid(verb: str, *arguments: object) -> Any:
-    """Run a verb with ``--json``, validate what it prints, and return it."""
+def valid(verb: str, *arguments: object, by: str | None = None) -> Any:
+    """Run a verb with ``--json``, validate what it prints by the schema of this name, and return it."""
     result = CliRunner().invoke(cli, [verb, "--json", *map(str, arguments)])
     assert result.stdout, result.output
     found = json.loads(result.stdout)
-    Draft202012Validator(schema(verb)).validate(found)
+    Draft202012Validator(schema(by or verb)).validate(found)
     return found
 
 
@@ -46,7 +49,7 @@ def objects(found: Any) -> Iterator[dict[str, Any]]:
             yield from objects(value)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", SCHEMAS)
 def test_the_schemas_are_schemas_and_allow_no_other_fields(verb: str) -> None:
     Draft202012Validator.check_schema(schema(verb))
     closed = [found for found in objects(schema(verb)) if "required" in found and "properties" in found]
@@ -54,9 +57,8 @@ def test_the_schemas_are_schemas_and_allow_no_other_fields(verb: str) -> None:
     assert closed
     for found in closed:
         assert found["additionalProperties"] is False
-    assert schema(verb)["$defs"]["error"] == schema("inspect")["$defs"]["error"]
-    if "finding" in schema(verb)["$defs"]:
-        assert schema(verb)["$defs"]["finding"] == schema("inspect")["$defs"]["finding"]
+    for shared in {"error", "finding"} & schema(verb)["$defs"].keys():
+        assert schema(verb)["$defs"][shared] == schema("inspect")["$defs"][shared]
 
 
 @pytest.mark.parametrize("verb", ["inspect", "check"])
@@ -69,16 +71,18 @@ def test_what_is_printed_about_every_fixture(verb: str) -> None:
     assert valid(verb, ALL[0]) == found[0] or verb == "check"
 
 
+@scaled
 @pytest.mark.parametrize("options", [[], ["--form", "state_dict", "--dtype", "bfloat16"], ["--form", "safetensors"]])
 def test_what_is_printed_about_migrating_every_fixture(options: list[str], tmp_path: Path) -> None:
-    found = valid("migrate", *VALID, *options, "--out-dir", tmp_path)
+    found = valid("migrate", *VALID[:: step(4)], *options, "--out-dir", tmp_path)
 
     assert any(one.get("written") for one in found)
     assert valid("migrate", tmp_path / "missing.pth")["error"]["kind"] == "missing"
 
 
+@scaled
 def test_what_is_printed_about_comparing_fixtures(tmp_path: Path) -> None:
-    for a, b in pairwise(ALL):
+    for a, b in pairwise(ALL[:: step(4)]):
         valid("diff", a, b)
     ones = {"r": torch.ones(3), "c": torch.ones(2, dtype=torch.complex64), "i": torch.ones(1, dtype=torch.int64)}
     other = {"r": torch.tensor([1.0, float("inf"), float("nan")]), "c": torch.zeros(2, dtype=torch.complex64)}
@@ -105,3 +109,34 @@ def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> 
     assert errors == [errors[0]] * 4
     assert errors[0]["path"] == str(path)
     assert {"path", "kind", "message", "hint", "command", "offset", "needed", "actual"} == set(errors[0])
+
+
+def test_every_schema_is_that_of_something_that_is_printed() -> None:
+    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain"}
+    for name in SCHEMAS:
+        names = {one["schema"]["const"] for one in objects(schema(name)) if "const" in one.get("schema", ())}
+        assert [found.partition("/")[0] for found in names] == [f"ckptool.{name}"]
+
+
+def test_what_is_printed_about_messages_codes_and_devices() -> None:
+    message = "KeyError: 'state_dict'"
+    for arguments in ([message], [message, VALID[0]], ["hello"], [message, "absent.pth"], [message, ALL[-1]]):
+        valid("check", "--explain", *arguments, by="explain")
+    assert len(valid("check", "--list", by="codes")["codes"]) > 30
+    assert valid("devices")["devices"][0]["device"] == "cpu"
+
+
+def test_devices_without_torch_is_an_error_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "ckptool.torch_ops.devices", raising=False)
+
+    assert valid("devices")["error"]["kind"] == "missing-package"
+
+
+@pytest.mark.parametrize("option", [["--like", str(ALL[-1])], ["--like", "absent.pth"], ["--model", "absent:Model"]])
+def test_what_a_file_cannot_be_compared_with_is_an_error_in_json(option: list[str]) -> None:
+    one = valid("check", *option, VALID[0])
+    assert one["verdict"] == "not looked at"
+    assert one["error"]["path"] in (option[1], None)
+    several = valid("check", *option, VALID[0], VALID[1])
+    assert [found["path"] for found in several] == [str(VALID[0]), str(VALID[1])]

@@ -22,6 +22,8 @@ from ckptool.diffing.trees import Change, tree_changes
 from ckptool.migration.migrate import migrate
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from tests import build
+from tests.each import each
+from tests.scale import one_of_twins
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 GPU = FIXTURES / "checkpoint-ddp-forged-cuda0-zip.pth"
@@ -144,7 +146,7 @@ def test_a_fixture_is_equal_to_itself_and_to_its_legacy_twin(zipped: Path) -> No
         assert report.tensors or report.others == ()
 
 
-@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.pt*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", one_of_twins(sorted(FIXTURES.glob("*.pt*"))), ids=lambda path: path.name)
 def test_every_fixture_is_equal_to_the_weights_taken_from_it(path: Path, tmp_path: Path) -> None:
     try:
         migrate(path, tmp_path / "w.pth", form="state_dict")
@@ -427,7 +429,7 @@ def test_dict_and_ordered_dict_and_any_order_of_keys_are_the_same() -> None:
     assert changes({"a": 1, "b": 2}, OrderedDict([("b", 2), ("a", 1)])) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("a", "b", "name"),
     [
         (1, 2, "x"),
@@ -456,9 +458,8 @@ def test_dict_and_ordered_dict_and_any_order_of_keys_are_the_same() -> None:
         (pytest.Item, pytest.Module, "x"),
         (Path("/a"), Path("/b"), "x.1"),
     ],
-    ids=repr,
 )
-@pytest.mark.parametrize("protocol", [2, 4])
+@each("protocol", [2, 4])
 def test_a_change_is_found_where_it_is(a: Any, b: Any, name: str, protocol: int) -> None:
     assert changes(a, a, protocol) == []
     assert name in [change.name for change in changes(a, b, protocol)]

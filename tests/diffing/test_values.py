@@ -23,6 +23,7 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.torch_ops.differences import Tolerance, compare, compare_bits
 from tests.against_torch import oracle
+from tests.each import each
 from tests.property.test_strides import ITEMSIZES, View, lazy, views
 from tests.scale import examples
 
@@ -140,8 +141,8 @@ def difference(a: torch.Tensor, b: torch.Tensor, folder: Path, forms: tuple[str,
     return report.values[0] if report.values else None
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS], ids=str)
+@each("layout", LAYOUTS)
+@each("dtype", [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS])
 def test_one_changed_element_is_found_where_torch_has_it(dtype: torch.dtype, layout: str, tmp_path: Path) -> None:
     numbers = tensors(dtype)
     changed = numbers.clone()
@@ -177,7 +178,7 @@ def test_conjugate_and_negative_views_are_what_they_show(tmp_path: Path) -> None
         assert_is_the_difference(difference(view, changed, tmp_path), view.resolve_conj().resolve_neg(), changed)
 
 
-@pytest.mark.parametrize(
+@each(
     ("a", "b"),
     [
         ([0.0, 1.0], [-0.0, 1.0]),
@@ -190,7 +191,6 @@ def test_conjugate_and_negative_views_are_what_they_show(tmp_path: Path) -> None
         ([0.0, 5e-324], [0.0, 0.0]),
         ([1e308, 0.0], [-1e308, 0.0]),
     ],
-    ids=str,
 )
 def test_special_values(a: list[float], b: list[float], tmp_path: Path) -> None:
     left, right = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_special_values(a: list[float], b: list[float], tmp_path: Path) -> None:
     assert_is_the_difference(difference(left, right, tmp_path), left, right)
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "a", "b", "distance"),
     [
         (torch.int64, [0, -(1 << 63)], [1, (1 << 63) - 1], (1 << 64) - 1),
@@ -245,8 +245,8 @@ def test_other_bits_of_nan_are_a_difference_until_a_tolerance_is_given(tmp_path:
     assert ckptool.diff(a, b, atol=0).same
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64], ids=str)
-@pytest.mark.parametrize(("rtol", "atol"), [(0.0, 0.01), (0.01, 0.0), (0.001, 0.02), (0.0, 0.0), (0.0, 10.0)])
+@each("dtype", [*FLOATS, torch.complex64])
+@each(("rtol", "atol"), [(0.0, 0.01), (0.01, 0.0), (0.001, 0.02), (0.0, 0.0), (0.0, 10.0)])
 def test_a_tolerance_is_that_of_torch_isclose(dtype: torch.dtype, rtol: float, atol: float, tmp_path: Path) -> None:
     a = tensors(dtype, 512)
     b = (a * (1 + 0.02 * tensors(torch.float64, 512))).to(dtype)
@@ -305,8 +305,8 @@ def test_equal_numbers_of_two_types_are_the_same_values(pair: tuple[str, str], t
     assert ckptool.diff(*paths).counts["values"] == 0
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS], ids=str)
-@pytest.mark.parametrize("changed", [[], [0], [47], [3, 17, 18, 40], list(range(48))], ids=str)
+@each("dtype", [*FLOATS, *SMALL_FLOATS, *COMPLEX, *INTEGERS])
+@each("changed", [[], [0], [47], [3, 17, 18, 40], list(range(48))])
 def test_what_differs_is_counted_alike_without_torch(changed: list[int], dtype: torch.dtype) -> None:
     size, name = dtype.itemsize, str(dtype).removeprefix("torch.")
     a = bytearray(oracle.tensor_bytes(tensors(dtype)))

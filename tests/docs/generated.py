@@ -25,6 +25,8 @@ MESSAGES = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "Weights only load failed. … Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.",
     'Missing key(s) in state_dict: "conv1.weight", … Unexpected key(s) in state_dict: "module.conv1.weight", …',
+    'Missing key(s) in state_dict: "conv1.weight", … Unexpected key(s) in state_dict: "epoch", "state_dict", …',
+    "KeyError: 'state_dict'",
     "size mismatch for fc.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, the shape in …",
     "invalid load key, 'v'.",
     "invalid load key, '<'.",
@@ -35,6 +37,9 @@ MESSAGES = (
     "No module named 'models'",
     "Error while deserializing header: HeaderTooLarge",
     "'collections.OrderedDict' object has no attribute 'eval'",
+    "'Conv2d' object has no attribute 'padding_mode'",
+    "loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+    "CUDA out of memory. Tried to allocate 20.00 MiB.",
 )
 """Messages that people paste, shortened where they are long."""
 
@@ -112,7 +117,9 @@ def messages() -> str:
     for message in MESSAGES:
         found = explain(message)
         assert found, f"not known: {message}"
-        rows.append((f"`{message}`", found[0].meaning.replace("|", r"\|"), found[0].hint.replace("|", r"\|")))
+        command = f"`{found[0].command}`" if found[0].command else ""
+        hint = " ".join(filter(None, (found[0].hint, command)))
+        rows.append((f"`{message}`", found[0].meaning.replace("|", r"\|"), hint.replace("|", r"\|")))
     return _rows(("you see", "it means", "do"), ("---", "---", "---"), *rows)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from ckptool.cli import cli
 from tests.docs.pages import BLOCK, FRESH, PAGES, PART, ROOT, SHOWN_FILE, text_of
+from tests.each import each
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -38,7 +39,7 @@ def test_what_looks_like_output_is_output(
     assert text_of(page) == found
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_every_block_is_of_a_kind_that_is_verified(page: str) -> None:
     text = text_of(page)
     blocks = BLOCK.findall(text)
@@ -63,7 +64,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert set(PAGES[1:]) - linked == set()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_every_link_leads_somewhere_in_the_repository(page: str) -> None:
     for link in LINK.findall(text_of(page)):
         path, _, heading = link.partition("#")
@@ -79,14 +80,14 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_every_file_that_is_named_exists(page: str) -> None:
     named = re.findall(r"`((?:ckptool|tests|docs|\.ci)/[\w./-]*)`", text_of(page))
 
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_every_option_that_is_named_exists(page: str) -> None:
     for verb, options in written_commands(page):
         assert options <= options_of(verb), verb

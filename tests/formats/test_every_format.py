@@ -21,6 +21,7 @@ from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from tests import build
+from tests.each import each
 
 FORMATS = tuple(formats_in_order())
 SHAPE = (1024, 1024)
@@ -215,7 +216,7 @@ def test_every_format_has_an_example() -> None:
     assert [module.NAME for module in FORMATS] == list(EXAMPLES)
 
 
-@pytest.mark.parametrize("module", FORMATS, ids=lambda module: module.NAME)
+@each("module", FORMATS)
 def test_every_format_is_a_name_a_sniff_and_a_read(module: Format) -> None:
     assert callable(module.sniff)
     assert callable(module.read)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import contextlib
 import gzip
 import io
+import lzma
 import tarfile
 import zlib
 from pathlib import Path
 
 import pytest
 
+import ckptool
 from ckptool import (
     CkptoolError,
     LimitExceeded,
@@ -21,6 +25,7 @@ from ckptool import (
     open_checkpoint,
 )
 from tests import build, zip_bytes
+from tests.each import each
 
 
 def weights(numel: int = 4) -> bytes:
@@ -135,7 +140,7 @@ def test_the_one_member_that_holds_weights_is_opened(method: str) -> None:
     assert found == {
         "pytorch_variables.pth": ("data", 0),
         "policy.pth": ("state_dict", 2),
-        "policy.optimizer.pth": ("checkpoint", 1),
+        "policy.optimizer.pth": ("training", 1),
     }
 
 
@@ -176,8 +181,8 @@ def test_a_broken_checkpoint_that_is_the_only_one_gives_its_own_error() -> None:
     assert "model.pth" in caught.value.message
 
 
-@pytest.mark.parametrize("pack", [build.zip_file, build.tar_file, tar_gz], ids=["zip", "tar", "tar.gz"])
-@pytest.mark.parametrize("members", [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}], ids=len)
+@each("pack", [build.zip_file, build.tar_file, tar_gz])
+@each("members", [{}, {"readme.txt": b"hello"}, {"a/b.py": b"import os", "a/c": b""}])
 def test_an_archive_without_checkpoints_is_named(pack: object, members: dict[str, bytes]) -> None:
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(pack(members))  # type: ignore[operator]
@@ -266,6 +271,64 @@ def test_the_record_of_a_torch_zip_is_no_member_worth_picking(tmp_path: Path) ->
         open_checkpoint(f"{tmp_path}/x.pth::archive/data/0")
 
 
-def test_deflate_without_a_container_is_nothing_that_is_known() -> None:
+# compressed as a whole
+
+COMPRESSED = {
+    "zlib": zlib.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
+    "gzip": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_whatever_compressed_a_checkpoint_it_opens(name: str) -> None:
+    pack = COMPRESSED[name]
+    found = open_checkpoint(pack(weights()))
+
+    assert found.format == "torch_zip"
+    assert found.tensors["w"].read() == build.floats()
+    assert [one.code for one in ckptool.check(pack(weights())).findings].count("CK202") == 1
+    assert name in next(one.message for one in ckptool.check(pack(weights())).findings if one.code == "CK202")
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_bytes_that_are_cut_damaged_or_too_many_are_errors(name: str) -> None:
+    data = COMPRESSED[name](weights())
+
+    for length in (*range(2, 60), len(data) - 9, len(data) - 1):
+        with pytest.raises(CkptoolError):
+            open_checkpoint(data[:length])
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(data[:-12])
+    assert caught.value.kind == f"truncated-{name}"
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(COMPRESSED[name](bytes(1 << 20)), limits=Limits(inflated_nbytes=1 << 16))
+    for place in range(8, len(data), 37):
+        damaged = data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
+        with contextlib.suppress(CkptoolError):
+            open_checkpoint(damaged)
+
+
+@pytest.mark.parametrize("name", ["bzip2", "xz", "gzip"])
+def test_compressed_files_one_after_another_are_joined(name: str) -> None:
+    data, pack = weights(), COMPRESSED[name]
+
+    assert list(open_checkpoint(pack(data[:100]) + pack(data[100:])).tensors) == ["w", "b"]
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_what_is_compressed_and_no_checkpoint_is_named(name: str) -> None:
+    with pytest.raises(NotACheckpoint) as caught:
+        open_checkpoint(COMPRESSED[name](b"<!DOCTYPE html><title>x</title>"))
+    assert caught.value.kind == "html"
+    with pytest.raises(NotACheckpoint) as caught:
+        open_checkpoint(COMPRESSED[name](b""))
+    assert caught.value.kind == f"{name}-empty"
+
+
+@pytest.mark.parametrize("text", [b"x^2 + y^2 = 1\n" * 20, b"x\x9c", b"BZh", b"BZh91AY&SY", b"]\0\0\x80\0", b"x = 1\n"])
+def test_what_only_begins_like_something_compressed_is_another_error(text: bytes) -> None:
     with pytest.raises(CkptoolError):
-        open_checkpoint(zlib.compress(weights()))
+        open_checkpoint(text)

@@ -10,14 +10,11 @@ import pytest
 
 from ckptool import CkptoolError, MalformedFile, UnsupportedFeature, open_checkpoint
 from tests import build
+from tests.each import each
 
 
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize(
-    "content",
-    [{"a": [1, 2.5, "ü"], "b": (None, True)}, [1, {"x": b"bytes"}], OrderedDict(a=1)],
-    ids=["dict", "list", "odict"],
-)
+@each("protocol", range(6))
+@each("content", [{"a": [1, 2.5, "ü"], "b": (None, True)}, [1, {"x": b"bytes"}], OrderedDict(a=1)])
 def test_data_without_tensors_is_data(protocol: int, content: Any) -> None:
     checkpoint = open_checkpoint(pickle.dumps(content, protocol))
 
@@ -70,7 +67,7 @@ def test_a_stream_that_is_cut_short_is_refused() -> None:
         open_checkpoint(build.pickled({"w": build.inline_tensor(stream[:-1])}))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         b"(this is a note in brackets)\n",

@@ -9,6 +9,7 @@ import pytest
 
 from ckptool import AmbiguousFile, Checkpoint, CkptoolError, MalformedFile, open_checkpoint
 from tests import build
+from tests.each import each
 
 FLOATS = build.floats(6)
 
@@ -59,7 +60,7 @@ def test_the_root_is_whatever_stands_in_front(root: str) -> None:
     assert (found.format, list(found.tensors)) == ("pt2", ["w"])
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         b"",
@@ -76,7 +77,6 @@ def test_the_root_is_whatever_stands_in_front(root: str) -> None:
         b'{"config": null}',
         b'{"config": {"w": null}}',
     ],
-    ids=lambda text: text[:20].decode("latin-1"),
 )
 def test_an_index_that_is_none_is_refused(text: bytes) -> None:
     with pytest.raises(MalformedFile) as caught:
@@ -94,7 +94,7 @@ def test_a_key_that_stands_twice_is_refused(text: bytes) -> None:
     assert "twice" in caught.value.message
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"path_name": "weight_9"},
@@ -119,7 +119,6 @@ def test_a_key_that_stands_twice_is_refused(text: bytes) -> None:
         {"tensor_meta": meta(storage_offset=None)},
         {"use_pickle": True},
     ],
-    ids=str,
 )
 def test_entries_that_lie_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CkptoolError):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from ckptool import Checkpoint, open_checkpoint
 from ckptool.checkpoints.parsed import Recorded
 from ckptool.checkpoints.weights import NameChanges, Weights, prepare
 from ckptool.formats.safetensors import decode, encode
+from tests.each import each
 
 
 def opened(*names: str, **metadata: str) -> Checkpoint:
@@ -37,14 +36,12 @@ def test_ties_order_and_facts_are_restored_beside_the_tensors_that_are_in_the_fi
     assert found.texts == (("title", "b."),)
 
 
-@pytest.mark.parametrize("order", ["", "[", '["b"]', '["b","b"]', '["b","a","c"]', "5", '[["b"],"a"]', '{"b":0,"a":1}'])
+@each("order", ["", "[", '["b"]', '["b","b"]', '["b","a","c"]', "5", '[["b"],"a"]', '{"b":0,"a":1}'])
 def test_an_order_of_other_names_is_ignored(order: str) -> None:
     assert list(weights(opened("a", "b", ckptool_order=order)).tensors) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "modules", ["", "{", "[]", "NaN", '{"":1,"":2}', '{"":{"version":1,"version":2}}', "[" * 5000, '{"":[]}']
-)
+@each("modules", ["", "{", "[]", "NaN", '{"":1,"":2}', '{"":{"version":1,"version":2}}', "[" * 5000, '{"":[]}'])
 def test_facts_that_nobody_could_have_written_are_ignored(modules: str) -> None:
     assert weights(opened("a", ckptool_modules=modules)).modules == {}
 

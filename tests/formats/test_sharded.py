@@ -42,6 +42,7 @@ from ckptool.formats import sharded
 from ckptool.sources import siblings
 from ckptool.sources.files import FileSource
 from tests import build
+from tests.each import each
 from tests.loading.same import assert_same_tensor
 
 Tensors = dict[str, torch.Tensor]
@@ -355,7 +356,7 @@ def test_diff_takes_shards_for_the_file_they_were(tmp_path: Path) -> None:
     assert [one.name for one in ckptool.diff(path, tmp_path / "other.pth").values] == ["b.count"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("total_size", "is_said"),
     [
         (48, False),
@@ -415,7 +416,7 @@ def test_missing_shards_are_counted_and_named(tmp_path: Path) -> None:
 
     with pytest.raises(FileUnavailable) as caught:
         open_checkpoint(path)
-    assert caught.value.message == f"2 of 3 shards are not there: '{FIRST}', '{THIRD}'"
+    assert caught.value.message == f"2 of 3 shards not there: '{FIRST}', '{THIRD}'"
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("missing-shards", 3, 1)
     assert caught.value.path == str(path)
     assert ckptool.check(path).error is not None
@@ -559,7 +560,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], type[CkptoolError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@each("name", BROKEN)
 def test_what_does_not_fit_together_is_refused_and_everything_closed(name: str, tmp_path: Path) -> None:
     make, error, kind = BROKEN[name]
     path = make(tmp_path)
@@ -812,7 +813,7 @@ NO_BLOBS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", NO_BLOBS)
+@each("name", NO_BLOBS)
 def test_no_other_link_is_taken_for_one_of_the_hubs(name: str, tmp_path: Path) -> None:
     path = snapshot(tmp_path)
     change, kind = NO_BLOBS[name]

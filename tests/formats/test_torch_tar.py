@@ -13,6 +13,7 @@ import torch
 from ckptool import Checkpoint, CkptoolError, MalformedFile, TruncatedFile, open_checkpoint
 from tests import build
 from tests.against_torch import oracle
+from tests.each import each
 
 FLOATS = build.floats(6)
 
@@ -116,9 +117,7 @@ def test_a_tar_without_one_of_its_three_tables_is_another_tar(missing: str) -> N
     assert found.format != "torch_tar"
 
 
-@pytest.mark.parametrize(
-    "counts", [(-1, 1), (1, -1), (1 << 60, 1), (1, 1 << 60), ("1", 1), (1, None), (True, 1), (2, 1), (1, 2)]
-)
+@each("counts", [(-1, 1), (1, -1), (1 << 60, 1), (1, 1 << 60), ("1", 1), (1, None), (True, 1), (2, 1), (1, 2)])
 def test_counts_that_lie_are_refused(counts: tuple[Any, Any]) -> None:
     with pytest.raises(CkptoolError):
         opened([storage()], [tensor(10, 1, 6, 1, 0)], {"w": reference(10)}, counts=counts)
@@ -154,9 +153,7 @@ def test_a_tensor_of_a_storage_that_is_not_there_is_refused(of: Any) -> None:
         opened([storage()], [tensor(10, of, 6, 1, 0)], {"w": reference(10)})
 
 
-@pytest.mark.parametrize(
-    "view", [(2, 9, 0, 1), (2, 1, 0, 7), (2, 1, -1, 2), (2, 1, 5, 2), (2, 1), 5, (None, 1, 0, 1), (2, 1, 0.5, 1)]
-)
+@each("view", [(2, 9, 0, 1), (2, 1, 0, 7), (2, 1, -1, 2), (2, 1, 5, 2), (2, 1), 5, (None, 1, 0, 1), (2, 1, 0.5, 1)])
 def test_views_that_lie_are_refused(view: Any) -> None:
     with pytest.raises(CkptoolError):
         opened([storage()], [], {}, views=[view])

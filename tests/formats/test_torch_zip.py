@@ -17,6 +17,7 @@ from ckptool import (
     open_checkpoint,
 )
 from tests import build, zip_bytes
+from tests.each import each
 
 TREE = {"w": build.tensor(build.storage())}
 FLOATS = build.floats()
@@ -113,8 +114,8 @@ def test_a_storage_without_its_record_is_told_of() -> None:
     assert caught.value.kind == "missing-storage"
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 15, 17, 32])
-@pytest.mark.parametrize("where", ["stored", "deflated"])
+@each("nbytes", [0, 1, 15, 17, 32])
+@each("where", ["stored", "deflated"])
 def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, where: str) -> None:
     pack_member = getattr(zip_bytes, where)
     tree = build.pickled(TREE)
@@ -128,7 +129,7 @@ def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, wher
 NUMELS: list[Any] = [-1, 3, 5, 2**31, 2**62, 2**63, 2**200, True, 4.0, "4", None]
 
 
-@pytest.mark.parametrize("numel", NUMELS, ids=repr)
+@each("numel", NUMELS)
 def test_a_storage_that_counts_wrong_is_refused(numel: Any) -> None:
     with pytest.raises(MalformedFile):
         opened({"w": build.tensor(build.storage(numel=numel))})

@@ -8,6 +8,7 @@ import pytest
 
 from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, MalformedFile, open_checkpoint
 from tests import build, zip_bytes
+from tests.each import each
 
 CODE = """class Net(Module):
   __parameters__ = ["weight", ]
@@ -118,7 +119,7 @@ def test_a_constant_without_its_storage_is_refused() -> None:
     assert caught.value.kind == "missing-storage"
 
 
-@pytest.mark.parametrize(
+@each(
     "code",
     [
         "",
@@ -130,7 +131,6 @@ def test_a_constant_without_its_storage_is_refused() -> None:
         "\0\xff" * 100,
         'class Net(Module):\r\n  __parameters__ = ["weight", ]\r\n',
     ],
-    ids=len,
 )
 def test_code_that_is_broken_is_no_error(code: str) -> None:
     checkpoint = opened(net(), code=code)

@@ -1,4 +1,4 @@
-"""Gives cases to a process of their own, and holds what it tells of them against what must happen."""
+"""Gives cases and files to processes of their own, and holds what it tells of them against what must happen."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SECONDS_PER_BYTE = 50e-9
 """a text of 75 MB in a header is parsed, written and parsed again in some 3 s."""
 
 
-class Child:
-    """``tests.hostile.child``, started when it is first asked."""
+class Process:
+    """A module of this folder that runs in a process of its own, and answers each job with a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile.child"],
+            [sys.executable, "-m", f"tests.hostile.{module}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -34,12 +34,9 @@ class Child:
             env=environment,
         )
 
-    def ask(
-        self, path: str, folder: Path, verbs: tuple[str, ...] = VERBS, beside: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
+    def ask(self, **job: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"path": path, "folder": str(folder), "verbs": verbs, "beside": beside, "patience": SECONDS}
         print(json.dumps(job), file=self._process.stdin, flush=True)
         found: dict[str, Any] = json.loads(self._process.stdout.readline())
         return found
@@ -48,7 +45,7 @@ class Child:
         self._process.communicate()
 
 
-def run(child: Child, case: Case, tmp_path: Path) -> dict[str, Any]:
+def run(child: Process, case: Case, tmp_path: Path) -> dict[str, Any]:
     """Make the file of a case, and return what the four verbs made of it."""
     inside, outside = tmp_path / "in", tmp_path / "out"
     inside.mkdir()
@@ -58,7 +55,7 @@ def run(child: Child, case: Case, tmp_path: Path) -> dict[str, Any]:
     else:
         path = str(inside / "file")
         Path(path).write_bytes(case.make)
-    return child.ask(path, outside, beside=case.beside)
+    return child.ask(path=path, folder=str(outside), verbs=VERBS, beside=case.beside, patience=SECONDS)
 
 
 def problems(case: Case, found: dict[str, Any]) -> list[str]:

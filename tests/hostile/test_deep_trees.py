@@ -12,7 +12,7 @@ from ckptool.limits import DEFAULT_LIMITS
 from tests.hostile.cases.pickles import NESTS, zipped
 from tests.scale import scaled, times
 
-LEVELS = times(3_000, 12_000)
+LEVELS = times(1_500, 12_000)
 ANY_DEPTH = Limits(depth=10_000_000)
 
 

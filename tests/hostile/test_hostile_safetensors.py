@@ -21,10 +21,13 @@ from ckptool import (
     Limits,
     MalformedFile,
     TruncatedFile,
+    UnsupportedFeature,
     open_checkpoint,
 )
 from ckptool.tensors.dtypes import BY_SAFETENSORS
+from tests.each import each
 from tests.hostile.cases.headers import ACCEPTED, DATA, REFUSED, SEEDS, SNIPPETS, entry, file, mutated, text
+from tests.scale import times
 
 
 def reference(data: bytes) -> dict[str, tuple[str, list[int], bytes]] | None:
@@ -60,12 +63,12 @@ def assert_no_more_than_the_reference(data: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@each("name", ACCEPTED)
 def test_what_is_odd_but_has_one_reading_is_read_as_the_reference_reads_it(name: str) -> None:
     assert assert_no_more_than_the_reference(file(ACCEPTED[name]))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_what_lies_or_has_two_readings_is_refused(name: str) -> None:
     with pytest.raises((MalformedFile, AmbiguousFile, CkptoolError)) as caught:
         open_checkpoint(REFUSED[name])
@@ -112,7 +115,68 @@ def test_a_length_beyond_reason_is_no_safetensors_file(length: int) -> None:
         open_checkpoint(file(text(x=entry()), length=length))
 
 
-@pytest.mark.parametrize("lead", [" ", "\n", "\t", "x", "[", "\0", "\ufeff"])
+@pytest.mark.parametrize("lead", [" ", "\n\t\r ", " " * 5_000, "\n" * 200_000])
+def test_white_space_before_the_header_is_read_and_told_of(lead: str) -> None:
+    data = file(lead + text(x=entry()))
+
+    assert assert_no_more_than_the_reference(data)
+    assert [f"{len(lead):,} bytes" in note or "1 byte " in note for note in open_checkpoint(data).notes] == [True]
+    assert open_checkpoint(file(text(x=entry()))).notes == ()
+    for length in (9, 10, len(lead) // 2 + 9, len(data) - 1):
+        with pytest.raises(CkptoolError):
+            open_checkpoint(data[:length])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"x":1', '"x":null,"y":true', '"x":{"a":[1,2.5e3,"\\u00e9"]}', '"x":1e999', '"x":-0', '"x":NaN', '"x":01',
+        f'"x":{"[" * 125}{"]" * 125}', f'"x":{"[" * 126}{"]" * 126}', '"":{}', '"x":"\\ud800"', '"x":',
+    ],
+)  # fmt: skip
+def test_fields_that_nobody_knows_are_read_as_the_reference_reads_them(fields: str) -> None:
+    data = file('{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],' + fields + "}}")
+
+    assert assert_no_more_than_the_reference(data) == (reference(data) is not None)
+    found = ours(data)
+    assert found is None or any("nobody knows" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ['{"w":["F32",[2],[0,8]]}', '{"w":["F32",[2]]}', '{"w":{"dtype":{"F32":null},"shape":[2],"data_offsets":[0,8]}}',
+     '{"w":{"dtype":{"F32":1},"shape":[2],"data_offsets":[0,8]}}',
+     '{"w":{"dtype":{},"shape":[2],"data_offsets":[0,8]}}',
+     '{"__metadata__":{"dtype":{"F32":null}},"w":["F32",[2],[0,8]]}', '{"w":[[],[2],[0,8]]}', '{"w":null}', '{"w":[]}'],
+)  # fmt: skip
+def test_other_spellings_of_an_entry_are_read_as_the_reference_reads_them(header: str) -> None:
+    assert assert_no_more_than_the_reference(file(header)) == (reference(file(header)) is not None)
+
+
+def is_refused_on_purpose(data: bytes) -> bool:
+    """Say whether we refuse what the reference library takes: two readings, and what torch has no room or type for."""
+    try:
+        open_checkpoint(data)
+    except AmbiguousFile as error:
+        return "twice" in error.message
+    except UnsupportedFeature as error:
+        return error.kind == "dtype"
+    except CkptoolError as error:
+        return "no valid dtype and shape" in error.message and any(
+            len(shape) > 64 or max(shape, default=0) >= 1 << 63 for _, shape, _ in (reference(data) or {}).values()
+        )
+    return False
+
+
+def test_whatever_is_changed_we_accept_what_the_reference_accepts() -> None:
+    source = random.Random(7)
+    for _ in range(times(3_000, 30_000)):
+        data = mutated(source, source.choice(SEEDS))
+        if reference(data) is not None and ours(data) is None:
+            assert is_refused_on_purpose(data), data[:400]
+
+
+@pytest.mark.parametrize("lead", ["\x0b", "\xa0", "\0 ", "x", "[", "\0", "\ufeff"])
 def test_a_header_that_does_not_begin_with_its_brace_is_refused(lead: str) -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(file(lead + text(x=entry())))

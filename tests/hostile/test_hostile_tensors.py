@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from struct import pack, unpack
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from ckptool import AmbiguousFile, CkptoolError, LimitExceeded, open_checkpoint
 from ckptool.tensors.dtypes import BY_STORAGE_CLASS
 from tests.build import call, floats, legacy, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.each import each
 from tests.hostile.cases.tensors import (
     COO,
     FLOATS,
@@ -36,7 +36,7 @@ from tests.hostile.cases.tensors import (
     wrapped,
     zipped,
 )
-from tests.hostile.test_hostile_pickles import MIB, opened
+from tests.hostile.conftest import MIB, Opened
 from tests.scale import examples
 
 
@@ -47,7 +47,7 @@ def refused(data: bytes) -> str:
     return caught.value.kind
 
 
-@pytest.mark.parametrize("numel", WRONG_NUMEL, ids=repr)
+@each("numel", WRONG_NUMEL)
 def test_a_storage_is_exactly_as_large_as_its_record(numel: Any) -> None:
     kinds = {"storage-size", "malformed-storage"}
 
@@ -63,13 +63,13 @@ def test_a_legacy_storage_is_as_large_as_the_tree_says(stored: int) -> None:
 
 
 @pytest.mark.parametrize("numel", [1 << 34, (1 << 62) - 1])
-def test_a_legacy_stream_that_promises_gigabytes_is_truncated(numel: int, tmp_path: Path) -> None:
-    found = opened(streamed(numel, numel), tmp_path, nbytes=16 * MIB)
+def test_a_legacy_stream_that_promises_gigabytes_is_truncated(numel: int, opened: Opened) -> None:
+    found = opened(streamed(numel, numel), nbytes=16 * MIB)
 
     assert found["error"] == ["TruncatedFile", "truncated-legacy"]
 
 
-@pytest.mark.parametrize("name", STREAM_KEYS)
+@each("name", STREAM_KEYS)
 def test_every_storage_of_a_stream_is_filled_exactly_once(name: str) -> None:
     tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}
     storages = [("0", 4, floats()), ("1", 2, floats(2))]
@@ -85,9 +85,7 @@ def test_storages_of_a_stream_may_stand_in_any_order() -> None:
     assert (found["a"].read(), found["b"].read()) == (floats(), b"bbbbbbbb")
 
 
-@pytest.mark.parametrize(
-    ("offset", "numel"), [(0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)]
-)
+@each(("offset", "numel"), [(0, 5), (4, 1), (1, 4), (-1, 2), (0, -1), (1 << 62, 1), (True, 1), (0, 1.0)])
 def test_a_view_of_a_storage_lies_inside_it(offset: Any, numel: Any) -> None:
     view = storage(rest=(("5", offset, numel),))
 
@@ -115,7 +113,7 @@ def test_one_storage_is_on_one_device(again: bytes) -> None:
         open_checkpoint(torch_zip([T, tensor(again, (1,))], FLOATS))
 
 
-@pytest.mark.parametrize("key", ["1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)])
+@each("key", ["1", "", "../0", "0/", "O", 1, None, True, 0.0, ("0",)])
 def test_a_storage_has_its_own_record(key: Any) -> None:
     assert refused(zipped(tensor(storage(key)))) in {"missing-storage", "malformed-storage"}
 
@@ -154,7 +152,7 @@ def test_a_tensor_is_accepted_just_if_all_its_elements_are_there(
     assert list(unpack(f"<{len(expected)}f", found.read())) == expected
 
 
-@pytest.mark.parametrize("number", NO_SIZES, ids=repr)
+@each("number", NO_SIZES)
 def test_sizes_strides_and_offsets_are_plain_numbers(number: Any) -> None:
     assert refused(zipped(tensor(storage(), (number,)))) == "malformed-tensor"
     assert refused(zipped(tensor(storage(), (1,), (number,)))) == "malformed-tensor"
@@ -199,37 +197,37 @@ def test_an_empty_tensor_may_begin_anywhere() -> None:
 
 
 @pytest.mark.parametrize("size", [(1 << 34,), (1 << 17, 1 << 17), (1 << 20, 4, 1 << 12)])
-def test_a_tensor_that_repeats_little_into_much_is_listed_and_not_read(size: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_tensor_that_repeats_little_into_much_is_listed_and_not_read(size: tuple[int, ...], opened: Opened) -> None:
     data = zipped(tensor(storage(), size, (0,) * len(size)))
 
     assert open_checkpoint(data).tensors["w"].info.shape == size
     with pytest.raises(LimitExceeded):
         open_checkpoint(data).tensors["w"].read()
-    assert opened(data, tmp_path, nbytes=16 * MIB)["error"] == ["LimitExceeded", "limit-exceeded"]
+    assert opened(data, nbytes=16 * MIB)["error"] == ["LimitExceeded", "limit-exceeded"]
 
 
-def test_many_short_dimensions_are_read_quickly(tmp_path: Path) -> None:
+def test_many_short_dimensions_are_read_quickly(opened: Opened) -> None:
     data = torch_zip(tensor(storage("0", 64, "ByteStorage"), (2,) * 21, (1,) * 21), {"0": bytes(64)})
 
-    assert opened(data, tmp_path)["read"] == 1
+    assert opened(data)["read"] == 1
 
 
-def test_a_view_of_a_deflated_storage_inflates_it_once(tmp_path: Path) -> None:
+def test_a_view_of_a_deflated_storage_inflates_it_once(opened: Opened) -> None:
     nbytes = 20 << 20
     view = tensor(storage("0", nbytes, "ByteStorage"), (40,), (nbytes // 40,))
     members = {"archive/data.pkl": pickled({"w": view}), "archive/data/0": bytes(nbytes), "archive/version": b"3"}
-    found = opened(zip_file(members, deflated=["archive/data/0"]), tmp_path, nbytes=160 * MIB)
+    found = opened(zip_file(members, deflated=["archive/data/0"]), nbytes=160 * MIB)
 
     assert found["read"] == 1
 
 
-@pytest.mark.parametrize("name", MALFORMED_SPARSE)
+@each("name", MALFORMED_SPARSE)
 def test_a_sparse_tensor_without_sound_parts_is_refused(name: str) -> None:
     assert refused(sparse(*MALFORMED_SPARSE[name])) == "malformed-tensor"
     assert open_checkpoint(sparse(COO, (INDICES, T, (4,)))).tensors["w"].info.total_nbytes == 32
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@each("name", OTHERS)
 def test_a_tensor_that_contradicts_itself_is_refused(name: str) -> None:
     assert refused(torch_zip({"w": OTHERS[name]}, WITH_INDICES)) == "malformed-tensor"
 
@@ -246,40 +244,40 @@ def test_tensors_too_deep_inside_tensors_are_refused(make: Any, times: int) -> N
 
 
 @pytest.mark.parametrize("name", SHARED_PARTS)
-def test_parts_that_tensors_share_cost_little(name: str, tmp_path: Path) -> None:
+def test_parts_that_tensors_share_cost_little(name: str, opened: Opened) -> None:
     tree, is_refused = SHARED_PARTS[name]
-    found = opened(zipped(tree), tmp_path, nbytes=128 * MIB)
+    found = opened(zipped(tree), nbytes=128 * MIB)
 
     assert found["error"] == (["LimitExceeded", "limit-exceeded"] if is_refused else None)
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_arrays_that_stand_for_tensors_cost_little(name: str, tmp_path: Path) -> None:
+def test_arrays_that_stand_for_tensors_cost_little(name: str, opened: Opened) -> None:
     tree, tensors = NUMPY[name]
-    found = opened(zipped(tree), tmp_path, nbytes=160 * MIB)
+    found = opened(zipped(tree), nbytes=160 * MIB)
 
     assert (found["error"], found["tensors"]) == (None, tensors)
 
 
-def test_one_inline_stream_for_many_tensors_is_read_once(tmp_path: Path) -> None:
+def test_one_inline_stream_for_many_tensors_is_read_once(opened: Opened) -> None:
     tree = storage(rest=ROOT_ONLY) + b"q\1" + b"0(" + b"N" * 200_000 + b"1h\1"
     stream = raw(legacy(tree, [("0", 4, floats())])) + b"q\1"
     tensors = b"".join(tensor(call(LOAD, b"h\1")) for _ in range(2_000))
-    found = opened(pickled(b"(" + LOAD + stream + b"1](" + tensors + b"e"), tmp_path)
+    found = opened(pickled(b"(" + LOAD + stream + b"1](" + tensors + b"e"))
 
     assert (found["error"], found["tensors"]) == (None, 2_000)
 
 
-def test_streams_inside_streams_are_refused(tmp_path: Path) -> None:
+def test_streams_inside_streams_are_refused(opened: Opened) -> None:
     stream = legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())])
     for _ in range(400):
         stream = legacy(call(LOAD, raw(stream)))
-    found = opened(pickled({"w": tensor(call(LOAD, raw(stream)))}), tmp_path)
+    found = opened(pickled({"w": tensor(call(LOAD, raw(stream)))}))
 
     assert found["error"] is not None
 
 
-@pytest.mark.parametrize("name", INLINE)
+@each("name", INLINE)
 def test_a_plain_pickle_holds_nothing_but_whole_storages(name: str) -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(pickled({"w": tensor(call(LOAD, INLINE[name]))}))

@@ -33,6 +33,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.zips import read_zip
 from ckptool.sources.source import BytesSource
 from tests import build
+from tests.each import each
 from tests.scale import scaled, times
 from tests.zip_bytes import (
     FULL16,
@@ -77,8 +78,8 @@ def test_the_sound_zip_that_the_others_are_made_from_is_read() -> None:
 # Two names for one file (Z1, Z3)
 
 
-@pytest.mark.parametrize("copies", [2, 3, 17])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@each("copies", [2, 3, 17])
+@each("place", [0, 1, 2])
 def test_a_name_that_is_there_twice_is_refused(copies: int, place: int) -> None:
     twins = [stored("x/twin", bytes([number])) for number in range(copies)]
 
@@ -159,9 +160,9 @@ LIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("where", ["local", "central"])
-@pytest.mark.parametrize("name", LIES)
-@pytest.mark.parametrize("number", [0, 1])
+@each("where", ["local", "central"])
+@each("name", LIES)
+@each("number", [0, 1])
 def test_headers_that_disagree_are_refused(name: str, where: str, number: int) -> None:
     members = [A, B]
     members[number] = replace(members[number], **{where: {name: LIES[name]}})
@@ -170,9 +171,9 @@ def test_headers_that_disagree_are_refused(name: str, where: str, number: int) -
         read(whole(members))
 
 
-@pytest.mark.parametrize("name", ["crc32", "stored", "nbytes"])
-@pytest.mark.parametrize("magic", [True, False])
-@pytest.mark.parametrize("width", [4, 8])
+@each("name", ["crc32", "stored", "nbytes"])
+@each("magic", [True, False])
+@each("width", [4, 8])
 def test_descriptors_that_disagree_with_the_directory_are_refused(name: str, magic: bool, width: int) -> None:
     sound = streamed(A, magic=magic, width=width)
     assert list(read(whole([sound, B]))) == ["x/a", "x/b"]
@@ -255,7 +256,7 @@ def test_an_entry_that_points_at_no_header_is_refused(header: int) -> None:
 # Entries that are no files (Z6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("made_by", "attributes"),
     [
         (0, 0x10),
@@ -318,7 +319,7 @@ def test_an_end_record_inside_the_comment_is_refused() -> None:
         read(whole([A, B], last={"comment": fake + b"more", "comment_n": len(fake) + 4}))
 
 
-@pytest.mark.parametrize(
+@each(
     "last",
     [
         {"here": 1, "count": 1},
@@ -330,7 +331,6 @@ def test_an_end_record_inside_the_comment_is_refused() -> None:
         {"offset": 1 << 30},
         {"comment_n": 5},
     ],
-    ids=str,
 )
 def test_an_end_record_that_lies_is_refused(last: dict[str, int]) -> None:
     with pytest.raises((AmbiguousFile, MalformedFile)):
@@ -420,8 +420,8 @@ def test_sizes_may_stand_in_a_zip64_field() -> None:
     assert list(read(whole([A, replace(B, central=offset)]))) == ["x/a", "x/b"]
 
 
-@pytest.mark.parametrize("where", ["local", "central"])
-@pytest.mark.parametrize(
+@each("where", ["local", "central"])
+@each(
     "fields",
     [
         {"stored": FULL32, "nbytes": FULL32},
@@ -432,7 +432,6 @@ def test_sizes_may_stand_in_a_zip64_field() -> None:
         {"stored": FULL32, "nbytes": FULL32, "extra": zip64_field(5, 5)[:-1]},
         {"stored": FULL32, "nbytes": FULL32, "extra": zip64_field(1 << 63, 1 << 63)},
     ],
-    ids=lambda fields: fields.get("extra", b"").hex() or "none",
 )
 def test_zip64_fields_that_do_not_hold_just_what_is_needed_are_refused(where: str, fields: dict[str, Any]) -> None:
     with pytest.raises(CkptoolError):
@@ -477,7 +476,7 @@ def test_the_same_name_among_the_extra_fields_is_no_harm() -> None:
     assert list(read(whole([replace(A, extra=unicode_path("x/a", of=A.name)), B]))) == ["x/a", "x/b"]
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         b"",
@@ -492,7 +491,6 @@ def test_the_same_name_among_the_extra_fields_is_no_harm() -> None:
         b"x\x1b[31m",
         b"\xff\xfe",
     ],
-    ids=repr,
 )
 def test_names_that_no_path_may_have_are_refused(name: bytes) -> None:
     with pytest.raises(MalformedFile):
@@ -583,8 +581,8 @@ def test_more_members_than_allowed_are_refused_before_they_are_read() -> None:
 # What torch's own small members say (Z13, Z14)
 
 
-@pytest.mark.parametrize("name", [".format_version", ".storage_alignment"])
-@pytest.mark.parametrize("text", [b"", b"0", b"-1", b"99999999999999999999", b"\xff" * 90])
+@each("name", [".format_version", ".storage_alignment"])
+@each("text", [b"", b"0", b"-1", b"99999999999999999999", b"\xff" * 90])
 def test_members_that_only_advise_are_ignored(name: str, text: bytes) -> None:
     tree = {"w": build.tensor(build.storage())}
     data = build.torch_zip(tree, {"0": build.floats()}, members={f"archive/{name}": text})
@@ -616,8 +614,8 @@ def test_broken_constants_of_torchscript_are_an_error_or_nothing(constants: byte
 # Flags and methods that change what is read (Z15)
 
 
-@pytest.mark.parametrize("bit", range(16))
-@pytest.mark.parametrize("where", ["both", "local", "central"])
+@each("bit", range(16))
+@each("where", ["both", "local", "central"])
 def test_every_flag_is_harmless_or_refused(bit: int, where: str) -> None:
     flag = {"flags": 1 << bit}
     member = replace(A, flags=1 << bit) if where == "both" else replace(A, **{where: flag})
@@ -636,7 +634,7 @@ def test_every_flag_is_harmless_or_refused(bit: int, where: str) -> None:
             read(data)
 
 
-@pytest.mark.parametrize("method", [1, 2, 6, 9, 12, 14, 93, 95, 98, 99, FULL16])
+@each("method", [1, 2, 6, 9, 12, 14, 93, 95, 98, 99, FULL16])
 def test_other_methods_are_named_when_refused(method: int) -> None:
     refused(whole([A, replace(B, method=method)]), cls=UnsupportedFeature, kind="zip-method")
 

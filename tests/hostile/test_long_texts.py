@@ -13,6 +13,7 @@ import pytest
 from ckptool import LimitExceeded, open_checkpoint
 from ckptool.errors import CkptoolError
 from tests.build import call, floats, named, ops, pickled, storage, tensor, torch_zip, zip_file
+from tests.scale import scaled, step, times
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -38,14 +39,16 @@ def run(path: Path, *arguments: str, nbytes: int = 512 * MIB) -> bytes:
     return out.read_bytes()
 
 
-def test_json_of_a_text_of_60_mib_says_how_long_it_is(tmp_path: Path) -> None:
+@scaled
+def test_json_of_a_long_text_says_how_long_it_is(tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
-    members = {"a/data.pkl": pickled({"w": T, "note": "\x01" * (60 * MIB)}), "a/data/0": floats(), "a/version": b"3"}
+    count = times(10, 60) * MIB
+    members = {"a/data.pkl": pickled({"w": T, "note": "\x01" * count}), "a/data/0": floats(), "a/version": b"3"}
     path.write_bytes(zip_file(members, deflated=["a/data.pkl"]))
 
     printed = run(path, "inspect", "--json")
     (extra,) = json.loads(printed)["extras"]
-    assert extra["value"] == "\x01" * 65_536 + "… (62,914,560 characters)"
+    assert extra["value"] == "\x01" * 65_536 + f"… ({count:,} characters)"
     assert len(printed) < 1 * MIB
     assert json.loads(run(path, "check", "--json", "--deep"))["verdict"]
 
@@ -82,15 +85,16 @@ def test_metadata_is_cut_in_json(tmp_path: Path) -> None:
     }
 
 
+@scaled
 def test_one_long_name_does_not_make_every_line_long(tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
     path.write_bytes(torch_zip({"a" * 65_000: T, **{f"w{number}": T for number in range(2_000)}}, FLOATS))
 
-    for arguments in ([], ["--table", "github"], ["--columns", "name,shared_with"]):
+    for arguments in ([], ["--table", "github"], ["--columns", "name,shared_with"])[:: step(3)]:
         printed = run(path, "inspect", *arguments)
         assert b"w1999" in printed
         assert len(printed) < 8 * MIB, arguments
-    assert b"a" * 65_000 in run(path, "inspect")
+        assert arguments or b"a" * 65_000 in printed
 
 
 def test_names_that_share_memory_are_not_listed_for_ever(tmp_path: Path) -> None:

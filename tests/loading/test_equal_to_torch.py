@@ -37,6 +37,7 @@ from tests.against_torch.test_saved_tensors import (
     quantised_per_tensor,
 )
 from tests.loading.same import assert_same, assert_same_tensor, saved, sharing, tensors_only, torch_load
+from tests.scale import one_of_twins
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
@@ -210,7 +211,7 @@ def group() -> Iterator[None]:
 TORCH_FIXTURES = sorted(path.name for path in FIXTURES.glob("*.pth"))
 
 
-@pytest.mark.parametrize("name", TORCH_FIXTURES)
+@pytest.mark.parametrize("name", one_of_twins(TORCH_FIXTURES))
 @pytest.mark.usefixtures("group")
 def test_every_fixture_is_loaded_as_torch_loads_it(name: str) -> None:
     path = FIXTURES / name

@@ -10,6 +10,7 @@ import torch
 
 import ckptool
 from ckptool.reference.forging import forged, mixed, tagged
+from tests.each import each
 from tests.loading.same import assert_same, saved, sharing, torch_load
 
 TAGS = ["cuda:0", "cuda:3", "npu:0", "xla:0", "mps", "hpu", "meta", "warp:7", "privateuseone:0", "", "gpu", "xpu:1"]
@@ -123,7 +124,7 @@ def test_what_a_function_raises_comes_out_as_it_is(tmp_path: Path) -> None:
         ckptool.load(tmp_path / "x.pth", broken)
 
 
-@pytest.mark.parametrize("device", NO_DEVICES)
+@each("device", NO_DEVICES)
 def test_what_is_no_device_is_named(device: str, tmp_path: Path) -> None:
     forged_file(tmp_path / "x.pth")
 
@@ -136,7 +137,7 @@ def test_what_is_no_device_is_named(device: str, tmp_path: Path) -> None:
 
 @without_cuda
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("device", NOT_HERE)
+@each("device", NOT_HERE)
 def test_devices_that_are_not_here_are_refused_with_the_reason(device: str, tmp_path: Path) -> None:
     forged_file(tmp_path / "x.pth")
     calls: list[Any] = [device, {"cuda:0": device}]

@@ -14,14 +14,18 @@ import torch
 import ckptool
 from ckptool import OutOfMemory
 from ckptool.loading.memory import assembly, available
+from tests.scale import scaled, times
 
 MIB = 1 << 20
-LAYERS = 16
+LAYERS = times(8, 16)
 WEIGHTS_NBYTES = LAYERS * 4 * MIB
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/smaps_rollup").exists(), reason="the system does not say what a process has in memory"
-)
+pytestmark = [
+    scaled,
+    pytest.mark.skipif(
+        not Path("/proc/self/smaps_rollup").exists(), reason="the system does not say what a process has in memory"
+    ),
+]
 
 SCRIPT = """
 import gc, json, os, sys
@@ -169,7 +173,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a training checkpoint of 64 MiB of weights, and 128 MiB of an optimizer's state."""
+    """Return a training checkpoint of 32 or 64 MiB of weights, and twice as much of an optimizer's state."""
     path = tmp_path_factory.mktemp("memory") / "training.pth"
     weights = {f"{number}.weight": torch.rand(1024, 1024) for number in range(LAYERS)}
     state = {n: {"step": torch.tensor(1.0), "exp_avg": w, "exp_avg_sq": w + 1} for n, w in enumerate(weights.values())}

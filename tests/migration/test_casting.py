@@ -325,3 +325,14 @@ def test_a_large_tensor_is_read_once_however_it_lies(deflated: bool, tmp_path: P
     assert torch.equal(torch.load(tmp_path / "b.pth")["turned"], data.t().double())
     assert sum(read) == data.nbytes
     assert max(read) <= 1 << 22
+
+
+def test_a_pattern_that_keeps_no_type_is_named(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.ones(2), "b.weight": torch.ones(2)}, tmp_path / "a.pth")
+
+    report = ckptool.migrate(tmp_path / "a.pth", dtype="bfloat16", keep_dtype=["^a", "head", "norm"], dry_run=True)
+
+    assert [note for note in report.notes if "keep" in note] == [
+        "keep_dtype 'head' keeps the type of no tensor",
+        "keep_dtype 'norm' keeps the type of no tensor",
+    ]

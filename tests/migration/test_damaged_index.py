@@ -10,6 +10,7 @@ import ckptool
 from ckptool import CkptoolError
 from ckptool.archives.zips import read_zip
 from ckptool.checking.structure import examine
+from tests.each import each
 
 SOURCE = Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth"
 
@@ -22,7 +23,7 @@ def flipped(bit: int) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("bit", range(0, 4096, 37))
+@each("bit", range(0, 4096, 37))
 def test_no_flipped_bit_of_the_index_gets_through(bit: int, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.pth"
     damaged.write_bytes(flipped(bit))

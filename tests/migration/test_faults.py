@@ -20,7 +20,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
-from tests.scale import scaled, step, times
+from tests.scale import scaled, some, step, times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
 
@@ -247,6 +247,7 @@ def test_killed_at_any_moment(scene: Scene, processes: Processes, old: bool, nam
     print(f"kills: {len(seen)}, of them at work: {sum(s == 9 for s, _ in seen)}, took {took:.3f} s")
 
 
+@scaled
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("old", "named"), WAYS)
 def test_killed_at_every_system_call(
@@ -259,7 +260,7 @@ def test_killed_at_every_system_call(
     whole = processes.run(job(source, target, named=named, kill_at=0, after=False, force=old))[0]
     assert whole.error is None
     published = []
-    for at in range(1, whole.calls + 12):  # over an old file there are some more
+    for at in [*range(1, whole.calls, step(3)), *range(whole.calls, whole.calls + 12)]:  # over an old file, some more
         target.unlink(missing_ok=True)
         if old:
             target.write_bytes(OLD)
@@ -280,6 +281,7 @@ def test_killed_at_every_system_call(
     assert not published[0]
 
 
+@scaled
 @pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
 def test_killed_at_every_system_call_in_each_form(folder: Path, processes: Processes, form: str) -> None:
     source, target = folder / "source.pth", folder / "target"
@@ -288,14 +290,14 @@ def test_killed_at_every_system_call_in_each_form(folder: Path, processes: Proce
     assert whole.error is None
     new = target.read_bytes()
     found = []
-    for at in range(1, whole.calls + 12):  # over an old file there are some more
+    for at in range(1, whole.calls + 12, step(3)):  # over an old file there are some more
         target.write_bytes(OLD)
         outcome = processes.run(job(source, target, form=form, kill_at=at, after=False, force=True))[0]
         found.append(target.read_bytes())
         assert found[-1] == (new if outcome.error is None else found[-1])
         assert len(names_in(folder) - {source.name, target.name}) <= (0 if outcome.error is None else 1)
     moment = found.index(new)
-    assert moment > 4
+    assert moment > 4 // step(3)
     assert found == [OLD] * moment + [new] * (len(found) - moment)
 
 
@@ -434,6 +436,7 @@ def test_a_disk_that_is_full_to_some_level(
     assert target.read_bytes() == new
 
 
+@scaled
 @pytest.mark.parametrize("numel", [4096, BIG // 4])
 @pytest.mark.parametrize(("old", "named"), WAYS)
 def test_a_file_that_may_not_grow(
@@ -445,7 +448,7 @@ def test_a_file_that_may_not_grow(
     new = migrated(data, tmp_path, target.name)
     if old:
         target.write_bytes(OLD)
-    for level in range(20):
+    for level in range(0, 20, step(4)):
         limit = level * (len(new) - 1) // 19
         outcome = processes.run(job(source, target, force=old, named=named, limit=limit))[0]
         assert (outcome.error, outcome.kind) == ("OutputFailed", "disk-full")
@@ -546,13 +549,18 @@ def formats(numel: int) -> dict[str, bytes]:
     }
 
 
+CHANGES = product(
+    ["zip", "legacy", "safetensors"],
+    [64, BIG // 4],
+    ["out.pth", "out.safetensors"],
+    [halved, emptied, appended, replaced, rewritten, removed],
+)
+
+
 @scaled
-@pytest.mark.parametrize("happen", [halved, emptied, appended, replaced, rewritten, removed])
-@pytest.mark.parametrize("format_", ["zip", "legacy", "safetensors"])
-@pytest.mark.parametrize("numel", [64, BIG // 4])
-@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+@pytest.mark.parametrize(("format_", "numel", "target", "happen"), some(CHANGES, 5))
 def test_a_source_that_changes_meanwhile(
-    folder: Path, happen: Callable[[Path], None], format_: str, numel: int, target: str
+    folder: Path, format_: str, numel: int, target: str, happen: Callable[[Path], None]
 ) -> None:
     data = formats(numel)[format_]
     source, place = folder / "source", folder / target
@@ -677,7 +685,7 @@ def test_a_flipped_bit_in_any_storage(folder: Path, kind: str, form: Any) -> Non
     for key, content in stored.items():
         start = data.index(content)
         for position in {0, 1, 40, len(content) // 2, len(content) - 1}:
-            for bit in range(0, 8, step(7)):
+            for bit in range(0, 8, step(8)):
                 damaged = bytearray(data)
                 damaged[start + position] ^= 1 << bit
                 source.write_bytes(damaged)
@@ -996,13 +1004,15 @@ FAULTS = {
 }
 
 
+REFUSALS = product([("out.pth", 64), ("out.safetensors", 64), ("out.pth", BIG // 4)], [False, True], FAULTS)
+
+
 @scaled
-@pytest.mark.parametrize(("fault", "after"), FAULTS.values(), ids=FAULTS)
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize(("target", "numel"), [("out.pth", 64), ("out.safetensors", 64), ("out.pth", BIG // 4)])
+@pytest.mark.parametrize(("made", "old", "name"), some(REFUSALS, 5))
 def test_every_system_call_may_fail(
-    way: str, folder: Path, tmp_path: Path, fault: BaseException, after: bool, old: bool, target: str, numel: int
+    way: str, folder: Path, tmp_path: Path, made: tuple[str, int], old: bool, name: str
 ) -> None:
+    (target, numel), (fault, after) = made, FAULTS[name]
     source, place = folder / "source.pth", folder / target
     data = checkpoint(numel=numel)
     source.write_bytes(data)

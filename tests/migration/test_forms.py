@@ -20,6 +20,7 @@ from ckptool.migration.migrate import migrate
 from ckptool.names.renaming import add_prefix, strip_prefix, substitute
 from ckptool.pickles.nodes import Call, Dict, PersistentId
 from tests import build
+from tests.each import each
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 
@@ -288,8 +289,8 @@ def test_a_policy_in_a_zip_of_several_files_comes_out(form: Any, tmp_path: Path)
         assert found.tensors["policy.net.weight"].read() == torch.arange(4.0).numpy().tobytes()
 
 
-@pytest.mark.parametrize("nest", NESTED)
-@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+@each("nest", NESTED)
+@each("form", ["state_dict", "safetensors"])
 def test_nested_weights_come_out_plain(nest: str, form: Any, tmp_path: Path) -> None:
     state = Net().state_dict()
     migrate(saved(NESTED[nest](state), tmp_path / "a.ckpt"), tmp_path / "b", form=form)
@@ -481,8 +482,8 @@ def test_damage_that_the_zip_has_a_checksum_of_stops_it(form: Any, view: bool, t
 # Every container
 
 
-@pytest.mark.parametrize("container", build.one_of_each())
-@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+@each("container", build.one_of_each())
+@each("form", ["state_dict", "safetensors"])
 def test_weights_come_out_of_every_container(container: str, form: Any, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(build.one_of_each()[container])
     with open_checkpoint(tmp_path / "a") as source:
@@ -509,7 +510,7 @@ def rebuilt(*args: Any, state: Any = None) -> bytes:
 ORDERED = build.named("collections", "OrderedDict")
 
 
-@pytest.mark.parametrize(
+@each(
     "call",
     [
         rebuilt(False, build.call(ORDERED) + b"(" + build.ops(1) + build.named("m", "hook") + b"u"),

@@ -8,10 +8,12 @@ under one of its own beside its place, where the system cannot do that.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -594,3 +596,46 @@ assert "torch" not in sys.modules, "torch"
 assert "pickle" not in sys.modules or "numpy" in sys.modules, "pickle"
 """
     subprocess.run([sys.executable, "-I", "-c", code, str(ROOT)], cwd=folder, check=True, timeout=60)
+
+
+def test_what_somebody_elsewhere_writes_is_not_removed(folder: Path) -> None:
+    part = folder / f".out.pth.ckptool-{dead_pid()}-00c0ffee.part"  # of another host, where the number is alive
+    with part.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        Output(str(folder / "out.pth")).close()
+        assert part.exists()
+    Output(str(folder / "out.pth")).close()
+    assert not part.exists()
+
+
+def test_a_part_is_held_while_it_is_written(way: str, folder: Path) -> None:
+    held = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with Output(str(folder / "out.pth")) as output:
+        path = output.reading_path().replace("self", str(os.getpid()))
+        done = subprocess.run([sys.executable, "-c", held, path], capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in done.stderr
+
+
+def test_without_locks_only_an_old_part_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    new, old = (folder / f".out.pth.ckptool-{dead_pid()}-{digits}.part" for digits in ("00c0ffee", "00c0ffef"))
+    new.touch()
+    old.touch()
+    os.utime(old, (0, time.time() - 100_000))
+    Output(str(folder / "out.pth")).close()
+
+    assert (new.exists(), old.exists()) == (True, False)
+
+
+def test_another_name_of_what_is_replaced_is_told_of(folder: Path) -> None:
+    target, other = folder / "target.pth", folder / "other.pth"
+    target.write_bytes(OLD)
+    os.link(target, other)
+    report = migrate(folder / "model.pth", target, force=True)
+
+    assert other.read_bytes() == OLD
+    assert "the file that was replaced has 1 other name (a hard link), which still leads to what it was" in report.notes
+    assert not [note for note in migrate(folder / "model.pth", target, force=True).notes if "hard link" in note]

@@ -22,7 +22,8 @@ from ckptool import Checkpoint, CkptoolError, LazyTensor, open_checkpoint
 from ckptool.errors import MigrationRefused, WeightsNotFound
 from ckptool.migration.migrate import migrate
 from tests.against_torch import oracle
-from tests.scale import some
+from tests.each import each
+from tests.scale import one_of_twins, some
 
 VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FIXTURES = [json.loads(path.read_text()) for path in sorted(VALID.glob("*.json"))]
@@ -79,7 +80,7 @@ def assert_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, Laz
     assert oracle.torch_ties(list(found.values())) == oracle.ties([expected[name] for name in names])
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", one_of_twins(FILES))
 def test_a_state_dict_opens_plainly_and_holds_the_weights(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     with open_checkpoint(source_of(name)) as source:
@@ -99,7 +100,7 @@ def test_a_state_dict_opens_plainly_and_holds_the_weights(name: str, tmp_path: P
         assert report.nbytes == target.stat().st_size
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", one_of_twins(FILES))
 def test_a_safetensors_file_opens_in_the_reference_reader_and_holds_the_weights(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.safetensors"
     with open_checkpoint(source_of(name)) as source:
@@ -128,7 +129,7 @@ def test_a_safetensors_file_opens_in_the_reference_reader_and_holds_the_weights(
             assert lazy.read() == oracle.tensor_bytes(tensor), key
 
 
-@pytest.mark.parametrize("name", some([name for name in FILES if expected_refusal(name, "safetensors") is None], 2))
+@pytest.mark.parametrize("name", some([name for name in FILES if expected_refusal(name, "safetensors") is None], 5))
 def test_over_safetensors_and_back_nothing_is_lost(name: str, tmp_path: Path) -> None:
     straight, over, back = (tmp_path / file for file in ("a.pth", "b.safetensors", "c.pth"))
     migrate(source_of(name), straight, form="state_dict", to="cpu")
@@ -158,7 +159,7 @@ def same_memory(state: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("form", ["state_dict", "safetensors", "same"])
-@pytest.mark.parametrize("name", some(FILES, 4))
+@pytest.mark.parametrize("name", some(FILES, 9))
 def test_a_second_time_the_file_is_the_same_byte_for_byte(name: str, form: Any, tmp_path: Path) -> None:
     if expected_refusal(name, form) is not None:
         pytest.skip("refused, as other tests say")
@@ -229,7 +230,8 @@ def tensor_facts(tensor: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PICKLED if name not in TORCH_FAILS and "ddp" not in name and "compiled" not in name]
+    "name",
+    one_of_twins(name for name in PICKLED if name not in TORCH_FAILS and "ddp" not in name and "compiled" not in name),
 )
 def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
@@ -240,7 +242,7 @@ def test_the_whole_tree_is_the_same_for_torch(name: str, tmp_path: Path) -> None
     assert live(found) == live(wanted)
 
 
-@pytest.mark.parametrize("name", PICKLED)
+@pytest.mark.parametrize("name", one_of_twins(PICKLED))
 def test_the_whole_tree_is_the_same_for_us(name: str, tmp_path: Path) -> None:
     target = tmp_path / "x.pth"
     migrate(source_of(name), target, form="same", to="cpu")
@@ -283,7 +285,7 @@ def test_training_goes_on_from_what_was_kept(name: str, tmp_path: Path) -> None:
     assert len(state) == len(before["model"])
 
 
-@pytest.mark.parametrize("name", [name for name in PICKLED if "-plain-" not in name and name.startswith("state-dict-")])
+@each("name", [name for name in PICKLED if "-plain-" not in name and name.startswith("state-dict-")])
 def test_a_state_dict_keeps_its_metadata(name: str, tmp_path: Path) -> None:
     if name in TORCH_FAILS:
         pytest.skip("torch does not open the source")

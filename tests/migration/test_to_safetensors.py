@@ -275,15 +275,15 @@ def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path
         "import sys; sys.modules['numpy'] = None; import safetensors; from ckptool import migrate; "
         "asked = []; real = safetensors.safe_open; "
         "safetensors.safe_open = lambda path, framework: asked.append(framework) or real(path, framework=framework); "
-        "migrate(sys.argv[1], sys.argv[2]); print(asked)"
+        "print(asked, *migrate(sys.argv[1], sys.argv[2]).read_back_by[1:])"
     )
     command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "a.pth"), str(tmp_path / "b.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "['numpy', 'pt']"
+    assert done.stdout.strip() == f"['numpy', 'pt'] safetensors {safetensors.__version__}"
 
 
-@pytest.mark.parametrize("missing", [["numpy", "torch"], ["numpy"], []], ids=str)
+@pytest.mark.parametrize("missing", [["numpy", "torch"], []], ids=str)
 def test_the_report_says_what_read_the_file_back(missing: list[str], tmp_path: Path) -> None:
     torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
     program = (

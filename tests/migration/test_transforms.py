@@ -16,6 +16,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from ckptool.errors import MigrationRefused
 from ckptool.names import renaming
 from ckptool.names.wrappers import ANYWHERE, HEADS
+from tests.each import each
 
 WRAPPERS = (*HEADS, *ANYWHERE)
 
@@ -197,8 +198,8 @@ def renamed_metadata(state: OrderedDict[str, torch.Tensor], rules: Sequence[rena
     return {key: entry["version"] for key, entry in zip(new, metadata.values(), strict=True) if key is not None}
 
 
-@pytest.mark.parametrize("rule", [renaming.strip_module, renaming.strip_wrappers, renaming.strip_prefix("module")])
-@pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(1, 1)), lambda: nn.BatchNorm1d(2)])
+@each("rule", [renaming.strip_module, renaming.strip_wrappers, renaming.strip_prefix("module")])
+@each("make", [Own, lambda: nn.Sequential(nn.Linear(1, 1)), lambda: nn.BatchNorm1d(2)])
 def test_metadata_follows_as_torch_has_it(rule: renaming.Rule, make: Callable[[], nn.Module]) -> None:
     model = make()
     ours = renamed_metadata(Wrapped(model).state_dict(), [rule])  # type: ignore[arg-type]

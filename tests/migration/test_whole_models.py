@@ -2,16 +2,13 @@
 Whole models to whole models without their classes: a process that has the classes finds the same module in both.
 
 The classes stand in ``against_torch/models_of_strangers.py``. One process saves them under a module name that exists
-nowhere when ckptool migrates the files; another, which has them again, loads sources and targets and compares.
+nowhere where ckptool migrates the files; then it loads sources and targets and compares.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,9 +22,9 @@ from torch import nn
 from ckptool import open_checkpoint
 from ckptool.migration.migrate import MigrationReport, migrate
 from tests.against_torch import oracle
+from tests.against_torch.strangers import STRANGER, Strangers
 from tests.scale import scaled, step
 
-STRANGER = "model_module_of_a_stranger"
 ROOT = Path(__file__).parents[2]
 
 # How a file is migrated, and which models that is done to.
@@ -84,18 +81,14 @@ def jobs() -> Iterator[tuple[str, str, str]]:
 JOBS = [job for number, job in enumerate(jobs()) if number % step(4) == 0 or job[2].startswith("strip")]
 
 
-def run(home: Path, command: str) -> None:
-    path = os.pathsep.join([str(home), str(ROOT)])
-    subprocess.run([sys.executable, "-c", command], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=300)
+Outcome = tuple[Path, dict[str, MigrationReport], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, MigrationReport], dict[str, Any]]:
+def outcome(strangers: Strangers, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Return the folder, the report of each migration, and what the process with the classes says of each pair."""
-    home, folder = tmp_path_factory.mktemp("stranger"), tmp_path_factory.mktemp("models")
-    shutil.copy(ROOT / "tests" / "against_torch" / "models_of_strangers.py", home / f"{STRANGER}.py")
-    run(home, f"import {STRANGER}; {STRANGER}.save_all({str(folder)!r})")
-    assert importlib.util.find_spec(STRANGER) is None
+    folder = tmp_path_factory.mktemp("models") / "copies"
+    shutil.copytree(strangers.folder, folder)
     reports = {}
     for model, container, mode in JOBS:
         source = folder / f"{model}.{container}"
@@ -103,7 +96,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, M
             target = folder / f"{model}.{container}.{mode}"
             reports[target.name] = migrate(source, target, **MODES[mode])
     assert STRANGER not in sys.modules
-    run(home, f"from tests.migration.test_whole_models import compare_all; compare_all({str(folder)!r})")
+    strangers.run(f"from tests.migration.test_whole_models import compare_all; compare_all({str(folder)!r})")
     return folder, reports, json.loads((folder / "compared.json").read_text())
 
 
@@ -238,8 +231,6 @@ def sharing(tree: Any) -> list[list[int]]:
 
 
 # What is promised of the pairs.
-
-Outcome = tuple[Path, dict[str, MigrationReport], dict[str, Any]]
 
 
 @scaled

@@ -61,8 +61,8 @@ MODULES = (
     "sources/siblings",
     "tensors/reading",
     "tensors/rebuild",
-    "tensors/rebuild_composites",
     "tensors/rebuild_arguments",
+    "tensors/rebuild_composites",
     "tensors/storage_ids",
     "tensors/tensor",
 )  # fmt: skip

@@ -36,7 +36,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ): "the keys are some of those below",
     ("formats/safetensors", "read", "begin < position", "begin <= position"): "they differ there",
     ("formats/strict_json", "unique", "len(found) != len(pairs)", "len(found) < len(pairs)"): NEVER_BEYOND,
-    ("formats/torch_legacy", "read", "min(48, behind)", "min(49, behind)"): "no more than 48 of them are looked at",
+    ("formats/torch_legacy", "read", "min(48, rest)", "min(49, rest)"): "no more than 48 of them are looked at",
     ("formats/torch_legacy", "_walk_storages", "len(names) != len(announced)", "len(names) > len(announced)"): (
         "fewer names cannot be the same set"
     ),

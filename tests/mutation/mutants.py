@@ -49,6 +49,11 @@ def mutants(source: str) -> Iterator[Mutant]:
             )
 
 
+def checks(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the function and the text of each bounds check."""
+    return ((function, ast.unparse(node)) for _, function, node in _sites(tree))
+
+
 def _sites(tree: ast.Module) -> Iterator[tuple[int, str, ast.Compare | ast.Call]]:
     """Yield each bounds check, with its statement and function. What a message says of a number is no check."""
     todo: list[tuple[ast.AST, int, str]] = [(tree, 0, "")]

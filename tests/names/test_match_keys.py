@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptool.names import renaming
 from ckptool.names.matching import KeyMatch, Rename, Reshaped, Shape, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
+from tests.each import each
 
 EXPECTED: dict[str, Shape] = {
     "conv1.weight": (6, 1, 3, 3),
@@ -38,7 +38,7 @@ def test_equal_names_and_shapes_need_no_change() -> None:
     assert matched.changes == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("prefix", "expected"),
     [
         ("module.", ["--strip-module"]),

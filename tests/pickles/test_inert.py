@@ -11,6 +11,7 @@ from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import call, named, ops, pickled
+from tests.each import each
 
 CLASS = Global("models", "Net")
 ORDERED_DICT = Global("collections", "OrderedDict")
@@ -43,7 +44,7 @@ def test_every_way_to_make_an_object_names_its_class(node: Call) -> None:
     assert nodes.class_name(node) == "models.Net"
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "name"),
     [
         (CLASS, "models.Net"),
@@ -70,7 +71,7 @@ def test_other_persistent_ids_carry_no_source(pid: Any) -> None:
     assert nodes.global_of(PersistentId(pid)) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         {"a": 1, "b": 2},
@@ -93,7 +94,7 @@ def test_every_mapping_gives_its_pairs_in_order(value: Any) -> None:
     assert list(nodes.children(tree(value))) == [("a", 1), ("b", 2)]
 
 
-@pytest.mark.parametrize("node", [[], (), None, "text", Set([]), CLASS, Call(CLASS, ()), Call(CLASS, ([("a", 1)],))])
+@each("node", [[], (), None, "text", Set([]), CLASS, Call(CLASS, ()), Call(CLASS, ([("a", 1)],))])
 def test_what_is_no_mapping_has_no_pairs(node: Any) -> None:
     assert nodes.mapping_pairs(node) is None
 

@@ -25,6 +25,7 @@ from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import PlainTensor, write_pickle
 from ckptool.sources.source import BytesSource
 from tests import build
+from tests.each import each
 from tests.scale import examples
 
 PROTOCOLS = range(6)
@@ -246,8 +247,8 @@ OBJECTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("what", OBJECTS)
+@each("protocol", PROTOCOLS)
+@each("what", OBJECTS)
 def test_what_python_has_of_its_own_comes_back(what: str, protocol: int) -> None:
     value = OBJECTS[what]
     try:
@@ -286,8 +287,8 @@ def test_what_leads_back_to_itself_does_so_again(protocol: int) -> None:
     assert other.me is other.pair[0] is other.table["me"] is other
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("count", [1, 3, 5])
+@each("protocol", PROTOCOLS)
+@each("count", [1, 3, 5])
 def test_a_tuple_that_holds_itself_stays_one_object(protocol: int, count: int) -> None:
     box: list[Any] = []
     value = (box, *range(1, count))
@@ -447,8 +448,8 @@ CONTENTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", CONTENTS)
-@pytest.mark.parametrize("protocol", range(2, 6))
+@each("what", CONTENTS)
+@each("protocol", range(2, 6))
 def test_a_pickle_of_torch_asks_for_the_same_and_says_the_same(what: str, protocol: int) -> None:
     stream = io.BytesIO()
     torch.save(CONTENTS[what](), stream, pickle_protocol=protocol)

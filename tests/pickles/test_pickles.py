@@ -15,6 +15,7 @@ from ckptool.pickles.nodes import Call, Dict, Global, PersistentId, Set
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import BytesSource
 from tests.build import named, ops, pickled
+from tests.each import each
 
 
 def read(data: bytes, start: int = 0) -> Pickle:
@@ -123,7 +124,7 @@ def test_no_opcode_is_forgotten() -> None:
         assert name in {opcode.name for opcode, _, _ in pickletools.genops(data)}
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_each_opcode_does_what_it_should(name: str) -> None:
     data, expected = READABLE[name]
     found = read(data)
@@ -150,7 +151,7 @@ def test_a_byte_that_is_no_opcode_is_refused() -> None:
                 read(bytes([code]) + b"." * 16)
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_an_opcode_may_stand_across_the_end_of_a_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptool.pickles.machine._WINDOW", 16)
     data, expected = READABLE[name]
@@ -158,7 +159,7 @@ def test_an_opcode_may_stand_across_the_end_of_a_window(name: str, monkeypatch: 
         assert shown(read(b"K\x000" * (shift % 2) + b"N0" * (shift // 2) + data).root) == expected
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_a_pickle_that_is_cut_anywhere_is_truncated(name: str) -> None:
     data, _ = READABLE[name]
     for length in range(len(data)):
@@ -179,7 +180,7 @@ def test_a_later_protocol_is_refused(protocol: int) -> None:
         read(bytes([0x80, protocol]) + b"N.")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [(b"I00", False), (b"I01", True), (b"I0", 0), (b"I1", 1), (b"L0", 0), (b"L0L", 0), (b"I+5", 5), (b"I 5 ", 5)],
 )
@@ -190,7 +191,7 @@ def test_numbers_in_text(text: bytes, value: object) -> None:
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", [b"I", b"I007", b"I0x10", b"I1_0", "I٣".encode(), b"L7LL", b"L--7", b"Fone", b"F"])
+@each("text", [b"I", b"I007", b"I0x10", b"I1_0", "I٣".encode(), b"L7LL", b"L--7", b"Fone", b"F"])
 def test_numbers_that_readers_disagree_about_are_refused(text: bytes) -> None:
     with pytest.raises(MalformedFile):
         read(text + b"\n.")
@@ -214,7 +215,7 @@ def test_longer_numbers_stay_bytes() -> None:
     assert read(b"I" + b"7" * 1025 + b"\n.").root == b"7" * 1025
 
 
-@pytest.mark.parametrize(
+@each(
     ("literal", "value"),
     [
         (b"'it\\'s'", "it's"),
@@ -258,7 +259,7 @@ def test_what_is_remembered_is_one_node() -> None:
     assert inner is again
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"]q\x00}q\x01h\x00h\x01\x87",
@@ -365,7 +366,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@each("name", ERRORS)
 def test_an_error_tells_the_offset_of_its_opcode(name: str) -> None:
     data, offset = ERRORS[name]
     with pytest.raises(MalformedFile) as caught:

@@ -12,12 +12,13 @@ from ckptool.errors import SourceChanged
 from ckptool.sources.checksums import RUN_NBYTES, WORTH_A_THREAD, checksums_of_file, joined_crc32, runs
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, Source
+from tests.each import each
 
 SIZES = [0, 1, 2, 7, 255, 256, 4096, 65_537, 1_000_003]
 
 
-@pytest.mark.parametrize("first", SIZES)
-@pytest.mark.parametrize("second", SIZES)
+@each("first", SIZES)
+@each("second", SIZES)
 def test_the_checksum_of_two_parts_is_that_of_the_whole(first: int, second: int) -> None:
     data = random.Random(first * 31 + second).randbytes(first + second)
 

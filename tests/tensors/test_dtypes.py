@@ -11,6 +11,7 @@ import torch
 
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import BY_NAME, BY_PT2, BY_SAFETENSORS, BY_STORAGE_CLASS, DTYPES, DType
+from tests.each import each
 
 # torch names these and cannot save them: `dtype torch.int4 is not recognized`.
 UNSAVABLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
@@ -21,7 +22,7 @@ def named(name: str) -> DType:
     return BY_NAME[name]
 
 
-@pytest.mark.parametrize("name", sorted(TORCH.keys() - UNSAVABLE))
+@each("name", sorted(TORCH.keys() - UNSAVABLE))
 def test_every_type_that_torch_saves_has_a_row(name: str) -> None:
     row = named(name)
 
@@ -29,7 +30,7 @@ def test_every_type_that_torch_saves_has_a_row(name: str) -> None:
     assert row.itemsize == TORCH[name].itemsize
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES)
 def test_every_row_is_a_type_of_torchs(dtype: DType) -> None:
     assert dtype.name in TORCH
 
@@ -49,7 +50,7 @@ def test_complex_numbers_swap_by_halves(name: str) -> None:
     assert named(name).swap_nbytes * 2 == named(name).itemsize
 
 
-@pytest.mark.parametrize("name", sorted(TORCH.keys() - UNSAVABLE))
+@each("name", sorted(TORCH.keys() - UNSAVABLE))
 def test_all_others_swap_as_a_whole(name: str) -> None:
     if not TORCH[name].is_complex:
         assert named(name).swap_nbytes == named(name).itemsize
@@ -87,7 +88,7 @@ def test_the_codes_of_safetensors_are_its_own() -> None:
     assert ours.keys() - theirs.keys() <= {"F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}
 
 
-@pytest.mark.parametrize("code", BY_SAFETENSORS)
+@each("code", BY_SAFETENSORS)
 def test_every_code_means_as_many_bytes_as_the_reference_thinks(code: str) -> None:
     row = BY_SAFETENSORS[code]
     size = 2 if code == "F4" else 1

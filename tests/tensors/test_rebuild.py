@@ -15,6 +15,7 @@ from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 from tests import build
 from tests.build import call, floats, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
+from tests.each import each
 
 HOOKS = call(named("collections", "OrderedDict"))
 FLOATS = {"0": floats()}
@@ -69,7 +70,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_every_form_of_a_plain_tensor_is_read(form: str) -> None:
     found = only(FORMS[form])
 
@@ -214,7 +215,7 @@ def test_a_sparse_tensor_is_its_indices_and_values() -> None:
         found.read()
 
 
-@pytest.mark.parametrize(
+@each(
     ("layout", "names"),
     [
         ("sparse_csr", ["crow_indices", "col_indices", "values"]),
@@ -223,7 +224,7 @@ def test_a_sparse_tensor_is_its_indices_and_values() -> None:
         ("sparse_bsc", ["ccol_indices", "row_indices", "values"]),
     ],
 )
-@pytest.mark.parametrize("spelling", ["name", "call"])
+@each("spelling", ["name", "call"])
 def test_compressed_tensors_name_their_parts(layout: str, names: list[str], spelling: str) -> None:
     asked = (
         named("torch", layout)
@@ -338,7 +339,7 @@ def numpy_scalar_of(code: str, data: bytes, order: str = "<", encoded: bool = Fa
     return numpy_scalar(read_pickle(BytesSource(pickle)).root)
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "data", "order", "expected"),
     [
         ("f8", pack("<d", -1.5), "<", ("float64", -1.5)),
@@ -353,7 +354,7 @@ def numpy_scalar_of(code: str, data: bytes, order: str = "<", encoded: bool = Fa
         ("U4", "ab\0\0".encode("utf-32-be"), ">", ("str_", "ab")),
     ],
 )
-@pytest.mark.parametrize("encoded", [False, True])
+@each("encoded", [False, True])
 def test_a_numpy_scalar_is_its_type_and_its_value(
     code: str, data: bytes, order: str, expected: tuple[str, object], encoded: bool
 ) -> None:

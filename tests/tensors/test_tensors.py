@@ -16,6 +16,7 @@ from ckptool.sources.source import BytesSource
 from ckptool.tensors import tensor
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import identity
+from tests.each import each
 from tests.scale import examples
 
 DATA = bytes(range(240))
@@ -35,7 +36,7 @@ def read(found: TensorInfo, **limits: int) -> bytes:
 # Extents: offset + 1 + Σ (size - 1) · stride elements
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "stride", "offset"),
     [
         ((), (), 59),
@@ -77,8 +78,8 @@ def test_a_tensor_that_reaches_over_its_storage_is_refused_with_its_numbers(
 NO_SIZES: list[Any] = [-1, 2**63, 2**200, True, 1.0, "1", None, b"1", (1,)]
 
 
-@pytest.mark.parametrize("bad", NO_SIZES, ids=repr)
-@pytest.mark.parametrize("place", ["shape", "stride", "offset"])
+@each("bad", NO_SIZES)
+@each("place", ["shape", "stride", "offset"])
 def test_what_is_no_size_is_refused(place: str, bad: Any) -> None:
     fields = {"shape": (1, 1), "stride": (1, 1), "offset": 0} | {place: bad if place == "offset" else (bad, 1)}
 
@@ -122,7 +123,7 @@ def test_contiguous_means_what_torch_means(dims: list[tuple[int, int]]) -> None:
     assert info(shape, stride).is_contiguous == torch.empty(200).as_strided(shape, stride).is_contiguous()
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "shape", "nbytes"),
     [
         ("float32", (2, 3), 24),
@@ -136,7 +137,7 @@ def test_contiguous_means_what_torch_means(dims: list[tuple[int, int]]) -> None:
         ("quint4x2", (), 1),
         ("quint4x2", (2, 7), 8),
         ("quint2x4", (3, 2, 5), 12),
-    ],  # a row begins with its own byte
+    ],
 )
 def test_sizes_are_of_the_elements_packed_together(dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
     found = info(shape, tensors_strides(shape), dtype=dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -129,14 +128,6 @@ def name_by_magic(head: Head) -> NotACheckpoint | UnsupportedFeature | None:
     return None
 
 
-def _zlib(head: Head) -> str | None:
-    try:
-        inside = zlib.decompressobj().decompress(head.data, 64)
-    except zlib.error:
-        return None
-    return f"a zlib stream of {head.size}, as joblib writes them" if len(inside) == 64 else None
-
-
 def _npy(head: Head) -> str:
     text = head.data[:512].decode("latin-1")
     dtype = re.search(r"'descr': '([^']{1,40})'", text)
@@ -160,11 +151,9 @@ _REAL = "Open the file of the same name without '._' at its start."
 
 _ROWS = (
     # compressed
-    _Row("bzip2", "a bzip2 file", b"BZh", then=(4, b"1AY&SY"), hint="Decompress it first, with bunzip2."),
-    _Row("xz", "an xz file", b"\xfd7zXZ\0", hint="Decompress it first, with unxz."),
     _Row("zstd", "a Zstandard file", b"\x28\xb5\x2f\xfd", hint="Decompress it first, with 'zstd -d'."),
     _Row("lz4", "an LZ4 file", b"\x04\x22\x4d\x18", hint="Decompress it first, with 'lz4 -d'."),
-    _Row("zlib", "", b"\x78", hint="Read it with joblib, if you trust it.", describe=_zlib),
+    _Row("joblib", "a file of joblib before 0.10", b"ZF0x", hint="Write it again with joblib."),
     # archives
     _Row("7z", "a 7-Zip archive", b"7z\xbc\xaf\x27\x1c", hint=UNPACK),
     _Row("rar", "a RAR archive", b"Rar!\x1a\x07", hint=UNPACK),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from struct import pack
 from typing import Any
 
-from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip
-from tests.hostile.cases import Case
+from tests.build import call, floats, integer, legacy, named, ops, pickled, raw, storage, tensor, torch_zip, zip_file
+from tests.hostile.cases import Case, written
 
 FLOATS = {"0": floats()}
 
@@ -62,6 +63,38 @@ def sparse(layout: Any, data: Any, function: str = "_rebuild_sparse_tensor") -> 
 
 
 COO, CSR = named("torch", "sparse_coo"), named("torch", "sparse_csr")
+
+
+FLOAT32 = named("torch", "float32")
+
+
+SCATTERED = {
+    "the same pair again and again": ((1_000_000, 2), (0, 17_000_000)),
+    "two runs far apart": ((1_000_000, 2), (1, 16_000_000)),
+    "rows that overlap": ((1000, 1000), (8500, 8501)),
+}
+"""Shapes and strides of a million elements or two that a reader might read one by one."""
+
+
+def scattered(shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """Return a dozen such views of a storage that is nearly nothing when compressed."""
+    nbytes = 17_200_000
+    views = {f"w{at}": tensor(storage("0", nbytes, "ByteStorage"), shape, stride, at) for at in range(12)}
+    members = {"data.pkl": pickled(views), "byteorder": b"little", "data/0": bytes(nbytes), "version": b"3\n"}
+    return zip_file({f"archive/{name}": data for name, data in members.items()}, deflated=["archive/data/0"])
+
+
+def of_long_class(module: str, function: str) -> bytes:
+    """Return 50,000 tensors of a subclass whose name is long; each takes five bytes."""
+    cls, rebuild = named("m" * 4090, "C" * 4090), named("torch._utils", "_rebuild_tensor_v2")
+    arguments = {
+        "_rebuild_wrapper_subclass": (cls, FLOAT32, (1,), (1,), 0, named("torch", "strided"), "cpu", False),
+        "_rebuild_from_type_v2": (rebuild, cls, (storage(), 0, (1,), (1,), False, HOOKS), {}),
+    }
+    head = b"\x80\x02" + named(module, function) + b"q\0" + ops(arguments[function]) + b"q\1"
+    pickle = head + b"00](" + b"h\0h\1R" * 50_000 + b"e."
+    members = {"data.pkl": pickle, "byteorder": b"little", "data/0": floats(), "version": b"3\n"}
+    return zip_file({f"archive/{name}": data for name, data in members.items()})
 
 
 MALFORMED_SPARSE = {
@@ -247,6 +280,10 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
     "a stride of 2^62": ((2,), (1 << 62,), 0),
     "a size that overflows": (((1 << 62) + 1,), (4,), 0),
     "sizes whose product overflows": ((1 << 62, 1 << 62), (0, 1), 0),
+    "more elements than 2^63 from one": ((1 << 40, 1 << 40), (0, 0), 0),
+    "more elements than 2^63 of small sizes": ((1 << 14,) * 5, (0,) * 5, 0),
+    "64 sizes of 2^62": ((1 << 62,) * 64, (0,) * 64, 0),
+    "no elements, and an overflow on the way": ((1 << 40, 1 << 40, 0), (0, 0, 0), 0),
     "a number behind the end": ((), (), 4),
     "no strides": ((4,), (), 0),
     "no sizes": ((), (1,), 0),
@@ -261,6 +298,20 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 }
 LAYOUTS = ((1 << 34,), (1 << 17, 1 << 17), (1 << 20, 4, 1 << 12))
 PAIRS = (("FloatStorage", "HalfStorage"), ("FloatStorage", "IntStorage"), ("LongStorage", "DoubleStorage"))
+
+
+def sparse_of(shape: tuple[int, ...]) -> bytes:
+    stored = tensor(storage("1", 1, "LongStorage"), (1, 1), (1, 1))
+    return sparse(COO, (stored, tensor(storage(numel=1), (1,)), shape))
+
+
+def without_bytes(kind: str, shape: tuple[int, ...]) -> bytes:
+    """Return a tensor on the meta device, or one of a wrapper class."""
+    args = (named("torch", "float32"), shape, (0,) * len(shape))
+    if kind == "meta":
+        return zipped(call(named("torch._utils", "_rebuild_meta_tensor_no_storage"), *args, False))
+    function = named("torch._utils", "_rebuild_wrapper_subclass")
+    return zipped(call(function, named("m", "C"), *args, 0, named("torch", "strided"), "cpu", False))
 
 
 def _cases() -> Iterator[Case]:
@@ -282,6 +333,22 @@ def _cases() -> Iterator[Case]:
     yield Case("S2", "an empty tensor behind the end", view((0, 1 << 40), (9, 9), 99), "read", {"w": b""})
     for size in LAYOUTS:
         yield Case("S3", f"{size} from 16 bytes", view(size, (0,) * len(size)), "read")
+    for name, (shape, stride) in SCATTERED.items():
+        yield Case("S3", f"scattered: {name}", written(partial(scattered, shape, stride)), "read")
+    for made_by in (("torch._utils", "_rebuild_wrapper_subclass"), ("torch._tensor", "_rebuild_from_type_v2")):
+        yield Case(
+            "S3", f"often, a class with a long name: {made_by[1]}", written(partial(of_long_class, *made_by)), "any"
+        )
+    for shape in ((1 << 8100,), (1 << 8100,) * 60, (1 << 63,), (1 << 40, 1 << 40), (1 << 62,) * 64):
+        rank = len(shape)
+        yield Case("S2", f"sparse: {rank} sizes from {len(bin(shape[0]))} bits", sparse_of(shape), "malformed-tensor")
+        for kind in ("meta", "wrapper"):
+            data = without_bytes(kind, shape)
+            yield Case("S2", f"{kind}: {rank} sizes from {len(bin(shape[0]))} bits", data, "malformed-tensor")
+    for kind in ("meta", "wrapper"):
+        yield Case("S3", f"{kind}: 2^62 elements", without_bytes(kind, (1 << 31, 1 << 31)), "read")
+    yield Case("S3", "sparse: 2^62 elements", sparse_of((1 << 62,)), "read")
+    yield Case("S3", "2^62 floats from one", view((1 << 31, 1 << 31), (0, 0)), "read")
     yield Case("S3", "four floats from one", view((4,), (0,)), "read", {"w": floats(1) * 4})
     yield Case("S3", "floats that overlap", view((2, 2), (1, 1)), "read", {"w": OVERLAPPING})
     tree = {"a": tensor(storage("0", 4, rest=ROOT_ONLY)), "b": tensor(storage("1", 2, rest=ROOT_ONLY), (2,))}

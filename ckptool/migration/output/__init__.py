@@ -6,13 +6,13 @@ Files that get their name only when they are complete: the one module that write
 2. It gets its name by one link or rename, so nobody ever sees half a file. An old file keeps the name until then.
 3. It takes over the old file's mode and, where the system allows, its owner and extended attributes.
 4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
+5. Another name of the old file, a hard link, keeps the old file; ``other_names`` counts them.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,17 +21,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckptool.errors import OutputExists, OutputFailed
+from ckptool.migration.output import parts
 from ckptool.sources.files import FileSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
-_MARK = ".ckptool-"
-_END = ".part"
-_NAME_CHARACTERS = 48
-"""How much of the output's name the temporary one repeats: it must not become too long where that is not."""
-_PID = re.compile(r"[0-9]{1,9}")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WAITING_NBYTES = 1 << 20
@@ -56,9 +51,11 @@ class Output:
         """Bytes appended so far; the last of them may wait for more before they go to the file together."""
         self._waiting = bytearray()
         self._written = 0
+        self.other_names = 0
+        """Other names of the file that was replaced, which still lead to what it was."""
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
-        _remove_orphans(self._folder, os.path.basename(self.path))
+        parts.remove_orphans(self._folder, os.path.basename(self.path))
         self._open()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -259,8 +256,9 @@ class Output:
         try:
             self._fd = self._open_nameless(flags)
             if self._fd < 0:
-                self._temporary = self._part_name()  # known before it exists, so that an interrupt leaves nothing
+                self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
                 self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            parts.hold(self._fd)
         except OSError as error:
             self._temporary = None
             raise self._failed(error) from error
@@ -292,7 +290,7 @@ class Output:
         os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
-            self._temporary = self._part_name()
+            self._temporary = parts.new_name(self.path)
             self._link_nameless(self._temporary)
         os.replace(self._temporary, self.path)
         _sync_folder(self._folder)
@@ -303,6 +301,7 @@ class Output:
             old = os.stat(self.path)
         except FileNotFoundError:  # it was removed in the meantime
             return
+        self.other_names = old.st_nlink - 1
         if hasattr(os, "fchown"):
             for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # only root may be allowed to
                 with suppress(OSError):
@@ -318,10 +317,6 @@ class Output:
     def _link_nameless(self, target: str) -> None:
         # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
         os.link(f"/proc/self/fd/{self._fd}", target, src_dir_fd=self._fd, follow_symlinks=True)
-
-    def _part_name(self) -> str:
-        head = _part_head(os.path.basename(self.path))
-        return os.path.join(self._folder, f"{head}{os.getpid()}-{os.urandom(4).hex()}{_END}")
 
     def _exists(self) -> OutputExists:
         return OutputExists(
@@ -341,35 +336,6 @@ class Output:
             needed=self._expected,
             actual=self._written,
         )
-
-
-def _part_head(name: str) -> str:
-    return f".{name[:_NAME_CHARACTERS]}{_MARK}"
-
-
-def _remove_orphans(folder: str, name: str) -> None:
-    """Remove what killed processes left of this output: parts whose process is gone."""
-    head = _part_head(name)
-    try:
-        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith(_END)]
-    except OSError:
-        return
-    for entry in found:
-        pid = entry[len(head) :].partition("-")[0]
-        if _PID.fullmatch(pid) and not _is_alive(int(pid)):
-            with suppress(OSError):  # not ours to remove
-                os.unlink(os.path.join(folder, entry))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    else:
-        return True
 
 
 def _sync_folder(folder: str) -> None:

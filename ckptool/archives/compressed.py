@@ -1,0 +1,147 @@
+"""
+Files compressed as a whole: gzip, zlib, bzip2, xz and lzma, told by their first bytes.
+
+joblib writes all of them; a state dict that was packed by hand is in one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from ckptool.archives.archive import too_large
+from ckptool.errors import MalformedFile, UnsupportedFeature
+from ckptool.limits import Limits
+from ckptool.sources.source import Source
+
+_CHUNK: Final = 1 << 16
+"""What may be inflated to a thousand times as much before the next is read."""
+_XZ_MEMORY: Final = 1 << 28
+"""What unpacking may take for its dictionary; the largest preset takes a quarter."""
+
+
+class _Unpacker(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+class Compression(NamedTuple):
+    """One way to compress a file."""
+
+    name: str
+    magic: bytes
+    start: Callable[[], _Unpacker]
+
+
+def _zlib(window: int) -> Callable[[], _Unpacker]:
+    def start() -> _Unpacker:
+        import zlib
+
+        return zlib.decompressobj(window)
+
+    return start
+
+
+def _bz2() -> _Unpacker:
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def _xz() -> _Unpacker:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+
+def _lzma() -> _Unpacker:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_MEMORY)
+
+
+GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
+_KINDS: Final = (
+    GZIP,
+    Compression("bzip2", b"BZh", _bz2),
+    Compression("xz", b"\xfd7zXZ\0", _xz),
+    Compression("lzma", b"\x5d\0\0", _lzma),
+    Compression("zlib", b"\x78", _zlib(15)),
+)
+_SHORT: Final = ("bzip2", "lzma", "zlib")
+"""Those whose magic is so short that other files begin with it: a little of them is unpacked."""
+
+
+def compression_of(head: bytes) -> Compression | None:
+    """Return how a file is compressed that begins with these bytes, or None if it is not."""
+    for kind in _KINDS:
+        if head.startswith(kind.magic):
+            return kind if kind.name not in _SHORT or _unpacks(kind, head) else None
+    return None
+
+
+def _unpacks(kind: Compression, head: bytes) -> bool:
+    try:
+        kind.start().decompress(head, len(head))
+    except ImportError:
+        return True  # decompress says what is missing
+    except _errors():
+        return False
+    return True
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Return what unpackers raise for bytes that they cannot unpack."""
+    import zlib
+
+    found: list[type[Exception]] = [zlib.error, OSError, EOFError, ValueError]
+    try:
+        import lzma
+    except ImportError:
+        return tuple(found)
+    return (*found, lzma.LZMAError)
+
+
+def decompress(source: Source, kind: Compression, limits: Limits) -> bytes:
+    """
+    Return what a compressed file holds, all members joined.
+
+    Raises:
+        LimitExceeded: It grows larger than ``limits`` allow for its size.
+        MalformedFile: It is damaged or ends too early.
+        UnsupportedFeature: This Python was built without what unpacks it.
+    """
+    allowed = limits.inflated(source.nbytes)
+    output = bytearray()
+    position = 0
+    pending = b""
+    try:
+        unpacker = kind.start()
+        while pending or position < source.nbytes:
+            if not pending:
+                pending = source.read(position, min(_CHUNK, source.nbytes - position))
+                position += len(pending)
+            if unpacker.eof:
+                if not pending.startswith(kind.magic[:1]):
+                    break  # padding after the last member, as tar on tape leaves it
+                unpacker = kind.start()
+            output += unpacker.decompress(pending, allowed + 1 - len(output))
+            if len(output) > allowed:
+                raise too_large(f"of the {kind.name} file", len(output), allowed)
+            pending = unpacker.unused_data if unpacker.eof else b""
+    except ImportError as error:
+        raise UnsupportedFeature(
+            f"a {kind.name} file, and this Python has no {error.name}", kind="no-unpacker"
+        ) from error
+    except _errors() as error:
+        raise MalformedFile(f"the {kind.name} file cannot be unpacked: {error}", kind=f"damaged-{kind.name}") from error
+    if not unpacker.eof:
+        raise MalformedFile(
+            f"the {kind.name} file is truncated after {len(output):,} unpacked bytes",
+            kind=f"truncated-{kind.name}",
+            hint="Download the file again.",
+        )
+    return bytes(output)

@@ -1,0 +1,154 @@
+"""
+Which ``ckptool migrate`` helps with a checkpoint: asked of the planner, so that nothing is advised that would not work.
+
+A command is given only if that migration is possible, and if plain ``torch.load(path)`` opens what it writes. Where
+that takes it, the command takes the weights alone, without those of their entries that ``torch.load`` refuses, unless
+there are tensors or arrays in them. Nothing is written, and no tensor read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from ckptool.checking import allowed
+from ckptool.checking.finding import Advice, run
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.messages import some
+from ckptool.names.matching import Renames
+from ckptool.pickles.nodes import Global, gc_paused
+from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.scanner import scan
+from ckptool.sources.source import BytesSource
+
+Options: TypeAlias = "dict[str, Any]"
+
+_MOST_EXCLUDED: Final = 8
+_ARRAYS: Final = frozenset(
+    (f"numpy.{module}", name)
+    for module, name in (
+        ("core.multiarray", "_reconstruct"),
+        ("_core.multiarray", "_reconstruct"),
+        ("core.numeric", "_frombuffer"),
+        ("_core.numeric", "_frombuffer"),
+    )
+)
+"""What pickles call for numpy's arrays."""
+_STRIPPING: Final = ("strip_module", "strip_wrappers")
+
+
+def migration(
+    checkpoint: Checkpoint, why: str | None = None, *, renames: Renames = (), **options: str | bool | Sequence[str]
+) -> Advice | None:
+    """
+    Return the command line of a migration that helps, and in ``why`` what it is good for; None if none does.
+
+    ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
+    """
+    given: Options = {name: value for name, value in options.items() if value}
+    refused = _refused(checkpoint, given, renames)
+    if refused != [] and "form" not in given:
+        given = {"form": "state_dict", **given}
+        why = _and(why, "Take the weights alone: torch.load() refuses the rest.")
+        refused = _refused(checkpoint, given, renames)
+    if refused and len(refused) <= _MOST_EXCLUDED:
+        given["exclude"] = [*_several(given.get("exclude")), *map(literal, refused)]
+        why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
+        refused = _refused(checkpoint, given, renames)
+    if refused != []:
+        return None
+    words = [word for change in renames for word in change.arguments]
+    return run(checkpoint, "migrate", *words, why=why, **given)
+
+
+def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
+    """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
+    best = checkpoint.weights
+    others = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key and one is not best]
+    for one in [best, *others] if best is not None else others:
+        found = migration(checkpoint, why, form="state_dict", key="" if one is best else one.key)
+        if found is not None:
+            return found
+    return None
+
+
+def literal(name: str) -> str:
+    """Return the glob that only this name matches."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+
+
+def _and(why: str | None, more: str) -> str:
+    return f"{why} {more}" if why else more
+
+
+def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list[str] | None:
+    """
+    Return the entries that ``torch.load`` refuses in what a migration would write.
+
+    None if it is not possible, or would not open without tensors or arrays that it takes.
+    """
+    from ckptool.migration.plan import make_plan
+    from ckptool.migration.safetensors_plan import SafetensorsPlan
+    from ckptool.migration.selection import refuse_nothing
+
+    changes = _changes(options, renames)
+    if not (changes.form or checkpoint.shards or _are_allowed(checkpoint.globals)):
+        return None  # for everything is written again
+    try:
+        with gc_paused():
+            plan = make_plan(checkpoint, None, changes, sketch=True)
+            refuse_nothing(checkpoint, plan.weights, plan.file, changes)
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return None
+    if isinstance(plan.file, SafetensorsPlan) or _opens(plan.file.pickled):
+        return []
+    if plan.weights is None:
+        return None
+    entries = [(plan.weights.old_names[name], node) for name, node in plan.weights.others.items()]
+    pickled = {name: _alone(checkpoint, node) for name, node in entries}
+    refused = [name for name, alone in pickled.items() if not _opens(alone)]
+    return None if any(_holds_data(pickled[name]) for name in refused) else refused
+
+
+def _changes(options: Options, renames: Renames) -> Any:
+    from ckptool.migration.changes import Changes
+
+    stripping = {change.option: True for change in renames if change.option in _STRIPPING}
+    rules = tuple(change.rule for change in renames if change.option not in _STRIPPING)
+    return Changes(**options, **stripping, rename=rules)  # type: ignore[arg-type]
+
+
+def _alone(checkpoint: Checkpoint, entry: Any) -> bytes:
+    """Return the pickle of one entry, as it would be written."""
+    from ckptool.migration.tree_rewriter import TreeRewriter
+    from ckptool.pickles.writer import write_pickle
+    from ckptool.tensors.rebuild import Rebuilder
+
+    return write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None))
+
+
+def _are_allowed(names: Sequence[Global]) -> bool:
+    return all(allowed.is_allowed(one.module, one.name) for one in names)
+
+
+def _opens(pickled: bytes) -> bool:
+    """Say whether ``torch.load`` takes the names and opcodes of a pickle that was planned."""
+    source = BytesSource(pickled)
+    if not pickled:
+        return True  # the sketch of a tree whose names are allowed
+    return _are_allowed(read_pickle(source).globals) and all(
+        op in allowed.OPCODES for op in scan(source, 0, len(pickled)).opcodes
+    )
+
+
+def _holds_data(pickled: bytes) -> bool:
+    """Say whether there are tensors or numpy's arrays in a pickle."""
+    found = read_pickle(BytesSource(pickled))
+    return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)
+
+
+def _several(value: Any) -> Sequence[str]:
+    return value if isinstance(value, list | tuple) else ()

@@ -1,0 +1,244 @@
+"""
+What calls of known names do, as data: which reach the system, which only make data. Nothing here is looked up.
+
+Of Python's standard library, torch and numpy a call is taken to reach the system unless it is known not to: the list
+of what can be misused has no end. Functions of other packages are code of that package, but for those named here.
+
+``VERSION`` changes with the tables, so that a report can say which ones it rests on.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+VERSION: Final = "2026.11"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _full(module: str, names: str) -> set[str]:
+    return {f"{module}.{name}" for name in names.split()}
+
+
+STDLIB: Final = frozenset(sys.stdlib_module_names) | _words(
+    "asynchat asyncore audioop binhex cgi cgitb chunk commands crypt distutils exceptions formatter imghdr"
+    " imp lib2to3 macpath mailcap msilib nis nntplib nt org ossaudiodev pipes popen2 posix smtpd sndhdr spwd"
+    " sunau symbol telnetlib test uu xdrlib _bootsubprocess __builtin__ _testcapi riscos riscospath ce os2"
+    " copy_reg"
+)
+"""Top-level modules of Python's standard library, of this release and of others."""
+
+_RUNS: Final = "runs commands or programs"
+_EVALUATES: Final = "runs or compiles text or byte code"
+_LOADS: Final = "runs what another pickle, library or module says"
+_FILES: Final = "opens, changes or removes files"
+_NETWORK: Final = "opens connections"
+_CHANGES: Final = "changes the running interpreter"
+_HIDES: Final = "calls or finds what its arguments name"
+UNKNOWN_LIBRARY: Final = "is of Python's standard library, and not known to be harmless"
+UNKNOWN_TORCH: Final = "is a function of torch that is not known to only make data"
+UNKNOWN_NUMPY: Final = "is a function of numpy that is not known to only make data"
+THROUGH: Final = "reaches through a module or the inside of an object, as no pickler writes it"
+UNFOLLOWED: Final = "cannot be followed"
+PASSED: Final = "is given what reaches the system"
+CHANGED: Final = "changes what the name stands for, for the whole process"
+TELLING_NAME: Final = "is called like what runs commands or text"
+
+DANGEROUS: Final = {
+    name: reason
+    for reason, names in {
+        _RUNS: "os.system os.popen os.execl os.execle os.execlp os.execlpe os.execv os.execve os.execvp"
+        " os.execvpe os.spawnl os.spawnle os.spawnlp os.spawnlpe os.spawnv os.spawnve os.spawnvp"
+        " os.spawnvpe os.posix_spawn os.posix_spawnp os.startfile os.fork os.forkpty os.kill os.killpg"
+        " os.abort os._exit posix nt subprocess _posixsubprocess pty commands popen2"
+        " asyncio.create_subprocess_exec asyncio.create_subprocess_shell asyncio.subprocess"
+        " multiprocessing.Process multiprocessing.util.spawnv_passfds platform.popen pydoc.pipepager"
+        " pydoc.tempfilepager pydoc.pager ctypes cffi distutils setuptools pip ensurepip venv pexpect"
+        " ptyprocess psutil.Popen sh plumbum invoke fabric webbrowser antigravity idlelib signal _winapi"
+        " torch.utils.collect_env torch.distributed.elastic.multiprocessing torch.distributed.run"
+        " torch.distributed.launch torch.utils.cpp_extension numpy.distutils numpy.f2py gevent.subprocess"
+        " eventlet.green.subprocess wmi win32com torch.multiprocessing torch.utils.data.datapipes"
+        " torch.utils._zip torch.utils.viz torch.utils._functools uuid._get_command_stdout"
+        " test.support.script_helper",
+        _EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
+        " pdb bdb cProfile profile timeit trace runpy doctest numpy.testing numpy.lib.utils.safe_eval"
+        " numpy.safe_eval numexpr.evaluate pandas.eval pandas.core.computation sympy.sympify sympy.parsing"
+        " torch.fx.graph_module torch.fx._lazy_graph_module torch.utils.bottleneck IPython ipykernel mako"
+        " jinja2 yaml.load yaml.unsafe_load yaml.full_load js2py execjs py_compile compileall lib2to3"
+        " tkinter turtle",
+        _LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
+        " cPickle marshal.load marshal.loads shelve dill.load dill.loads cloudpickle.load"
+        " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
+        " numpy.load torch.load torch.serialization.load torch.jit.load torch.hub torch.package"
+        " torch.ops.load_library torch.classes.load_library importlib imp builtins.__import__ zipimport"
+        " pkgutil site sitecustomize _frozen_importlib _frozen_importlib_external _imp"
+        " multiprocessing.reduction multiprocessing.connection logging.config xmlrpc"
+        " torch.storage._load_from_bytes joblib.numpy_pickle_compat pkg_resources"
+        " numpy.ctypeslib.load_library nltk.data.load",
+        _FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
+        " shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
+        " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
+        " os.listdir os.scandir os.walk fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"
+        " linecache glob pathlib.Path.open pathlib.Path.write_text pathlib.Path.write_bytes"
+        " pathlib.Path.unlink numpy.fromfile numpy.save numpy.savez numpy.savetxt numpy.loadtxt"
+        " numpy.genfromtxt numpy.memmap numpy.DataSource torch.save torch.serialization.save"
+        " torch.from_file fsspec.open",
+        _NETWORK: "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib poplib"
+        " imaplib smtplib smtpd telnetlib nntplib asyncio paramiko websocket websockets wget gdown boto3"
+        " huggingface_hub torchvision.datasets.utils torch.distributed.rpc",
+        _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
+        " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
+        " os.environ.update os.chdir os.setuid copyreg.pickle copyreg.add_extension weakref.finalize"
+        " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool",
+        _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
+        " builtins.sorted builtins.max builtins.min builtins.input builtins.help builtins.type.__call__"
+        " functools.reduce itertools.starmap operator.call operator.methodcaller codecs.decode"
+        " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
+        " types.DynamicClassAttribute",
+    }.items()
+    for name in names.split()
+}
+"""Functions, classes and whole modules a call of which reaches the system, and what it does."""
+
+TELLING: Final = _words(
+    "eval exec execfile system popen popen2 popen3 popen4 Popen check_call check_output getoutput getstatusoutput"
+    " run_module run_path import_module __import__ runstring spawnv spawnl execv execve load_library unsafe_load"
+    " create_subprocess_shell create_subprocess_exec os subprocess sys builtins"
+)
+"""Last components by which what another package imported from these is known."""
+
+INSIDE: Final = _words(
+    "__class__ __base__ __bases__ __mro__ __subclasses__ __globals__ __builtins__ __code__ __closure__ __dict__"
+    " __getattribute__ __getattr__ __init_subclass__ __import__ __loader__ __spec__ __func__ __self__ __wrapped__"
+    " __reduce__ __reduce_ex__ __init__ __setattr__ __delattr__ __call__ __set_name__ __defaults__ __kwdefaults__"
+    " f_globals f_builtins f_locals gi_frame cr_frame tb_frame mro"
+)
+"""Attributes that lead from an object to what it is made of."""
+
+
+PLAIN: Final = frozenset(
+    _full(
+        "builtins",
+        "object dict list tuple set frozenset int long float complex str unicode basestring bytes bytearray bool slice"
+        " range xrange NoneType Ellipsis NotImplemented iter reversed enumerate zip memoryview property staticmethod"
+        " classmethod Exception BaseException ValueError TypeError KeyError IndexError RuntimeError AttributeError"
+        " StopIteration ImportError OSError NotImplementedError AssertionError ArithmeticError LookupError NameError"
+        " ZeroDivisionError UserWarning Warning DeprecationWarning FutureWarning RuntimeWarning",
+    )
+    | _full("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString")
+    | _full("copyreg", "_reconstructor __newobj__ __newobj_ex__")
+    | {"_codecs.encode", "torch.nn.backends.thnn._get_thnn_function_backend", "torch.autograd.variable.Variable"}
+    | _full("datetime", "date datetime time timedelta timezone tzinfo")
+    | _full("_datetime", "date datetime time timedelta timezone")
+    | _full("decimal", "Decimal")
+    | _full("_decimal", "Decimal")
+    | _full("fractions", "Fraction")
+    | _full("uuid", "UUID SafeUUID")
+    | _full("pathlib", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+    | _full("pathlib._local", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+    | _full("array", "array _array_reconstructor")
+    | {"array._array_reconstructor", "zoneinfo.ZoneInfo._unpickle", "zoneinfo._common.ZoneInfo", "random.Random"}
+    | _full("re", "_compile RegexFlag")
+    | _full("types", "SimpleNamespace MappingProxyType NoneType EllipsisType")
+    | _full(
+        "numpy",
+        "dtype ndarray matrix recarray record void bool_ bool8 int8 int16 int32 int64 intc intp uint8 uint16 uint32"
+        " uint64 uintc uintp float16 float32 float64 float128 longdouble complex64 complex128 complex256 str_ bytes_"
+        " string_ unicode_ datetime64 timedelta64 object_ longlong ulonglong half single double float_ int_ bool"
+        " core.numeric._frombuffer _core.numeric._frombuffer core.numeric.bool_",
+    )
+    | _full("numpy.core.multiarray", "scalar _reconstruct ndarray dtype")
+    | _full("numpy._core.multiarray", "scalar _reconstruct ndarray dtype")
+    | _full("numpy.ma.core", "_mareconstruct MaskedArray")
+    | _full("numpy.matrixlib.defmatrix", "matrix")
+    | _full("numpy.random", "RandomState Generator mtrand.RandomState _generator.Generator")
+    | _full(
+        "numpy.random._pickle", "__randomstate_ctor __bit_generator_ctor __generator_ctor __bit_generator_randomstate"
+    )
+    | _full("numpy.random", "__RandomState_ctor _mt19937.MT19937 _pcg64.PCG64 _philox.Philox _sfc64.SFC64")
+    | {"numpy.random.bit_generator.SeedSequence", "numpy.dtypes.StringDType", "numpy.exceptions.AxisError"}
+    | _full(
+        "torch",
+        "Size Tensor device dtype layout memory_format Generator finfo iinfo _C.Generator _C._TensorBase"
+        " _C.device _C.dtype _C.Size torch.Size storage.TypedStorage storage.UntypedStorage nn.Parameter"
+        " serialization._get_layout random.Generator _weights_only_unpickler._get_layout",
+    )
+    | _full(
+        "torch.jit._pickle",
+        "build_intlist build_tensorlist build_doublelist build_boollist build_tensor_from_id restore_type_tag",
+    )
+)
+"""Calls that only make data."""
+
+PLAIN_PATTERN: Final = re.compile(
+    r"torch\.(?:_utils|_tensor|nn\.parameter|_tensor_impl)\._rebuild_\w+"
+    r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
+    r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
+    r"|torch\.storage\._?[A-Z]\w*Storage"
+    r"|torch\.(?:nn|optim|ao\.nn|ao\.quantization|nn\.quantized|quantization|distributions)"
+    r"(?:\.[a-z_][a-z0-9_]*)+\._?[A-Z]\w*"
+    r"|numpy\.random\.(?:mtrand|_\w+)\.[A-Z]\w*"
+    r"|numpy\.random\.\w+\.__pyx_unpickle_\w+"
+    r"|__torch__(?:\.\w+)+"
+)
+"""Tensors, storages, torch's own layers and optimizers; TorchScript's classes, which Python does not import."""
+
+HARMLESS: Final = frozenset(
+    _full(
+        "builtins",
+        "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
+        " divmod pow print format next super callable",
+    )
+    | _full("functools", "partial partialmethod lru_cache cmp_to_key cached_property wraps update_wrapper")
+    | _full("operator", "itemgetter attrgetter getitem")
+    | _full("argparse", "Namespace ArgumentParser Action")
+    | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
+    | _full("threading", "Lock RLock Condition Event Semaphore BoundedSemaphore local _RLock")
+    | _full("queue", "Queue LifoQueue PriorityQueue SimpleQueue Empty")
+    | _full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType")
+    | _full("dataclasses", "Field _MISSING_TYPE _HAS_DEFAULT_FACTORY_CLASS InitVar")
+    | _full("inspect", "Signature Parameter _ParameterKind _empty")
+    | _full("string", "Template Formatter")
+    | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
+    | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
+    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType FunctionType LambdaType MethodType")
+    | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet ref")
+    | _full("_weakrefset", "WeakSet")
+    | _full("abc", "ABCMeta ABC")
+    | _full("itertools", "count cycle repeat chain islice product permutations combinations accumulate zip_longest")
+    | _full("time", "struct_time")
+    | _full("calendar", "Calendar TextCalendar")
+    | _full("random", "SystemRandom")
+    | _full("contextlib", "nullcontext ExitStack suppress")
+    | _full("numbers", "Number Integral Real")
+    | _full("heapq", "merge")
+    | _full("configparser", "ConfigParser SectionProxy RawConfigParser")
+    | _full("collections.abc", "Mapping Sequence Callable Iterable")
+    | _full("signal", "Signals Handlers")
+    | _full("http", "HTTPStatus HTTPMethod")
+    | _full("socket", "AddressFamily SocketKind")
+    | _full("ssl", "TLSVersion")
+    | _full("json", "JSONEncoder JSONDecoder encoder.JSONEncoder decoder.JSONDecoder")
+    | _full("numpy", "core._ufunc_reconstruct _core._ufunc_reconstruct")
+    | _full("xml.etree.ElementTree", "Element")
+    | _full("_io", "StringIO BytesIO")
+    | _full("io", "StringIO BytesIO")
+    | _full("os", "stat_result")
+    | _full("textwrap", "TextWrapper")
+    | _full("statistics", "NormalDist")
+    | _full("difflib", "SequenceMatcher")
+)
+"""Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
+
+HARMLESS_PATTERN: Final = re.compile(
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
+    r"|torch(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
+    r"|numpy(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
+    r"|argparse\._?[A-Z]\w*"
+    r"|typing\._?[A-Z]\w*"
+)
+"""More of them: methods of plain values, classes of torch and numpy that are not named above."""

@@ -1,0 +1,97 @@
+"""Lists of missing and unexpected keys in a message, and what turns the one into the other."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ckptool.checking.explain.entry import FIT, WEIGHTS, Explanation
+from ckptool.checking.finding import command_line
+from ckptool.names.matching import match
+from ckptool.names.wrappers import HEADS
+
+_MOST_NAMES = 10_000
+_QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")
+_BARE = re.compile(r"[\w.]{0,1000}\w(?=[\s,;.\]']|$)")
+_END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
+_HOLDERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "module",
+    "weights",
+    "params",
+    "ema",
+    "teacher",
+    "network",
+)
+"""Entries under which the weights of a checkpoint are, most usual first."""
+
+
+class KeyLists(NamedTuple):
+    """The names in a message: those that the model lacks in the file, and those that it has no use for."""
+
+    missing: list[str]
+    unexpected: list[str]
+
+
+def key_lists(text: str) -> KeyLists:
+    """Return the names that a message lists; none where it is another message."""
+    return KeyLists(_names_after(text, r"[Mm]issing[_ ]key"), _names_after(text, r"[Uu]nexpected[_ ]key(?!word)"))
+
+
+def explain_keys(text: str) -> Explanation | None:
+    """Explain lists of missing and unexpected keys by what turns the one into the other."""
+    missing, unexpected = key_lists(text)
+    if not missing and not unexpected:
+        return None
+    matched = match(dict.fromkeys(missing, ()), dict.fromkeys(unexpected, ()))
+    counts = f"missing from the file: {len(missing):,}; in it and not the model's: {len(unexpected):,}"
+    if matched.pairs and matched.changes and not matched.alternatives:
+        words = [word for change in matched.changes for word in change.arguments]
+        return Explanation(
+            "keys-renamed",
+            f"{counts}; the same under other names: {len(matched.pairs):,}.",
+            "Rename them.",
+            command_line("FILE", "migrate", *words, form="state_dict"),
+        )
+    if missing and _is_checkpoint(missing, unexpected):
+        return _nested(unexpected)
+    if unexpected and not missing and all(name.partition(".")[0] in HEADS for name in unexpected):
+        meaning = f"{counts}: they begin with what a wrapper added, {unexpected[0].partition('.')[0]!r}."
+        command = command_line("FILE", "migrate", form="state_dict", strip_wrappers=True)
+        return Explanation("keys-renamed", meaning, "Write them without it.", command)
+    return Explanation("keys", f"{counts}.", "Compare the file with the class.", FIT)
+
+
+def _is_checkpoint(missing: list[str], unexpected: list[str]) -> bool:
+    """Say whether what is unexpected are the entries of a checkpoint, and not the names of tensors."""
+    if not unexpected or any("." in name for name in unexpected):
+        return False
+    usual = any(name in _HOLDERS or re.search("state_dict|optim|epoch|step|iteration", name) for name in unexpected)
+    return usual or len(unexpected) < len(missing)
+
+
+def _nested(unexpected: list[str]) -> Explanation:
+    named = [name for name in _HOLDERS if name in unexpected]
+    named += [name for name in unexpected if "state_dict" in name and not re.search("optim|sched|scaler", name)]
+    if not named:
+        meaning = "load_state_dict() was given a whole checkpoint: the weights are deeper in it."
+        return Explanation("keys-nested", meaning, "Give it the entry that holds them, or write them alone.", WEIGHTS)
+    others = ", ".join(repr(name) for name in unexpected[:4] if name != named[0])
+    meaning = (
+        f"load_state_dict() was given a whole checkpoint: the weights are its entry {named[0]!r}"
+        f"{f', beside {others}' if others else ''}."
+    )
+    hint = f"Call model.load_state_dict(checkpoint[{named[0]!r}]), or write the weights alone."
+    return Explanation("keys-nested", meaning, hint, WEIGHTS)
+
+
+def _names_after(text: str, heading: str) -> list[str]:
+    begin = re.search(heading, text)
+    if begin is None:
+        return []
+    line = _END.split(text[begin.end() :], maxsplit=1)[0]
+    names = [double or single for double, single in _QUOTED.findall(line)]
+    return list(dict.fromkeys(names or _BARE.findall(line.partition(":")[2])))[:_MOST_NAMES]  # quotes get lost

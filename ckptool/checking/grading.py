@@ -1,0 +1,327 @@
+"""
+How far each effect of a pickle reaches: it makes data, runs code of a package, or reaches the system.
+
+A name alone is never more than a reference; what is called with which arguments decides. Some calls only find what
+another call is to use: ``getattr(os, "system")`` is followed. What cannot be followed is not data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.checking import dangerous_names as table
+from ckptool.messages import cut
+from ckptool.pickles import nodes
+from ckptool.pickles.describe import describe
+from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+
+Grade: TypeAlias = Literal["data", "code", "system"]
+"""It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
+
+_RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
+_LONGEST: Final = 120
+_MOST_LOOKED_AT: Final = 1000
+_MODULES_OF: Final = ("importlib.import_module", "builtins.__import__", "cloudpickle.cloudpickle.subimport")
+_UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
+_SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
+_GIVEN_MORE: Final = frozenset(
+    (
+        "torch._tensor._rebuild_from_type_v2",
+        "_codecs.encode",
+        "copyreg._reconstructor",
+        "copyreg.__newobj__",
+        "copyreg.__newobj_ex__",
+    )
+)
+"""Calls that make data and are given a name that they call, or give what others are to follow."""
+_LOADS_BYTES: Final = "torch.storage._load_from_bytes"
+_PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
+_LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
+"""Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
+
+
+class Verdict(NamedTuple):
+    """What one effect comes to."""
+
+    grade: Grade
+    name: str
+    """What is called, built, changed or referred to."""
+    how: How
+    why: str | None = None
+    shown: str = ""
+    """The call with its arguments, as far as they fit on a line. May hold any characters of the file."""
+
+
+@lru_cache(maxsize=1 << 12)
+def canonical(module: str, name: str) -> str:
+    """Return the full name in Python 3: the names of Python 2 are still understood by unpicklers."""
+    import _compat_pickle as compat  # two tables: what pickle itself uses for this
+
+    module, name = compat.NAME_MAPPING.get((module, name), (module, name))
+    module = compat.IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}" if name else module
+
+
+def package_of(name: str) -> str:
+    """Return the package that a name is of."""
+    return name.partition(".")[0]
+
+
+@lru_cache(maxsize=1 << 12)
+def is_plain(module: str, name: str) -> bool:
+    """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
+    full = canonical(module, name)
+    return full in table.PLAIN or table.PLAIN_PATTERN.fullmatch(full) is not None
+
+
+@lru_cache(maxsize=1 << 12)
+def is_done(module: str, name: str) -> bool:
+    """Say whether a call of this name makes data, calls nothing that it is given, and gives nothing to follow."""
+    return is_plain(module, name) and canonical(module, name) not in _GIVEN_MORE
+
+
+def judge(effect: Effect) -> Iterator[Verdict]:
+    """Yield what an effect comes to: nothing for most that only make data."""
+    if effect.how == "refers":
+        yield from _reference(effect)
+    elif effect.how in ("calls", "builds"):
+        yield from _call(effect)
+    elif effect.how in ("sets", "adds"):
+        yield from _change(effect)
+
+
+def result(effect: Effect) -> Inert:
+    """Return what a call is known to give, where that is another name; None otherwise."""
+    if effect.how != "calls" or not isinstance(effect.target, Global) or not isinstance(effect.arguments, tuple):
+        return None
+    name, args = canonical(effect.target.module, effect.target.name), effect.arguments
+    if name == "builtins.getattr" and len(args) > 1 and isinstance(args[1], str):
+        return _attribute(args[0], args[1], effect.offset)
+    if name == "_codecs.encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
+        return args[0].encode("latin-1") if args[0].isascii() or max(args[0]) < "\u0100" else None
+    if name == "operator.getitem" and len(args) == 2 and isinstance(args[0], Global) and isinstance(args[1], str):
+        return _attribute(args[0], args[1], effect.offset)
+    if name in _MODULES_OF and args and isinstance(args[0], str):
+        return Global(args[0], "", effect.offset)
+    if name == "pkgutil.resolve_name" and args and isinstance(args[0], str):
+        module, _, rest = args[0].partition(":") if ":" in args[0] else args[0].rpartition(".")
+        return Global(module, rest, effect.offset)
+    if name in _UFUNCS and len(args) == 2 and all(isinstance(one, str) for one in args):
+        return Global(args[0], args[1], effect.offset)
+    if name == "cloudpickle.cloudpickle._builtin_type" and args and isinstance(args[0], str):
+        return Global("types", args[0], effect.offset)
+    return None
+
+
+def loads_bytes(effect: Effect) -> bool:
+    """Say whether a call unpickles the bytes that it is given: how plain pickles carry tensors."""
+    named, args = effect.target, effect.arguments
+    if effect.how != "calls" or not isinstance(named, Global) or not isinstance(args, tuple) or len(args) != 1:
+        return False
+    return f"{named.module}.{named.name}" == _LOADS_BYTES and isinstance(args[0], bytes | bytearray | str)
+
+
+def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
+    """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
+    if isinstance(holder, Global):
+        if canonical(holder.module, holder.name) == "sys.modules":
+            return Global(attribute, "", offset)
+        return Global(holder.module, f"{holder.name}.{attribute}" if holder.name else attribute, offset)
+    if isinstance(holder, Call):
+        made = nodes.class_of(holder)
+        return Global(made.module, f"{made.name}.{attribute}", offset) if made is not None else None
+    if isinstance(holder, Unfollowed | PersistentId):
+        return Unfollowed(f"the attribute {attribute!r} of what the loader knows")
+    kind = "dict" if isinstance(holder, Dict) else "set" if isinstance(holder, Set) else type(holder).__name__
+    return Global("builtins", f"{kind}.{attribute}", offset)
+
+
+def _reference(effect: Effect) -> Iterator[Verdict]:
+    target = effect.target
+    if not isinstance(target, Global):
+        if target.why == SPLIT_FRAME:
+            yield Verdict("system", "a split frame", "calls", table.UNFOLLOWED, target.why)
+        else:
+            yield Verdict("code", target.why, "refers", table.UNFOLLOWED, target.why)
+        return
+    name = canonical(target.module, target.name)
+    if name == _LOADS_BYTES or is_plain(target.module, target.name):
+        return
+    reason = reaching(name, target.name)
+    yield Verdict("system" if reason else "code", name, "refers", reason, name)
+
+
+def _call(effect: Effect) -> Iterator[Verdict]:
+    target, args = effect.target, effect.arguments
+    given = args if isinstance(args, tuple) else (args,)
+    named = nodes.global_of(target)
+    if named is None:
+        yield _unnamed(effect)
+        return
+    name = canonical(named.module, named.name)
+    how = effect.how
+    if name.startswith("copyreg.__newobj") and given and (made := nodes.global_of(given[0])) is not None:
+        how, given, named = "builds", given[1:], made
+    elif name == "copyreg._reconstructor" and given and (made := nodes.global_of(given[0])) is not None:
+        base = given[1] if len(given) > 1 else None
+        if not (isinstance(base, Global) and canonical(base.module, base.name) in _PLAIN_BASES):
+            yield from _call(effect._replace(target=base, arguments=given[2:], how="calls"))
+        how, given, named = "builds", given[2:], made
+    elif name == "torch._tensor._rebuild_from_type_v2" and len(given) > 2:
+        yield from _call(effect._replace(target=given[0], arguments=given[2]))
+    elif name == "builtins.getattr":
+        yield from _looking(effect, given)
+        return
+    elif loads_bytes(effect):
+        return  # what is in the bytes is looked at itself
+    name = canonical(named.module, named.name)
+    grade, why = grade_of(name, named.name, how)
+    passed = _passed((*given, effect.keywords)) if grade != "system" else None
+    if passed is not None:
+        grade, why = "system", f"{table.PASSED}: {passed}"
+    if grade != "data":
+        yield Verdict(grade, name, how, why, _shown(name, args=given))
+
+
+def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
+    """A call of getattr: what it finds decides."""
+    found = result(effect)
+    if not isinstance(found, Global):
+        # Of what cannot be followed; or under a name that is computed.
+        harmless = isinstance(given[1] if len(given) > 1 else None, str) and isinstance(found, Unfollowed | None)
+        grade: Grade = "code" if harmless and given[1] not in table.INSIDE else "system"
+        yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, _shown("builtins.getattr", given))
+        return
+    name = canonical(found.module, found.name)
+    last = found.name.rpartition(".")[2]
+    reason = table.THROUGH if last in table.INSIDE else reaching(name, found.name)
+    if reason or not is_plain(found.module, found.name.rpartition(".")[0]):
+        yield Verdict("system" if reason else "code", name, "calls", reason, _shown("builtins.getattr", given))
+
+
+def _unnamed(effect: Effect) -> Verdict:
+    """Return what it means to call or build what is no name: the result of another call, say."""
+    target = effect.target
+    maker = nodes.global_of(target.func) if isinstance(target, Call) else None
+    if maker is not None:
+        name = canonical(maker.module, maker.name)
+        shown = f"{_shown(name, target.args)}{_arguments(effect.arguments)}"
+        is_class = name.rpartition(".")[2] in _SKELETONS or effect.how == "builds"
+        if is_class and grade_of(name, maker.name, "calls")[0] == "code" and package_of(name) not in table.STDLIB:
+            return Verdict("code", name, effect.how, "is a class that the file brings", shown)
+        return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
+    what = target.why if isinstance(target, Unfollowed) else cut(describe(target), _LONGEST)
+    return Verdict("system", what, effect.how, table.UNFOLLOWED, f"{what}{_arguments(effect.arguments)}")
+
+
+def _change(effect: Effect) -> Iterator[Verdict]:
+    """Yield what BUILD and the adding of items come to: they call methods of objects, or change what is named."""
+    target, given = effect.target, effect.arguments
+    named = nodes.global_of(target)
+    if named is not None or isinstance(target, Unfollowed):
+        name = target.why if named is None else canonical(named.module, named.name)
+        shown = f"{name} gets {cut(describe(given), _LONGEST)}"
+        yield Verdict("system", name, effect.how, table.CHANGED, shown)
+        return
+    if not isinstance(target, Call):
+        return  # what the loader gave for a persistent id: a storage
+    earlier = {key: value for key, value in nodes.state_pairs(target.state) if isinstance(key, str)}
+    own = [key for key in _LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
+    for key in own:
+        yield from _call(Effect("calls", earlier[key], (given,), effect.offset))
+    if target.state is not None and any(not isinstance(key, str) for key, _ in nodes.state_pairs(target.state)):
+        yield Verdict("system", nodes.class_name(target), effect.how, table.UNFOLLOWED, nodes.class_name(target))
+    func = nodes.global_of(target.func)
+    if func is not None and canonical(func.module, func.name).startswith("functools."):
+        passed = _passed(given if isinstance(given, tuple) else (given,))
+        if passed is not None:
+            name = canonical(func.module, func.name)
+            yield Verdict("system", name, effect.how, f"{table.PASSED}: {passed}", f"{name} gets {describe(given)}")
+
+
+@lru_cache(maxsize=1 << 12)
+def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
+    """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
+    if name in table.PLAIN or table.PLAIN_PATTERN.fullmatch(name):
+        return "data", None
+    if name in table.HARMLESS:
+        return "code", None
+    reason = reaching(name, qualified)
+    if reason:
+        return "system", reason
+    if how == "builds" or table.HARMLESS_PATTERN.fullmatch(name):
+        return "code", None
+    package = package_of(name)
+    if package in table.STDLIB:
+        return "system", table.UNKNOWN_LIBRARY
+    if package in ("torch", "numpy"):
+        return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
+    return "code", None
+
+
+@lru_cache(maxsize=1 << 12)
+def reaching(name: str, qualified: str) -> str | None:
+    """Return in which way what has this name reaches the system, if it is known for that or hides what it is."""
+    if name in table.HARMLESS or name in table.PLAIN:
+        return None
+    reason = _listed(name)
+    if reason:
+        return reason
+    parts = qualified.split(".")
+    for index in range(len(parts)):
+        if index and (reason := _listed(".".join(parts[index - 1 :]))):
+            return reason
+    if any(part in table.INSIDE for part in parts[:-1]):
+        return table.THROUGH
+    if len(parts) > 1 and not table.HARMLESS_PATTERN.fullmatch(name):
+        for part in parts[:-1]:
+            first = part.lstrip("_")[:1]
+            if not first.isupper():
+                return table.THROUGH
+    return table.TELLING_NAME if parts[-1] in table.TELLING else None
+
+
+def _listed(name: str) -> str | None:
+    while name:
+        reason = table.DANGEROUS.get(name)
+        if reason:
+            return reason
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _passed(values: tuple[Inert, ...]) -> str | None:
+    """Return the first name among arguments that reaches the system when it is called, or what cannot be followed."""
+    todo: list[Inert] = list(values)
+    looked_at = 0
+    while todo:
+        one = todo.pop()
+        looked_at += 1
+        if looked_at > _MOST_LOOKED_AT:
+            return None
+        if isinstance(one, Unfollowed):
+            return one.why
+        if isinstance(one, Global):
+            name = canonical(one.module, one.name)
+            if one.name and reaching(name, one.name):
+                return name
+        elif isinstance(one, list | tuple):
+            todo.extend(one[:_MOST_LOOKED_AT])
+        elif isinstance(one, Set):
+            todo.extend(one.items[:_MOST_LOOKED_AT])
+        elif isinstance(one, Dict):
+            for key, value in one.pairs[:_MOST_LOOKED_AT]:
+                todo += (key, value)
+    return None
+
+
+def _shown(name: str, args: Inert) -> str:
+    return f"{cut(name, _LONGEST)}{_arguments(args)}"
+
+
+def _arguments(args: Inert) -> str:
+    shown = describe(args if isinstance(args, tuple) else (args,))
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"

@@ -1,0 +1,308 @@
+"""
+Find pickles in whatever holds them, and keep what they would do: gzip, zips, tars, strings of other pickles.
+
+Pickles that ask only for what makes data are read and done with; the others are followed opcode by opcode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ckptool.archives import tars, zips
+from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import compression_of, decompress
+from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.checking import grading
+from ckptool.checking.grading import Grade
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats.torch_legacy import is_legacy
+from ckptool.limits import Limits
+from ckptool.pickles.effects import Effect, How
+from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.scanner import Scan, carried, scan
+from ckptool.pickles.tracer import trace
+from ckptool.sources.source import BytesSource, SliceSource, Source
+
+_DEEPEST: Final = 4
+"""Archives, and pickles in the bytes of pickles, inside each other."""
+_MOST_LISTED: Final = 1000
+_MOST_NAMES: Final = 100_000
+_MOST_MEMBERS: Final = 100_000
+_HEAD: Final = 48
+_LOCAL_HEADER: Final = 30
+_PROTO: Final = 0x80
+_OF_LEGACY: Final = 5
+
+
+_TEXT_OPCODES: Final = frozenset(b"(]}clidoISVLFNUTXKMJGgpPCB\x8c\x8d\x8e\x95\x96)0123aest\x88\x89")
+"""What a pickle without PROTO may begin with."""
+
+
+class Act(NamedTuple):
+    """One thing that unpickling does beyond making data. The text may hold any characters of the file."""
+
+    grade: Grade
+    how: How
+    name: str
+    """What is called, built, changed or referred to, under its name in Python 3."""
+    text: str
+    """The call with its arguments, cut to a line."""
+    why: str | None
+    record: str
+    """The archive member; empty for the file itself."""
+    offset: int
+    """Of the opcode that does it first, from the start of the record, or of the pickle inside it."""
+    nested_at: int | None = None
+    """Where in the record the string begins that holds the pickle, if it is inside another one."""
+    times: int = 1
+
+    @property
+    def package(self) -> str:
+        """The package whose code runs."""
+        return grading.package_of(self.name)
+
+
+class Name(NamedTuple):
+    """A name that a pickle asks for."""
+
+    module: str
+    name: str
+    record: str
+    offset: int
+    nested_at: int | None
+
+
+class Survey(NamedTuple):
+    """What was found in all pickles of a file."""
+
+    acts: tuple[Act, ...] = ()
+    """In the order of the file; what is done again and again stands there once."""
+    names: tuple[Name, ...] = ()
+    """What the pickles that were followed ask for, and those that no format had read."""
+    behind: tuple[str, ...] = ()
+    """Where pickles lie that stand behind the one that is loaded."""
+    unseen: tuple[str, ...] = ()
+    """What could not be looked at, and why."""
+
+    def of(self, grade: Grade, *, called: bool = True) -> list[Act]:
+        """Return the acts of one grade: those that do something, or references alone."""
+        return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
+
+
+class Search:
+    """Looks into sources, and keeps what it finds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.acts: dict[tuple[object, ...], Act] = {}
+        self.names: dict[Name, None] = {}
+        self.further: list[str] = []
+        self.unseen: list[str] = []
+        self._members = 0
+        self._is_wary = False
+        """Whether a name was met that harmless calls may be given."""
+
+    def survey(self) -> Survey:
+        return Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
+
+    def take(self, other: Search, record: str) -> None:
+        """Keep what another search found in one record, or inside it."""
+        self.acts.update({key: act for key, act in other.acts.items() if act.record.startswith(record)})
+        self.names.update({name: None for name in other.names if name.record.startswith(record)})
+
+    def stream(
+        self, source: Source, start: int, end: int, record: str, nested_at: int | None = None, depth: int = 0
+    ) -> None:
+        """Follow consecutive pickles."""
+        while 0 <= start < end:
+            start = self._one(source, start, record, nested_at, depth)
+
+    def carriers(
+        self, source: Source, scanned: Scan, record: str, nested_at: int | None = None, depth: int = 0
+    ) -> None:
+        """Look into the strings of pickles that only make data, and were read before."""
+        for at, nbytes, is_text in scanned.carriers:
+            self._carrier(source, at, nbytes, record, nested_at, depth, is_text=is_text)
+
+    def _one(self, source: Source, start: int, record: str, nested_at: int | None, depth: int) -> int:
+        """Follow one pickle, and return where it ends; -1 where it breaks off."""
+
+        def listen(effect: Effect) -> Inert:
+            target = effect.target
+            if (
+                effect.how == "calls"
+                and type(target) is Global
+                and not self._is_wary
+                and grading.is_done(target.module, target.name)
+            ):
+                return None
+            if effect.how == "holds":
+                self._held(effect, record, nested_at, depth)
+                return None
+            if effect.how == "refers" and isinstance(effect.target, Global) and len(self.names) < _MOST_NAMES:
+                one = effect.target
+                self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
+            for verdict in grading.judge(effect):
+                self._is_wary = self._is_wary or verdict.why is not None
+                self._note(verdict, record, effect.offset, nested_at)
+            if grading.loads_bytes(effect) and not carried(effect.arguments[0][:4]):
+                self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)
+            known = grading.result(effect)
+            self._is_wary = self._is_wary or isinstance(known, Global)
+            return known
+
+        found = trace(source, start, listen)
+        return found.end if found.broken is None else -1
+
+    def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None) -> None:
+        repeats = verdict.grade != "system" or verdict.how == "refers"
+        key = (verdict.grade, verdict.how, verdict.name, record, None if repeats else verdict.shown)
+        known = self.acts.get(key)
+        if known is not None:
+            self.acts[key] = known._replace(times=known.times + 1)
+        elif len(self.acts) < _MOST_LISTED or (verdict.grade == "system" and not self._is_full()):
+            self.acts[key] = Act(
+                verdict.grade, verdict.how, verdict.name, verdict.shown, verdict.why, record, offset, nested_at
+            )
+
+    def _is_full(self) -> bool:
+        return len(self.acts) >= 2 * _MOST_LISTED
+
+    def _held(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
+        self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
+
+    def _carrier(
+        self, source: Source, at: int, nbytes: int, record: str, nested_at: int | None, depth: int, *, is_text: bool
+    ) -> None:
+        where = at if nested_at is None else nested_at
+        if not is_text:
+            self._inside(SliceSource(source, at, nbytes), record, where, depth)
+            return
+        self._bytes(str(source.read(at, nbytes), "utf-8", "replace"), record, where, depth)
+
+    def _bytes(self, value: Inert, record: str, where: int, depth: int) -> None:
+        if isinstance(value, str):
+            try:
+                value = value.encode("latin-1")
+            except UnicodeError:
+                return
+        if isinstance(value, bytes | bytearray):
+            self._inside(BytesSource(bytes(value)), record, where, depth)
+
+    def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
+        if depth >= _DEEPEST:
+            self.unseen.append(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
+            return
+        try:
+            self.anything(source, record, where, depth + 1)
+        except Cancelled:
+            raise
+        except CkptoolError:
+            pass  # bytes that only begin like an archive
+
+    def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        """Look at whatever a source is: gzip, zip, tar, or pickles."""
+        head = source.read(0, min(_HEAD, source.nbytes))
+        compression = compression_of(head)
+        if compression is not None:
+            content = decompress(source, compression, self.limits)
+            inner = BytesSource(content, source.cancellation, packed_nbytes=source.nbytes)
+            self._deeper(inner, record, nested_at, depth)
+        elif head.startswith(LOCAL_MAGIC):
+            self._zip(source, record, nested_at, depth)
+        elif source.nbytes >= 512 and tars.is_tar(source.read(0, 512)):
+            self._archive(tars.read_tar(source, self.limits), record, nested_at, depth)
+        else:
+            self._pickles(source, head, record, nested_at, depth)
+
+    def _zip(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        try:
+            archive = zips.read_zip(source, self.limits)
+        except CkptoolError:
+            # Its first record is the tree, mostly.
+            header = source.read(0, min(_LOCAL_HEADER, source.nbytes))
+            begin = _LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+            if begin < source.nbytes:
+                self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
+            raise
+        self._archive(archive, record, nested_at, depth)
+
+    def _deeper(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        if depth >= _DEEPEST:
+            self.unseen.append(f"{record or 'the file'}: more than {_DEEPEST} levels deep")
+            return
+        self.anything(source, record, nested_at, depth + 1)
+
+    def _archive(self, archive: Archive, record: str, nested_at: int | None, depth: int) -> None:
+        for name in archive:
+            self.member(archive, name, "::".join(filter(None, (record, name))), depth, nested_at)
+
+    def member(self, archive: Archive, name: str, record: str, depth: int, nested_at: int | None = None) -> None:
+        """Look at one member of an archive."""
+        self._members += 1
+        if self._members > _MOST_MEMBERS:
+            if self._members == _MOST_MEMBERS + 1:
+                self.unseen.append(f"members of an archive after {_MOST_MEMBERS:,}")
+            return
+        try:
+            self._deeper(archive.open(name), record, nested_at, depth)
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            self.unseen.append(f"{record}: {error.message}")
+
+    def _pickles(
+        self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int, at: int = 0
+    ) -> None:
+        """Look at the pickles that a source begins with; five where it is what ``torch.save`` wrote before 1.6."""
+        if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
+            return
+        most = _OF_LEGACY if is_legacy(head) else None
+        count = 0
+        while at < source.nbytes and (most is None or count < most):
+            end = self._unread(source, at, record, nested_at, depth)
+            if end < 0:
+                return
+            at, count = end, count + 1
+
+    def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
+        """Look at one pickle that no format has read. Most ask for nothing but what makes data."""
+        try:
+            found = read_pickle(source, at)
+        except Cancelled:
+            raise
+        except CkptoolError:
+            return self._broken(source, at, record, nested_at, depth)
+        for one in found.globals:
+            self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
+        scanned = scan(source, at, found.end)
+        if scanned.split_frame is None and all(grading.is_plain(one.module, one.name) for one in found.globals):
+            self.carriers(source, scanned, record, nested_at, depth)
+        else:
+            self.stream(source, at, found.end, record, nested_at, depth)
+        return found.end
+
+    def _broken(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
+        """Follow a pickle that the reader refuses. Text that only begins like one calls nothing, and is none."""
+        known, names = dict(self.acts), dict(self.names)
+        end = self._one(source, at, record, nested_at, depth)
+        if end < 0 and source.read(at, 1) != b"\x80" and not any(act.how != "refers" for act in self._new(known)):
+            self.acts, self.names = known, names
+        return end
+
+    def _new(self, known: dict[tuple[object, ...], Act]) -> Iterator[Act]:
+        return (act for key, act in self.acts.items() if known.get(key) != act)
+
+    def behind(self, source: Source, at: int) -> None:
+        """Look at what stands behind what is loaded."""
+        if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
+            self._inside(SliceSource(source, at, source.nbytes - at), "", at, 0)
+            return
+        while at < source.nbytes:
+            end = self._unread(source, at, "", None, 0)
+            if end < 0:
+                return
+            self.further.append(f"byte {at:,}")
+            at = end

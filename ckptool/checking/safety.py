@@ -1,0 +1,121 @@
+"""
+What unpickling a file would do: for every pickle in it, each call in order, with its grade and its place.
+
+Nothing is looked up or called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from ckptool.checking import grading
+from ckptool.checking.pickle_search import Act, Search, Survey
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles.scanner import Scan
+from ckptool.sources import paths
+from ckptool.sources.files import Origin, open_source
+
+
+def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAULT_LIMITS) -> Survey:
+    """
+    Look at every pickle of an open checkpoint, but for those of the other checkpoints in its archive.
+
+    ``scans`` are those of its streams.
+    """
+    search = Search(limits)
+    for stream, scanned in zip(checkpoint.streams, scans, strict=True):
+        plain = all(grading.is_plain(one.module, one.name) for one in stream.globals)
+        if plain and scanned.split_frame is None:
+            search.carriers(stream.source, scanned, stream.record)
+        else:
+            search.stream(stream.source, stream.start, stream.end, stream.record)
+    if checkpoint.traits.is_plain:
+        return search.survey()
+    if checkpoint.archives:
+        _beside(search, checkpoint)
+    if checkpoint.rest is not None:
+        search.behind(checkpoint.source, checkpoint.rest)
+    return search.survey()
+
+
+def quick(checkpoint: Checkpoint) -> Survey:
+    """Look only at the pickles that the format read, and of those only at what asks for more than data."""
+    search = Search(DEFAULT_LIMITS)
+    for stream in checkpoint.streams:
+        if not all(grading.is_plain(one.module, one.name) for one in stream.globals):
+            search.stream(stream.source, stream.start, stream.end, stream.record)
+    return search.survey()
+
+
+def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
+    """Look at every pickle that can be found in a file that cannot be opened as a checkpoint."""
+    member = ""
+    if isinstance(origin, str | os.PathLike) and not paths.exists(os.fspath(origin)):
+        origin, _, member = os.fspath(origin).partition("::")
+    try:
+        source, _ = open_source(origin, limits.cancellation)
+    except CkptoolError:
+        return Survey()  # no file: its error says so
+    search = Search(limits)
+    try:
+        search.anything(source, "", None, 0)
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        search.unseen.append(error.message)
+    finally:
+        source.close()
+    found = search.survey()
+    if not member:
+        return found
+    return found._replace(
+        acts=tuple(act for act in found.acts if act.record.startswith(member)),
+        names=tuple(name for name in found.names if name.record.startswith(member)),
+    )
+
+
+def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:
+    """Return one survey of several members, each with its name; empty for the file itself."""
+
+    def place(member: str, record: str) -> str:
+        return "::".join(filter(None, (member, record)))
+
+    return Survey(
+        tuple(act._replace(record=place(name, act.record)) for name, one in surveys for act in one.acts),
+        tuple(found._replace(record=place(name, found.record)) for name, one in surveys for found in one.names),
+        tuple(place(name, where) for name, one in surveys for where in one.behind),
+        tuple(place(name, what) for name, one in surveys for what in one.unseen),
+    )
+
+
+def _beside(search: Search, checkpoint: Checkpoint) -> None:
+    """Look at the members of a checkpoint's archives that no format made a checkpoint of."""
+    outermost = checkpoint.archives[0]
+    for name, _ in checkpoint.unopened:
+        outer = name.partition("::")[0]
+        if outer in outermost:
+            unopened = Search(search.limits)
+            unopened.member(outermost, outer, outer, 0)
+            search.take(unopened, name)  # but not what could not be looked at: that it cannot be opened is known
+    known = {stream.record.partition("::")[0] for stream in checkpoint.streams}
+    if checkpoint.shards:
+        known = {name[len(shard.name) + 1 :] for shard in checkpoint.shards for name in known}
+    tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+    keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
+    for archive in checkpoint.archives:
+        if not any(name in archive for name in known):
+            continue  # all members of one that only packs others were opened, or tried
+        for name, record in archive.items():
+            folder, _, last = name.rpartition("/")
+            is_storage = last in keys and folder.endswith(("data", "constants"))
+            if name not in known and record.nbytes and not is_storage:
+                search.member(archive, name, name, 0)
+
+
+def references(acts: Sequence[Act]) -> Iterator[Act]:
+    """Yield those that are no more than names, and not called as well."""
+    called = {act.name for act in acts if act.how != "refers"}
+    yield from (act for act in acts if act.how == "refers" and act.name not in called)

@@ -1,0 +1,82 @@
+"""What loading a file would run: findings, and one sentence for each way to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptool.checking.finding import Advice, Finding
+from ckptool.checking.pickle_search import Act, Survey
+from ckptool.checking.safety import references
+from ckptool.messages import counted, some
+
+_SHOWN = 3
+
+
+def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
+    """Yield what is to be known before a file is unpickled. ``advice`` is how to get its tensors without."""
+    yield from system_calls(survey, advice)
+    packages = dict.fromkeys(act.package for act in survey.of("code"))
+    if packages:
+        first = next(act for act in survey.of("code") if act.package in packages)
+        yield Finding(
+            "CK206",
+            "warning",
+            f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
+            *(advice or ()),
+        )
+    named = [f"{act.name} ({place(act)})" for act in references(survey.acts) if act.grade == "system"]
+    if named:
+        yield Finding(
+            "CK207", "warning", f"the pickles name what reaches the system, though they do not call it: {some(named)}"
+        )
+    if survey.behind:
+        more = counted(len(survey.behind), "more pickle")
+        yield Finding("CK208", "warning", f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}")
+    if survey.unseen:
+        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}")
+
+
+def system_calls(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
+    """CK205: unpickling would call what reaches the system."""
+    calls = survey.of("system")
+    if calls:
+        shown = [f"{act.text}, which {act.why} ({place(act)})" for act in calls]
+        hint = "Do not unpickle this file: not with torch.load(weights_only=False), not with pickle.load()."
+        command = advice.command if advice is not None else None
+        yield Finding("CK205", "error", f"unpickling calls {some(shown, _SHOWN)}", hint, command)
+
+
+def deed(act: Act) -> str:
+    """Return what an act does, as part of a sentence."""
+    verb = {"calls": "calls", "builds": "builds", "refers": "names", "sets": "sets a state:", "adds": "adds items:"}
+    return f"{verb[act.how]} {act.name if act.how in ('builds', 'refers') else act.text} ({place(act)})"
+
+
+def place(act: Act) -> str:
+    """Return where an act stands, for people to read."""
+    inside = "" if act.nested_at is None else f" of a pickle inside, at {act.nested_at:,}"
+    member, mark, record = act.record.rpartition("::")
+    record = f"{member}{mark}{record.rpartition('/')[2]}"
+    return f"{record + ', ' if record else ''}byte {act.offset:,}{inside}"
+
+
+def loading(survey: Survey, loader: str, *, is_plain: bool, refused: bool) -> str:
+    """Return what each way to load a file would run."""
+    if is_plain:
+        return "it holds no pickle, so nothing in it runs, whatever loads it"
+    runs = _runs(survey.of("system"), survey.of("code"))
+    ways = []
+    if loader == "torch.load":
+        ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
+    else:
+        ways.append(f"{loader}() runs the program in it")
+    ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
+    return "; ".join([*ways, "ckptool runs nothing"])
+
+
+def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:
+    if system:
+        return f"calls {some([act.text for act in system], 1)}"
+    if code:
+        return f"runs code of {some(list(dict.fromkeys(act.package for act in code)))}"
+    return "only makes data"

@@ -1,0 +1,150 @@
+"""
+What a state dict would hold and cannot be had from the file: what modules add in code, what only their own classes
+can read, and weights that were partitioned, of which the file has empty stubs.
+
+What follows from code is known of a few packages alone, see ``modules``; of all other classes it is not guessed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.modules import StateDictWalk
+from ckptool.errors import IncompleteWeights
+from ckptool.messages import some
+from ckptool.names.filter import Filter
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Inert
+
+_PARAM_SHAPES: Final = "param_shapes"
+"""Where DeepSpeed keeps the shapes that parameters had before ZeRO partitioned them."""
+
+
+class Gap(NamedTuple):
+    """Something that a state dict would hold and that cannot be had."""
+
+    name: str
+    """The path of a module, or the name of an entry, inside the state dict."""
+    why: str
+    entry: str
+    """The name of the entry, or one that the module could add: what leaves it out leaves the gap out."""
+
+
+class Stubs(NamedTuple):
+    """Tensors without elements that stand for parameters whose values are in other files."""
+
+    names: tuple[str, ...]
+    numel: int
+    """How many elements the parameters have."""
+
+    @property
+    def fact(self) -> str:
+        """What the file says, in numbers."""
+        return (
+            f"{len(self.names):,} tensors have no elements, and {_PARAM_SHAPES} says {self.numel:,} parameters: "
+            "ZeRO-3 partitions, the values are in *_optim_states.pt"
+        )
+
+
+MERGE_PARTITIONS: Final = "Put the partitions together first, with DeepSpeed's zero_to_fp32.py."
+
+
+def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:
+    """
+    Raise IncompleteWeights if something is missing from a state dict; what ``taken`` leaves out may be.
+
+    ``missing`` are the paths of modules and the names of entries that the error is about.
+    """
+    wanted = taken or Filter()
+    stubs = stubs_in(checkpoint, state_dict)
+    if stubs is not None and any(wanted.takes(name) for name in stubs.names):
+        raise _incomplete(stubs.names, stubs.fact, MERGE_PARTITIONS)
+    gaps = [gap for gap in _gaps(checkpoint, state_dict) if wanted.takes(gap.entry)]
+    if gaps:
+        listed = some([f"{gap.name or 'the model itself'} ({gap.why})" for gap in gaps])
+        raise _incomplete(
+            [gap.name for gap in gaps],
+            f"its state_dict() would hold more than can be named: {listed}",
+            "Load it once where those classes are installed, and save model.state_dict().",
+        )
+
+
+def _incomplete(names: Sequence[str], fact: str, what_to_do: str) -> IncompleteWeights:
+    hint = f"{what_to_do} To go on with what there is, say `allow_missing=True`."
+    error = IncompleteWeights(fact, hint=hint)
+    error.missing = tuple(names)
+    return error
+
+
+def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
+    """Return the stubs among the tensors of a state dict; None if the file does not say that there are any."""
+    said = next((node for path, node in checkpoint.extras if path.rpartition(".")[2] == _PARAM_SHAPES), None)
+    empty = [name for name, tensor in state_dict.items() if not tensor.info.numel] if said is not None else []
+    if not empty:
+        return None
+    sizes = _sizes(said)
+    stubs = tuple(name for name in empty if sizes.get(name))
+    return Stubs(stubs, sum(sizes[name] for name in stubs)) if stubs else None
+
+
+def _sizes(said: Inert) -> dict[str, int]:
+    """Return the elements of each parameter, from one mapping or a list of them, one for each group of an optimizer."""
+    found: dict[str, int] = {}
+    for group in said if isinstance(said, list) else [said]:
+        for name, size in nodes.mapping_pairs(group) or []:
+            shape = size.args[0] if isinstance(size, Call) and isinstance(size.args, tuple) and size.args else size
+            if isinstance(name, str) and isinstance(shape, tuple | list) and all(type(one) is int for one in shape):
+                found[name] = prod(shape)
+    return found
+
+
+def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
+    walk = next((walk for path, walk in checkpoint.walks if path == state_dict.key), None)
+    if walk is None or state_dict.class_name is None:
+        return
+    head = f"{state_dict.key}." if state_dict.key else ""
+    outside = [name[len(head) :] for name in checkpoint.attributes if name.startswith(head)]
+    names = sorted([*state_dict, *outside]) if walk.unlisted else []
+    for path, cls in walk.unlisted:
+        if _holds(names, path):
+            yield _in_module(path, cls)
+    yield from _kept_for_hooks(walk, outside)
+    for name, cls in checkpoint.unreadable:
+        if name.startswith(head) and any(entry.name == name[len(head) :] for entry in walk.entries):
+            yield Gap(name[len(head) :], cls, name[len(head) :])
+
+
+def _in_module(path: str, why: str) -> Gap:
+    return Gap(path, why, f"{path}.weight" if path else "weight")
+
+
+def _holds(names: Sequence[str], path: str) -> bool:
+    """Say whether one of some names, which are sorted, is inside a module."""
+    if not path:
+        return bool(names)
+    place = bisect_left(names, f"{path}.")
+    return place < len(names) and names[place].startswith(f"{path}.")
+
+
+def _kept_for_hooks(walk: StateDictWalk, outside: Sequence[str]) -> Iterator[Gap]:
+    """Yield modules with a state-dict hook that keep tensors as plain attributes: the hook may add them."""
+    hooked = {path: (cls, hook) for path, cls, hook in walk.hooks}
+    if not hooked:
+        return
+    paths = {path for path, _ in walk.modules}
+    buffers = {entry.name for entry in walk.transient}
+    owners = (_owner(name, paths) for name in outside if name not in buffers)
+    for path in dict.fromkeys(owner for owner in owners if owner in hooked):
+        cls, hook = hooked[path]
+        yield _in_module(path, f"{cls}, with the state-dict hook {hook}")
+
+
+def _owner(name: str, paths: set[str]) -> str:
+    """Return the path of the innermost module that a name is inside."""
+    while name and name not in paths:
+        name = name.rpartition(".")[0]
+    return name

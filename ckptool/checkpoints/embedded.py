@@ -1,0 +1,75 @@
+"""
+Files inside values: bytes in a pickle that ``torch.save`` wrote to memory first. Found by how they begin, never opened.
+
+skorch, d3rlpy and others keep their weights so. ``FILE::PATH`` opens one; where the bytes are all, PATH is ``content``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.numpy_values import encoded_bytes, raw_bytes
+
+_MOST: Final = 1_000
+_LONGEST_PATH: Final = 1_024
+_SHORTEST: Final = 64
+_HEAD_NBYTES: Final = 256
+_LEGACY_MAGIC: Final = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
+
+
+class Embedded(NamedTuple):
+    """Bytes that are a file of their own."""
+
+    what: str
+    """What they begin like, for people to read."""
+    data: bytes | bytearray
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return len(self.data)
+
+
+def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
+    """Return the files inside what holds no tensors, by the dotted path of each, as far as paths are short."""
+    found: dict[str, Embedded] = {}
+    todo = [(path, node) for path, node in extras if path.rpartition(".")[2] != "_metadata"][::-1]
+    seen: set[int] = set()
+    while todo and len(found) < _MOST:
+        path, node = todo.pop()
+        data = _content(node)
+        what = None if data is None else _named(data)
+        if data is not None and what is not None:
+            found.setdefault(path or "content", Embedded(what, data))
+        elif nodes.is_container(node) and id(node) not in seen and len(path) < _LONGEST_PATH:
+            seen.add(id(node))
+            below = ((f"{path}.{key}" if path else str(key), child) for key, child in nodes.children(node))
+            todo.extend([(name, child) for name, child in below if not isinstance(child, _PLAIN)][::-1])
+    return found
+
+
+_PLAIN: Final = (int, float, type(None), nodes.Global)
+
+
+def _content(node: Inert) -> bytes | bytearray | None:
+    """Return the bytes that a value is, or that a file object in memory holds, if they are long enough for a file."""
+    if isinstance(node, Call) and nodes.class_name(node) == "_io.BytesIO":
+        node = node.state[0] if isinstance(node.state, tuple) and node.state else node.args
+        node = node[0] if isinstance(node, tuple) and node else node
+    text = encoded_bytes(node)
+    if text is None or len(text) < _SHORTEST or (text is node and isinstance(text, str)):
+        return None
+    if isinstance(text, str):
+        return raw_bytes(text) if _named(text[:_HEAD_NBYTES].encode("latin-1", "replace")) else None
+    return text
+
+
+def _named(data: bytes | bytearray) -> str | None:
+    head = data[:_HEAD_NBYTES]
+    if head.startswith(LOCAL_MAGIC):
+        return "a zip of torch.save()" if b"/data.pkl" in head else "a zip"
+    return "a stream of torch.save()" if _LEGACY_MAGIC in head[:24] else None

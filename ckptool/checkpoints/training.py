@@ -1,0 +1,259 @@
+"""
+What a file keeps of a training beside weights: optimizers, schedulers, scalers, and states of random numbers.
+
+They are recognised by what they hold, as objects and as what their state_dict() gives. An object says its class; of a
+state dict, the kind is named where it has the settings and the values of one of torch's own classes and no others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import CkptoolError
+from ckptool.pickles import nodes
+from ckptool.pickles.describe import scalar_of
+from ckptool.pickles.nodes import Call, Inert, Pairs
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
+
+TrainingRole: TypeAlias = Literal["optimizer", "scheduler", "scaler", "rng"]
+
+_DEEPEST: Final = 3
+_MOST_VISITED: Final = 10_000
+_MOST_STEPS: Final = 16
+"""States of parameters that are asked for the steps: those that were trained longest may come later."""
+
+
+class ParameterGroup(NamedTuple):
+    """One of the groups of an optimizer, or of its scheduler."""
+
+    parameters: int | None
+    lr: float | None
+
+
+class TrainingState(NamedTuple):
+    """What a file keeps of one optimizer, scheduler or scaler, or of random numbers."""
+
+    key: str
+    """Its path; empty for the root."""
+    role: TrainingRole
+    kind: str | None = None
+    """Name of the class: ``Adam``. Of a state dict, torch's class that has the same settings and keeps the same."""
+    class_name: str | None = None
+    """The full name, where the file holds the object."""
+    steps: int | None = None
+    """Steps of an optimizer, or of its scheduler."""
+    groups: tuple[ParameterGroup, ...] = ()
+    node: Inert = None
+
+
+class _Signs(NamedTuple):
+    """How the state dict of a class is known: settings of its groups, and the values that it may keep."""
+
+    kind: str
+    settings: frozenset[str]
+    values: frozenset[str]
+
+
+def _signs(kind: str, settings: str, values: str) -> _Signs:
+    return _Signs(kind, frozenset(settings.split()), frozenset(values.split()))
+
+
+_OPTIMIZERS: Final = (
+    _signs("AdamW", "betas eps amsgrad decoupled_weight_decay", "step exp_avg exp_avg_sq max_exp_avg_sq"),
+    _signs("Adam or AdamW", "betas eps amsgrad", "step exp_avg exp_avg_sq max_exp_avg_sq"),
+    _signs("NAdam", "betas eps momentum_decay", "step exp_avg exp_avg_sq mu_product"),
+    _signs("RAdam", "betas eps decoupled_weight_decay", "step exp_avg exp_avg_sq"),
+    _signs("Adamax", "betas eps foreach", "step exp_avg exp_inf"),
+    _signs("Adadelta", "rho eps", "step square_avg acc_delta"),
+    _signs("Adagrad", "lr_decay eps initial_accumulator_value", "step sum"),
+    _signs("Adafactor", "beta2_decay d eps", "step row_var col_var variance"),
+    _signs("ASGD", "lambd alpha t0", "step eta mu ax"),
+    _signs("LBFGS", "max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn",
+           "d t al ro n_iter func_evals H_diag old_dirs old_stps prev_flat_grad prev_loss"),
+    _signs("Muon", "momentum nesterov ns_coefficients eps ns_steps adjust_lr_fn", "momentum_buffer"),
+    _signs("RMSprop", "alpha centered momentum eps", "step square_avg momentum_buffer grad_avg"),
+    _signs("Rprop", "etas step_sizes", "step prev step_size"),
+    _signs("SGD", "momentum dampening nesterov", "momentum_buffer"),
+)  # fmt: skip
+_COMMON: Final = frozenset({"params", "param_names", "lr", "initial_lr", "weight_decay", "maximize"})
+"""Settings that tell nothing."""
+_SCHEDULERS: Final = {
+    "StepLR": {"step_size", "gamma"},
+    "MultiStepLR": {"milestones", "gamma"},
+    "ConstantLR": {"factor", "total_iters"},
+    "LinearLR": {"start_factor", "end_factor"},
+    "PolynomialLR": {"total_iters", "power"},
+    "CosineAnnealingLR": {"T_max", "eta_min"},
+    "CosineAnnealingWarmRestarts": {"T_0", "T_mult"},
+    "CyclicLR": {"max_lrs", "step_ratio"},
+    "OneCycleLR": {"total_steps", "_schedule_phases"},
+    "ReduceLROnPlateau": {"patience", "num_bad_epochs"},
+    "SequentialLR": {"_schedulers", "_milestones"},
+    "ChainedScheduler": {"_schedulers"},
+    "LambdaLR or MultiplicativeLR": {"lr_lambdas"},
+    "ExponentialLR": {"gamma"},
+}
+"""What only one of torch's schedulers keeps, the first that fits being meant."""
+_SCHEDULER = {"last_epoch", "_step_count", "base_lrs", "_last_lr"}
+_SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval"}
+_UNPACKED: Final = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+
+
+def training_states(checkpoint: Checkpoint) -> list[TrainingState]:
+    """Return what a checkpoint keeps of a training, in the order of the file. Reads the numbers that are tensors."""
+    found = [_described(checkpoint, path, node, pairs, role) for path, node, pairs, role in states(checkpoint)]
+    found += [TrainingState(one.key, "rng", node=one.node) for one in checkpoint.state_dicts if one.role == "rng"]
+    return found
+
+
+def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """
+    Return the name of the parameter that each tensor of an optimizer's state is kept for, where the file tells it.
+
+    An optimizer saved as an object refers to its parameters; a state dict may hold their names (``param_names``).
+    """
+    models = [one for one in checkpoint.state_dicts if one.role == "model"]
+    tensors: dict[object, str] = {}
+    for tensor in (tensor for one in models for tensor in one.values()):
+        tensors.setdefault(identity(tensor.info), tensor.name)
+    head = f"{checkpoint.weights.key}." if checkpoint.weights is not None and checkpoint.weights.key else ""
+    of_optimizer = {one.key: one for one in checkpoint.state_dicts if one.role == "optimizer"}
+    found: dict[str, str] = {}
+    for path, _, pairs, role in states(checkpoint):
+        kept = of_optimizer.get(path)
+        if role != "optimizer" or kept is None:
+            continue
+        named = _names_by_number(checkpoint, nodes.lookup(pairs, "param_groups"), tensors)
+        for name, tensor in kept.items():
+            parameter = named.get(name.removeprefix("state.").partition(".")[0])
+            if parameter is not None and name.startswith("state."):
+                found[tensor.name] = f"{head}{parameter}" if f"{head}{parameter}" in checkpoint.tensors else parameter
+    return found
+
+
+def _names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    start = 0
+    for group in map(nodes.mapping_pairs, groups if isinstance(groups, list) else ()):
+        parameters, names = (nodes.lookup(group or [], key) for key in ("params", "param_names"))
+        parameters = parameters if isinstance(parameters, list) else []
+        if isinstance(names, list) and len(names) == len(parameters):
+            found |= {str(start + place): name for place, name in enumerate(names) if isinstance(name, str)}
+        else:
+            infos = [checkpoint.rebuilder.tensor(one) if checkpoint.rebuilder else None for one in parameters]
+            known = {str(start + place): tensors.get(identity(info)) for place, info in enumerate(infos) if info}
+            found |= {number: name for number, name in known.items() if name is not None}
+        start += len(parameters)
+    return found
+
+
+def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, TrainingRole]]:
+    """Yield the path, the node, the pairs and the role of all optimizers, schedulers and scalers, outermost first."""
+    weights = {id(one.node) for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.node is not None}
+    seen = {id(checkpoint.root), *weights}
+    level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
+    for _ in range(_DEEPEST + 1):
+        below: list[tuple[str, Inert]] = []
+        for path, node in level:
+            pairs = _pairs(node)
+            role = _role(pairs)
+            if role is not None:
+                yield path, node, pairs, role
+            for key, child in pairs if len(seen) < _MOST_VISITED else ():
+                inner = role is not None and key in ("state", "param_groups")
+                if isinstance(key, str | int) and nodes.is_container(child) and not inner and id(child) not in seen:
+                    seen.add(id(child))
+                    below.append((f"{path}.{key}" if path else str(key), child))
+        level = below
+
+
+def _pairs(node: Inert) -> Pairs:
+    """Return what a mapping, a list or an object holds."""
+    if isinstance(node, list | tuple):
+        return list(enumerate(node))
+    return nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
+
+
+def _role(pairs: Pairs) -> TrainingRole | None:
+    keys = {key for key, _ in pairs if isinstance(key, str)}
+    if keys >= {"state", "param_groups"}:
+        return "optimizer"
+    if len(keys & _SCHEDULER) > 1 or keys >= {"_schedulers", "_last_lr"}:
+        return "scheduler"
+    return "scaler" if keys >= _SCALER else None
+
+
+def _described(checkpoint: Checkpoint, path: str, node: Inert, pairs: Pairs, role: TrainingRole) -> TrainingState:
+    class_name = nodes.class_name(node) if isinstance(node, Call) and not node.pairs else None
+    kind = class_name.rpartition(".")[2] if class_name else None
+    if role == "optimizer":
+        return _optimizer(checkpoint, TrainingState(path, role, kind, class_name, node=node), pairs)
+    if role == "scaler":
+        return TrainingState(path, role, kind, class_name, node=node)
+    keys = {key for key, _ in pairs if isinstance(key, str)}
+    rates = nodes.lookup(pairs, "_last_lr")
+    return TrainingState(
+        path,
+        role,
+        kind or next((name for name, signs in _SCHEDULERS.items() if keys >= signs), None),
+        class_name,
+        _whole(_number(checkpoint, nodes.lookup(pairs, "last_epoch"))),
+        tuple(ParameterGroup(None, _number(checkpoint, rate)) for rate in rates) if isinstance(rates, list) else (),
+        node,
+    )
+
+
+def _optimizer(checkpoint: Checkpoint, optimizer: TrainingState, pairs: Pairs) -> TrainingState:
+    listed = nodes.lookup(pairs, "param_groups")
+    groups = [nodes.mapping_pairs(one) or [] for one in listed] if isinstance(listed, list) else []
+    entries = nodes.mapping_pairs(nodes.lookup(pairs, "state")) or []
+    kept = [values for _, node in entries if (values := nodes.mapping_pairs(node))]
+    counted = [*kept[:_MOST_STEPS], *groups[:_MOST_STEPS]]
+    steps = [nodes.lookup(one, name) for one in counted for name in ("step", "n_iter")]
+    numbers = [number for one in steps if (number := _number(checkpoint, one)) is not None]
+    sizes = [nodes.lookup(group, "params") for group in groups]
+    return optimizer._replace(
+        kind=optimizer.kind or (_kind(groups[0], kept) if groups else None),
+        steps=_whole(max(numbers, default=None)),
+        groups=tuple(
+            ParameterGroup(
+                len(size) if isinstance(size, list) else None, _number(checkpoint, nodes.lookup(group, "lr"))
+            )
+            for group, size in zip(groups, sizes, strict=True)
+        ),
+    )
+
+
+def _kind(settings: Pairs, kept: list[Pairs]) -> str | None:
+    names = {key for key, _ in settings if isinstance(key, str)}
+    values = {key for one in kept for key, _ in one if isinstance(key, str)}
+    if "foreach" not in names:  # an old release, or a class that is not torch's: then nothing else may be there
+        names -= _COMMON
+    fitting = (one for one in _OPTIMIZERS if names >= one.settings and values <= one.values)
+    found = next((one.kind for one in fitting if "foreach" in names or names == one.settings), None)
+    # Since torch 2.7 an AdamW is an Adam with this setting.
+    return "Adam" if found == "AdamW" and not nodes.lookup(settings, "decoupled_weight_decay") else found
+
+
+def _number(checkpoint: Checkpoint, node: Inert) -> float | None:
+    """Return a number, or the element of a tensor that has one; None for everything else, and what is damaged."""
+    value = scalar_of(node)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    info = checkpoint.rebuilder.tensor(node) if checkpoint.rebuilder is not None else None
+    if info is None or info.numel != 1 or info.dtype.name not in _UNPACKED:
+        return None
+    try:
+        number = float(struct.unpack(_UNPACKED[info.dtype.name], LazyTensor("", info).read())[0])
+    except CkptoolError:
+        return None
+    return number if isfinite(number) else None
+
+
+def _whole(number: float | None) -> int | None:
+    return int(number) if number is not None and abs(number) < 1 << 63 else None

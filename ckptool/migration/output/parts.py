@@ -1,0 +1,91 @@
+"""
+Files that are being written and have a temporary name, and those that killed processes left.
+
+The writer holds a lock on its part: a process of another host or container has a number that means nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from contextlib import suppress
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_MARK = ".ckptool-"
+_END = ".part"
+_NAME_CHARACTERS = 48
+"""How much of the output's name the temporary one repeats: it must not become too long where that is not."""
+_PID = re.compile(r"[0-9]{1,9}")
+_ABANDONED_SECONDS = 86_400
+"""After so long without a write, a part is nobody's, on file systems that have no locks."""
+
+
+def new_name(path: str) -> str:
+    """Return a temporary path for an output, in its folder."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f"{_head(name)}{os.getpid()}-{os.urandom(4).hex()}{_END}")
+
+
+def hold(fd: int) -> None:
+    """Lock a file until it is closed, so that no other process takes it for an orphan."""
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_orphans(folder: str, name: str) -> None:
+    """Remove what killed processes left of this output: parts whose process is gone, and that nobody holds."""
+    head = _head(name)
+    try:
+        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith(_END)]
+    except OSError:
+        return
+    for entry in found:
+        pid = entry[len(head) :].partition("-")[0]
+        if _PID.fullmatch(pid) and not _is_alive(int(pid)):
+            with suppress(OSError):  # not ours to remove
+                _remove_unheld(os.path.join(folder, entry))
+
+
+def _head(name: str) -> str:
+    return f".{name[:_NAME_CHARACTERS]}{_MARK}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    else:
+        return True
+
+
+def _remove_unheld(path: str) -> None:
+    fd = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and _is_unheld(fd, status.st_mtime):
+            os.unlink(path)
+    finally:
+        os.close(fd)
+
+
+def _is_unheld(fd: int, written: float) -> bool:
+    if fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+        else:
+            return True
+    return time.time() - written > _ABANDONED_SECONDS

@@ -1,0 +1,162 @@
+"""
+Where a migration writes: the path that was given, or a name beside the source or in a folder.
+
+The content never depends on the name, but readers and people go by it: a name that another kind of file has is refused,
+and so is one that was probably meant as an option.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import MigrationRefused
+from ckptool.migration.changes import TargetForm
+from ckptool.sources.files import FileSource
+from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
+from ckptool.tensors import dtypes
+
+_DEVICE: Final = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
+_LAST_DEVICE: Final = 127  # torch counts them in eight bits
+_DEVICE_KINDS: Final = frozenset(
+    ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "npu", "xla", "mtia", "mlu", "ipu", "privateuseone")
+)
+
+_OTHERS: Final = {
+    "ONNX": (".onnx",),
+    "GGUF": (".gguf", ".ggml"),
+    "numpy": (".npz", ".npy"),
+    "HDF5": (".h5", ".hdf5"),
+    "Keras": (".keras",),
+    "TensorFlow": (".tflite", ".pb"),
+    "Core ML": (".mlmodel", ".mlpackage"),
+    "Flax": (".msgpack",),
+    "TensorRT": (".engine", ".trt"),
+    "OpenVINO": (".xml",),
+    "joblib": (".joblib",),
+    "torch.export": (".pt2",),
+    "gzip": (".gz", ".tgz"),
+    "text": (".json", ".txt", ".csv", ".yaml", ".yml", ".toml", ".md", ".html", ".py"),
+}
+_OTHER_BY_SUFFIX: Final = {suffix: who for who, suffixes in _OTHERS.items() for suffix in suffixes}
+"""Who writes files with a suffix that no checkpoint of torch and no safetensors file has."""
+
+
+def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: Sequence[str]) -> str:
+    """
+    Return the path of the result: ``dst``, or in a folder, or beside the source.
+
+    In a folder it has the source's own name. Beside the source, the name says what was done, by the form and the
+    ``marks``: ``model.cpu.pth``.
+
+    Raises:
+        MigrationRefused: ``dst`` is named as something that is not written, or is a part of the source.
+    """
+    if dst is not None and not is_folder(dst):
+        _refuse_option(dst)
+        _refuse_suffix(dst, form)
+        _refuse_part_of_source(dst, checkpoint)
+        return dst
+    stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
+    if checkpoint.shards:  # model.safetensors.index.json
+        stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
+    if checkpoint.member:
+        inner, suffix = os.path.splitext(checkpoint.member)  # noqa: PTH122
+        stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
+    suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
+    if dst is not None:
+        return os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
+    done: list[str] = [form] if form in ("state_dict", "model") else []
+    done += [mark.replace(":", "") for mark in marks]
+    path = ".".join((stem, *done)) + suffix
+    return path if path != checkpoint.path else f"{stem}.migrated{suffix}"
+
+
+def is_folder(path: str) -> bool:
+    """Say whether a target is a folder to write into: one that is there, or a path with a separator at its end."""
+    return path.endswith((os.sep, os.altsep or os.sep)) or os.path.isdir(path)  # noqa: PTH112
+
+
+def archive_root(target: str) -> str:
+    """Return the folder that holds every member of a zip: torch names it after the file, where that name is ASCII."""
+    stem = os.path.splitext(os.path.basename(target))[0]  # noqa: PTH119, PTH122
+    return stem if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", stem) else "archive"
+
+
+def device_tag(text: str) -> str:
+    """
+    Return a device as torch writes it, ``cuda:0`` for ``CUDA:0``.
+
+    Raises:
+        MigrationRefused: It is not one; the hint says what may have been meant.
+    """
+    meant = _device(text)
+    if meant == text.lower():
+        return meant
+    raise MigrationRefused(
+        f"not a device: {text!r}",
+        kind="not-a-device",
+        hint=f"Did you mean {meant!r}?" if meant else "Devices are written like 'cpu' or 'cuda:0'.",
+    )
+
+
+def _device(text: str) -> str | None:
+    """Return the device that a text means, or None."""
+    match = _DEVICE.fullmatch(text)
+    kind, number = (match[1].lower(), match[2]) if match else ("", "")
+    kind = "cuda" if kind == "gpu" else kind
+    if kind not in _DEVICE_KINDS or int(number or 0) > _LAST_DEVICE:
+        return None
+    return f"{kind}:{int(number)}" if number and kind not in ("cpu", "meta") else kind
+
+
+def _refuse_option(dst: str) -> None:
+    """Raise MigrationRefused for a bare word that is an option's value: ``cpu``, say."""
+    device = _device(dst)
+    options = {"to": device, "form": dst if dst in ("state_dict", "safetensors") else None}
+    options["dtype"] = dst if dst in dtypes.BY_NAME else None
+    for option, value in options.items():
+        if value is not None:
+            raise MigrationRefused(
+                f"{dst!r} as the name of the file to write",
+                kind="option-as-name",
+                hint=f"Say `{option}={value!r}`, and leave the name out or give another; "
+                f"a file of this name is {os.path.join('.', dst)!r}.",  # noqa: PTH118
+            )
+
+
+def _refuse_suffix(dst: str, form: TargetForm) -> None:
+    """Raise MigrationRefused if readers would take the file for something else, by its suffix."""
+    stem, suffix = os.path.splitext(os.path.basename(dst))  # noqa: PTH119, PTH122
+    is_plain = form == "safetensors"
+    other = _OTHER_BY_SUFFIX.get(suffix.lower())
+    instead = "" if is_plain else ", or .safetensors for the weights alone"
+    if suffix.lower() == ".safetensors" and not is_plain:
+        other, instead = "safetensors", ", or write `form='safetensors'`"
+    if other is not None:
+        written, right = ("safetensors", ".safetensors") if is_plain else ("torch.save's", ".pth")
+        raise MigrationRefused(
+            f"{stem + suffix!r} would be read as a file of {other}, and its format is {written}",
+            kind="another-suffix",
+            hint=f"Name it {stem + right!r}{instead}.",
+        )
+
+
+def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
+    """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
+    if (checkpoint.shards or checkpoint.member) and any(is_same_file(dst, path) for path in _files(checkpoint)):
+        raise MigrationRefused(
+            f"{dst!r} is a file of the source that holds more than what is taken from it",
+            kind="part-of-source",
+            hint="Write to another file.",
+        )
+
+
+def _files(checkpoint: Checkpoint) -> Iterator[str]:
+    yield checkpoint.path
+    for shard in checkpoint.shards:
+        if isinstance(shard.source, FileSource):
+            yield shard.source.path

@@ -1,0 +1,129 @@
+"""
+Follow a pickle opcode by opcode, and tell of each effect: every name it looks up, everything it calls or changes.
+
+A second interpreter, more patient than ``reader``: that one refuses what it cannot give as a tree, this one goes on as
+long as Python's unpickler could, for what was called before a stream breaks off was called. Results that are dropped or
+left under the value count as well. It looks no name up either: what a call gives stays a ``Call``, unless the listener
+knows better (``getattr(os, "system")`` is a name, too).
+
+See Python's Modules/_pickle.c.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.pickles.effect_opcodes import STEPS
+from ckptool.pickles.effects import Listener, Tracer
+from ckptool.pickles.machine import NeedMore
+from ckptool.pickles.nodes import Call
+from ckptool.sources.source import Source
+
+_U32 = struct.Struct("<I").unpack_from
+_STOP: Final = 0x2E
+_FRAME: Final = 0x95
+_LONGEST_FIXED: Final = 9
+
+
+class Trace(NamedTuple):
+    """How far a pickle was followed."""
+
+    end: int
+    """Where it ends, or where it was given up."""
+    broken: str | None = None
+    """Why it was given up: nothing after that is known. None where STOP was reached."""
+    left: int = 0
+    """Values left under the one that unpickling returns."""
+
+
+def trace(source: Source, start: int, listener: Listener) -> Trace:
+    """
+    Follow the pickle that begins at byte ``start``, and tell of each effect in the order of the file.
+
+    Raises:
+        Cancelled: The source has a cancellation, and it was.
+    """
+    tracer = Tracer(source, start, listener)
+    try:
+        while True:
+            try:
+                _run(tracer)
+                break
+            except NeedMore as need:
+                tracer.move_window(need.end)
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        return Trace(tracer.base + tracer.pos, error.message)
+    except (IndexError, KeyError, ValueError, TypeError, struct.error):
+        opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
+        at = tracer.base + tracer.opcode
+        return Trace(at, f"malformed pickle at byte {at:,}: opcode 0x{opcode:02x} has no valid operand")
+    return Trace(tracer.base + tracer.pos, left=len(tracer.stack) - 1 + sum(map(len, tracer.marks)))
+
+
+def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would double its time
+    """Run until STOP, or raise with ``pos`` at the opcode to begin again from."""
+    data, pos, stack = tracer.data, tracer.pos, tracer.stack
+    memo: Any = tracer.memo
+    whole = tracer.base + len(data) == tracer.source.nbytes
+    last = tracer.last(_LONGEST_FIXED)
+    while True:
+        if pos >= last:
+            tracer.pos, tracer.stack = pos, stack
+            tracer.check_frame()
+            last = tracer.last(_LONGEST_FIXED)
+            if pos >= len(data) - (0 if whole else _LONGEST_FIXED):
+                raise NeedMore(pos + 1)
+        op = data[pos]
+        if op == 0x4B:  # BININT1
+            stack.append(data[pos + 1])
+            pos += 2
+        elif op == 0x72:  # LONG_BINPUT
+            index = _U32(data, pos + 1)[0]
+            if type(memo) is list and index == len(memo):
+                memo.append(stack[-1])
+            else:
+                tracer.put(index, stack[-1])
+                memo = tracer.memo
+            pos += 5
+        elif op == 0x68:  # BINGET
+            stack.append(memo[data[pos + 1]])
+            pos += 2
+        elif op == 0x71:  # BINPUT
+            tracer.put(data[pos + 1], stack[-1])
+            memo = tracer.memo
+            pos += 2
+        elif op == 0x28:  # MARK
+            tracer.marks.append(stack)
+            stack = []
+            pos += 1
+        elif op == 0x74:  # TUPLE
+            items = tuple(stack)
+            stack = tracer.marks.pop()
+            stack.append(items)
+            pos += 1
+        elif op == 0x85:  # TUPLE1
+            stack[-1] = (stack[-1],)
+            pos += 1
+        elif op == 0x52:  # REDUCE
+            tracer.opcode = pos
+            args = stack.pop()
+            func = stack[-1]
+            known = tracer.tell("calls", func, args)
+            stack[-1] = Call(func, args) if known is None else known
+            pos += 1
+        else:
+            tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
+            if op == _STOP:
+                if not stack:
+                    raise IndexError
+                tracer.pos += 1
+                tracer.check_stop()
+                return
+            STEPS[op](tracer)
+            pos, stack, memo = tracer.pos, tracer.stack, tracer.memo
+            if op == _FRAME:
+                last = tracer.last(_LONGEST_FIXED)

@@ -1,0 +1,299 @@
+"""What unpickling a file would call is said, graded and placed, whatever hides it and whatever it is packed in."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import gzip
+import io
+import logging
+import pathlib
+import pickle
+import random
+import types
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ckptool import CheckReport, check
+from ckptool.checking.grading import grade_of
+from ckptool.cli import cli
+from tests.build import (
+    call,
+    floats,
+    inline_tensor,
+    legacy,
+    named,
+    ops,
+    pickled,
+    raw,
+    storage,
+    tensor,
+    torch_zip,
+    zip_file,
+)
+from tests.checking.test_containers import PACKED, streamed, zipped
+from tests.scale import step
+
+OS = named("os", "system")
+NAMESPACE = named("argparse", "Namespace")
+
+
+def dotted(module: str, name: str) -> bytes:
+    """Return STACK_GLOBAL: since protocol 4 a name may have dots."""
+    return ops(module) + ops(name) + b"\x93"
+
+
+# Each calls os.system("true"), or what is as bad.
+PAYLOADS: dict[str, bytes] = {
+    "REDUCE": call(OS, "true"),
+    "INST": b"(" + ops("true") + b"ios\nsystem\n",
+    "OBJ": b"(" + OS + ops("true") + b"o",
+    "eval": call(named("__builtin__", "eval"), "1"),
+    "posix": call(dotted("posix", "system"), "true"),
+    "dotted": call(dotted("torch", "serialization.os.system"), "true"),
+    "getattr": call(call(named("builtins", "getattr"), named("os", "path.os"), "system"), "true"),
+    "getattr of a module": call(
+        call(named("builtins", "getattr"), call(named("importlib", "import_module"), "os"), "system"), "true"
+    ),
+    "getitem": call(
+        call(named("builtins", "getattr"), call(named("operator", "getitem"), named("sys", "modules"), "os"), "system"),
+        "true",
+    ),
+    "partial": call(call(named("functools", "partial"), OS, "true")),
+    "partial by its state": call(named("functools", "partial"), named("builtins", "int"))
+    + ops((OS, ops(("true",)), {}, None))
+    + b"b",
+    "methodcaller": call(call(named("operator", "methodcaller"), "system", "true"), named("torch.serialization", "os")),
+    "attrgetter": call(call(call(named("operator", "attrgetter"), "system"), named("shutil", "os")), "true"),
+    "map": call(named("builtins", "list"), call(named("builtins", "map"), OS, ["true"])),
+    "__setstate__ of an instance": call(NAMESPACE) + ops({"__setstate__": OS}) + b"b" + ops("true") + b"b",
+    "extend of an instance": call(NAMESPACE) + ops({"extend": OS}) + b"b(" + ops("true") + b"e",
+    "_reconstructor": call(
+        named("copy_reg", "_reconstructor"), named("subprocess", "Popen"), named("subprocess", "Popen"), "true"
+    ),
+    "_rebuild_from_type_v2": call(
+        named("torch._tensor", "_rebuild_from_type_v2"), OS, named("torch", "Tensor"), ("true",), {}
+    ),
+    "popped": call(OS, "true") + b"0N",
+    "a pickle in bytes": raw(pickled(call(OS, "true"))),
+    "a pickle in text": ops(pickled(call(OS, "true")).decode("latin-1")),
+    "a zip in bytes": raw(torch_zip(call(OS, "true"))),
+    "_load_from_bytes": call(named("torch.storage", "_load_from_bytes"), raw(legacy(call(OS, "true")))),
+    "pickle.loads": call(named("pickle", "loads"), raw(b"I1\n.")),
+    "sys.modules": named("sys", "modules") + ops("os") + ops(1) + b"s",
+    "sys.path": named("sys", "path") + b"(" + ops("/tmp") + b"e",
+    "attributes of a class": named("collections", "OrderedDict") + ops({"pop": 1}) + b"b",
+    "a name that is computed": call(call(named("builtins", "str"), raw(b"os")) + ops("system") + b"\x93", "true"),
+    "numpy": call(named("numpy.testing._private.utils", "runstring"), "1", {}),
+    "torch.load": call(named("torch.serialization", "load"), "x"),
+    "codecs": call(named("codecs", "decode"), "x", "rot13"),
+    "the shell of Python 2": call(named("commands", "getoutput"), "true"),
+    "a function of a library that nobody knows": call(named("this_library.tools", "check_output"), "true"),
+    "bound method": call(
+        call(named("builtins", "getattr"), call(named("pathlib", "Path"), "/x"), "write_text"), "text"
+    ),
+    "a method of text": call(call(named("builtins", "getattr"), ops("{0}"), "format"), 1),
+    "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
+}
+REFUSED = {"sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed"}
+"""What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""
+CONTAINERS: dict[str, Callable[[bytes], bytes]] = PACKED | {
+    "pickle": lambda value: pickled({"x": value}),
+    "behind another pickle": lambda value: pickled([1]) + pickled(value),
+    "another member": lambda value: torch_zip(
+        {"w": tensor(storage())}, {"0": floats()}, members={"a/x": pickled(value)}
+    ),
+    "behind a legacy stream": lambda value: streamed(ops(None)) + pickled(value),
+}
+
+
+def system(report: CheckReport) -> list[str]:
+    return [act.text for act in report.acts if act.grade == "system" and act.how != "refers"]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_each_call_is_an_error_in_each_container(container: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    shift = list(CONTAINERS).index(container)
+    for payload in list(PAYLOADS)[shift % step(4) :: step(4)]:
+        value = PAYLOADS[payload]
+        path.write_bytes(CONTAINERS[container](value))
+        report = check(path)
+        assert system(report), payload
+        assert "CK205" in {one.code for one in report.findings if one.severity == "error"}, payload
+        assert report.error is None or payload in REFUSED, (payload, report.error)
+    path.write_bytes(CONTAINERS[container](ops(None)))
+    assert system(check(path)) == []
+
+
+def test_the_command_says_so_and_fails(tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    path.write_bytes(zipped(call(OS, "rm -rf \x1b[2J" + "x" * 999)))
+    result = CliRunner().invoke(cli, ["check", str(path)])
+
+    assert result.exit_code == 1
+    assert "CK205 unpickling calls os.system('rm -rf \\x1b[2Jxxx" in result.output
+    assert "which runs commands or programs (data.pkl, byte " in result.output
+    assert "torch.load() refuses it; with weights_only=False, or by pickle.load(), it calls os.system(" in result.output
+    assert len(max(result.output.splitlines(), key=len)) < 500
+
+
+def test_the_place_is_that_of_the_opcode() -> None:
+    data = pickled({"x": call(OS, "true"), "y": raw(pickled([call(NAMESPACE)]))})
+    calls = {act.name: act for act in check(data).acts if act.how == "calls"}
+
+    assert data[calls["os.system"].offset :].startswith(b"R")
+    inside = calls["argparse.Namespace"]
+    assert inside.nested_at is not None
+    assert data[inside.nested_at :].startswith(b"\x80\x02](")
+    assert data[inside.nested_at + inside.offset :].startswith(b"R")
+
+
+def test_calls_are_listed_in_order_and_repeats_are_counted() -> None:
+    report = check(pickled([call(OS, "a"), call(NAMESPACE), call(OS, "b"), call(NAMESPACE)]))
+    done = [(act.grade, act.text, act.times) for act in report.acts if act.how != "refers"]
+
+    assert done == [
+        ("system", "os.system('a')", 1),
+        ("code", "argparse.Namespace()", 2),
+        ("system", "os.system('b')", 1),
+    ]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+DATA: dict[str, Any] = {
+    "arrays": [np.arange(3), np.float64(1.5), np.dtype("f4"), np.ma.array([1, 2], mask=[0, 1]), np.str_("x")],
+    "objects in an array": np.array([1, "a", None], dtype=object),
+    "dates": [dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc), dt.timedelta(1), dt.date(2026, 1, 2)],
+    "numbers": [decimal.Decimal("1.5"), fractions.Fraction(1, 3), 1j, range(3), slice(1)],
+    "paths": [pathlib.PurePosixPath("a/b"), pathlib.PureWindowsPath("a"), uuid.uuid4()],
+    "collections": [collections.OrderedDict(a=1), collections.Counter("aab"), collections.deque([1], 3),
+                    collections.defaultdict(int, a=1), collections.ChainMap({})],
+    "bytes": [b"\xff", bytearray(b"x"), frozenset([1]), {1, 2}],
+    "errors": [ValueError("x"), KeyError("y")],
+    "iterators": [iter([1, 2]), reversed([1])],
+    "random state": [np.random.RandomState(0), np.random.default_rng(0), random.Random(0)],
+    "tensors": [torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.device("cpu"), torch.float32, torch.Size([1])],
+    "layers": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
+    "optimizer": torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_plain_data_is_data(protocol: int) -> None:
+    for name, value in DATA.items():
+        report = check(pickle.dumps(value, protocol))
+        assert [act for act in report.acts if act.how != "refers"] == [], name
+
+
+class Honest:
+    def method(self) -> None: ...
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_honest_programs_pickle_never_reaches_the_system(protocol: int) -> None:
+    honest: dict[str, Any] = {
+        "namespace": argparse.Namespace(a=1),
+        "simple namespace": types.SimpleNamespace(a=1),
+        "logger": logging.getLogger("x"),
+        "partial": functools.partial(torch.nn.LayerNorm, eps=1e-6),
+        "own class": Honest(),
+        "bound method": Honest().method,
+        "enum": [Colour.RED, Flags.A | Flags.B, logging.INFO, uuid.SafeUUID.safe],
+        "function": [Honest, print, len, torch.relu, np.sin],
+        "a module's method": torch.nn.Linear(1, 1).forward,
+    }
+    for name, value in honest.items():
+        report = check(pickle.dumps(value, protocol))
+        assert [act for act in report.acts if act.grade == "system"] == [], name
+
+
+def test_packages_whose_code_runs_are_named_in_a_warning() -> None:
+    report = check(torch_zip({"a": call(NAMESPACE), "b": call(named("ultralytics.nn.tasks", "Model"))}))
+    (found,) = [one for one in report.findings if one.code == "CK206"]
+
+    assert found.severity == "warning"
+    assert "runs code of argparse, ultralytics: it calls argparse.Namespace() (data.pkl, byte " in found.message
+    assert report.loading is not None
+    assert "it runs code of argparse, ultralytics" in report.loading
+
+
+def test_a_name_alone_is_a_warning_and_never_an_error() -> None:
+    report = check(torch_zip({"a": OS, "b": [named("builtins", "eval")]}))
+
+    assert {one.code: one.severity for one in report.findings if one.code in ("CK205", "CK207")} == {"CK207": "warning"}
+    assert system(report) == []
+
+
+def test_pickles_behind_the_first_are_a_warning_with_their_names() -> None:
+    data = pickled([1]) + pickled({"a": 1}) + pickled(call(NAMESPACE))
+    report = check(data)
+
+    messages = {one.code: one.message for one in report.findings}
+    assert messages["CK208"].startswith("2 more pickles behind the first")
+    assert f"byte {len(pickled([1])):,}" in messages["CK208"]
+    (found,) = [one for one in report.globals if one.name == "argparse.Namespace"]
+    assert data[found.offset :].startswith(b"cargparse\n")
+
+
+def test_a_file_without_pickles_says_that_nothing_can_run(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones(2)}, tmp_path / "x.safetensors")
+    assert check(tmp_path / "x.safetensors").loading == "it holds no pickle, so nothing in it runs, whatever loads it"
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "grade"),
+    [
+        ("os.system", "calls", "system"),
+        ("os.system", "builds", "system"),
+        ("argparse.Namespace", "calls", "code"),
+        ("mypkg.Net", "builds", "code"),
+        ("mypkg.run", "calls", "code"),
+        ("mypkg.Popen", "calls", "system"),
+        ("shlex.quote", "calls", "system"),
+        ("email.message.Message", "builds", "code"),
+        ("torch.jit.load", "calls", "system"),
+        ("torch.relu", "calls", "system"),
+        ("torch.nn.modules.linear.Linear", "builds", "data"),
+        ("torch._utils._rebuild_tensor_v2", "calls", "data"),
+        ("numpy.load", "calls", "system"),
+        ("numpy.ndarray", "calls", "data"),
+        ("http.client.HTTPConnection", "calls", "system"),
+        ("http.HTTPStatus", "calls", "code"),
+    ],
+)
+def test_a_name_has_the_grade_of_what_it_does(name: str, how: Any, grade: str) -> None:
+    assert grade_of(name, name.rpartition(".")[2], how)[0] == grade
+
+
+def test_real_checkpoints_of_torch_call_nothing() -> None:
+    buffer = io.BytesIO()
+    torch.save({"model": torch.nn.Linear(2, 2).state_dict(), "epoch": 1}, buffer)
+    for data in (buffer.getvalue(), gzip.compress(buffer.getvalue()), zip_file({"a.pth": buffer.getvalue()})):
+        report = check(data)
+        assert report.acts == ()
+        assert report.loading is not None
+        assert "only makes data" in report.loading
+    assert check(pickled({"a": inline_tensor()})).acts == ()

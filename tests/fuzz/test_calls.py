@@ -1,0 +1,111 @@
+"""A slice of the programs in every run; ``python -m tests.fuzz.calls --programs 1000000`` makes more of them."""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptool import check
+from ckptool.pickles import effect_opcodes
+from ckptool.pickles.effects import Tracer
+from tests.checking.test_would_run import CONTAINERS
+from tests.fuzz.calls import missing, program, run, unpickled
+from tests.scale import scaled, step, times
+
+PROGRAMS = times(4_000, 200_000)
+CALLS = b"R\x81bo\x92iaesu\x90"
+ROOT = Path(__file__).parents[2]
+
+
+@scaled
+def test_no_call_of_python_s_unpickler_is_missing() -> None:
+    # In a process of its own, whose memory is limited: lengths that lie make the unpickler ask for much.
+    command = [sys.executable, "-m", "tests.fuzz.calls", "--programs", str(PROGRAMS), "--seed", "20261122"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{PROGRAMS:,} programs, 0 with a call that is not told" in done.stdout
+
+
+def test_the_programs_call_by_every_opcode() -> None:
+    chance = random.Random(1)
+    seen: set[str] = set()
+    for _ in range(600):
+        data = program(chance)
+        try:
+            seen |= {opcode.name for opcode, _, _ in pickletools.genops(data)}
+        except ValueError:
+            continue  # cut, or damaged
+    ways = "REDUCE INST OBJ NEWOBJ NEWOBJ_EX BUILD GLOBAL STACK_GLOBAL EXT1 EXT2 EXT4 PERSID BINPERSID APPEND APPENDS"
+    assert set(f"{ways} SETITEM SETITEMS ADDITEMS POP POP_MARK DUP GET BINGET LONG_BINGET PUT MEMOIZE".split()) <= seen
+
+
+@pytest.mark.parametrize("opcode", CALLS)
+def test_a_tracer_that_forgets_one_is_found_out(opcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Tracer.tell
+
+    def deaf(self: Tracer, *given: object) -> object:
+        return None if self.data[self.opcode] == opcode else told(self, *given)  # type: ignore[arg-type]
+
+    assert run(5, 300)[1] == []
+    monkeypatch.setattr(Tracer, "tell", deaf)
+    assert run(5, 300)[1]
+
+
+def test_the_steps_are_those_of_all_opcodes() -> None:
+    known: list[Callable[..., None]] = effect_opcodes.STEPS
+    for opcode in pickletools.opcodes:
+        if opcode.name != "STOP":
+            assert known[ord(opcode.code)] is not known[0xFF]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"csubprocess\nPopen",
+        b"(X\2\0\0\0lsisubprocess\nPopenX",
+        b"cm\nC\nI0x10\n\x85R.",
+        b"\x80\4\x95\xff\0\0\0\0\0\0\0cm\nC\n)R.",
+        b"cm\nC\n)R0(NN",
+        b"\x82\7)R.",
+        b"(((cm\nC\n)RN.",
+    ],
+)
+def test_what_the_reader_refuses_is_told_too(data: bytes) -> None:
+    from tests.fuzz.calls import registered
+
+    registered()
+    assert unpickled(data, pickle.Unpickler) or unpickled(data, pickle._Unpickler)  # type: ignore[attr-defined]
+    assert missing(data) is None
+
+
+def test_a_frame_that_ends_inside_an_opcode_is_an_error() -> None:
+    # From a file, C reads the name "system" of the module "os"; from memory, that of "myos".
+    data = b"\x80\2\x95\3\0\0\0\0\0\0\0cmyos\nsystem\n)R."
+    assert ("refers", "os.system") in unpickled(data, pickle.Unpickler)
+    plain = b"\x80\4\x95\x02\0\0\0\0\0\0\0X\3\0\0\0abc."
+    for one in (data, plain, b"\x80\4\x95\x03\0\0\0\0\0\0\0N..."):
+        assert "CK205" in {finding.code for finding in check(one).findings}
+    assert check(pickle.dumps(["x" * 100_000, {"a": [1] * 9}], 4)).acts == ()
+
+
+@pytest.mark.parametrize("container", list(CONTAINERS)[:: step(4)])
+def test_the_calls_of_a_program_are_listed_in_each_container(container: str) -> None:
+    chance = random.Random(3)
+    tried = 0
+    for _ in range(times(40, 400)):
+        data = program(chance)
+        noted = {label for kind, label in unpickled(data, pickle.Unpickler) if kind == "calls" and "(" not in label}
+        if data[-1:] != b"." or data[:1] != b"\x80" or not noted or b"\x95" in data[2:]:
+            continue
+        tried += 1
+        acts = check(CONTAINERS[container](data[2:-1])).acts
+        assert {label for label in noted if "evil" in label and "ext" not in label} <= {act.name for act in acts}
+    assert tried

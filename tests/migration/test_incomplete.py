@@ -1,0 +1,167 @@
+"""Weights of which the file does not have all: refused by name, until it is said that the rest may be missing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import ckptool
+from ckptool.cli import cli
+from ckptool.errors import CkptoolError, IncompleteWeights
+from tests.build import call, floats, named, ops, storage, tensor, torch_zip
+
+T = tensor(storage())
+MODULE = {"_parameters": {"weight": T}, "_buffers": {}, "_modules": {}}
+
+
+def module(cls: tuple[str, str], **state: Any) -> bytes:
+    return named(*cls) + b")\x81" + ops(MODULE | state) + b"b"
+
+
+def whole(folder: Path, cls: tuple[str, str], **state: Any) -> Path:
+    """Write a whole model: a plain layer, and one of a class that need not exist."""
+    children = {"a": module(("torch.nn.modules.linear", "Linear")), "q": module(cls, **state)}
+    root = module(("models", "Net"), _parameters={}, _modules=children)
+    (folder / "net.pt").write_bytes(torch_zip(root, {"0": floats()}))
+    return folder / "net.pt"
+
+
+def partitioned(folder: Path, *, stage: int = 3) -> Path:
+    """Write what DeepSpeed writes for one rank: with ZeRO-3, parameters without elements, and buffers as they are."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 2))
+    shapes = OrderedDict((name, one.shape) for name, one in model.named_parameters())
+    state = model.state_dict()
+    for name in shapes if stage == 3 else ():
+        state[name] = torch.empty(0)
+    torch.save({"module": state, "param_shapes": [shapes], "global_steps": 1}, folder / "mp_rank_00_model_states.pt")
+    return folder / "mp_rank_00_model_states.pt"
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        ("bitsandbytes.nn.modules", "Linear4bit"),
+        ("optimum.quanto.nn.qlinear", "QLinear"),
+        ("torch.ao.nn.quantized.modules.linear", "LinearPackedParams"),
+        ("torch.ao.nn.sparse.quantized.linear", "Linear"),
+        ("torch.nn.quantized.modules.conv", "Conv2d"),
+    ],
+    ids=lambda cls: cls[0],
+)
+@pytest.mark.parametrize("target", ["out.safetensors", "out.pth"])
+def test_a_module_that_saves_more_than_can_be_named_is_refused(
+    cls: tuple[str, str], target: str, tmp_path: Path
+) -> None:
+    path = whole(tmp_path, cls)
+    options = {"form": "state_dict"} if target == "out.pth" else {}
+
+    for attempt in (lambda: ckptool.migrate(path, tmp_path / target, **options), lambda: ckptool.load(path)):
+        with pytest.raises(IncompleteWeights) as caught:
+            attempt()
+
+        assert caught.value.missing == ("q",)
+        assert f"q ({'.'.join(cls)})" in str(caught.value)
+        assert caught.value.option == "allow_missing"
+    assert not (tmp_path / target).exists()
+    arguments = ["migrate", str(path), str(tmp_path / target), *(["--form", "state_dict"] if options else [])]
+    assert CliRunner().invoke(cli, arguments).exit_code == 1
+    assert CliRunner().invoke(cli, [*arguments, "--allow-missing"]).exit_code == 0
+    assert list(ckptool.load(path, allow_missing=True)) == ["a.weight", "q.weight"]
+
+
+def test_a_module_that_is_not_taken_may_be_what_it_likes(tmp_path: Path) -> None:
+    path = whole(tmp_path, ("bitsandbytes.nn.modules", "Linear4bit"))
+
+    assert ckptool.migrate(path, tmp_path / "a.safetensors", include=["a.*"]).tensors == 1
+    assert ckptool.migrate(path, tmp_path / "b.safetensors", exclude=["q.*"]).tensors == 1
+    with pytest.raises(IncompleteWeights):
+        ckptool.migrate(path, tmp_path / "c.safetensors", include=["q.*"])
+
+
+def test_a_module_without_tensors_loses_none(tmp_path: Path) -> None:
+    path = whole(tmp_path, ("bitsandbytes.nn.modules", "Linear4bit"), _parameters={})
+
+    assert ckptool.migrate(path, tmp_path / "a.safetensors").tensors == 1
+
+
+def test_what_is_written_whole_loses_nothing(tmp_path: Path) -> None:
+    path = whole(tmp_path, ("bitsandbytes.nn.modules", "Linear4bit"))
+
+    assert ckptool.migrate(path, tmp_path / "a.pt", to="cpu").tensors == 2
+
+
+@pytest.mark.parametrize("kept", ["plain attribute", "buffer that is not persistent"])
+def test_a_hook_may_add_what_its_module_keeps_as_an_attribute(kept: str, tmp_path: Path) -> None:
+    hooks = {"_state_dict_hooks": {"0": named("models", "add_table")}}
+    own = {"table": T} if kept == "plain attribute" else {"_buffers": {"table": T}, "_non_persistent_buffers_set": None}
+    if "_buffers" in own:
+        own["_non_persistent_buffers_set"] = call(named("builtins", "set"), ["table"])  # type: ignore[assignment]
+    path = whole(tmp_path, ("models", "Table"), **hooks, **own)
+
+    if kept == "plain attribute":
+        with pytest.raises(IncompleteWeights, match=r"q \(models.Table, with the state-dict hook models.add_table\)"):
+            ckptool.load(path)
+    else:
+        assert list(ckptool.load(path)) == ["a.weight", "q.weight"]
+
+
+def test_a_parameter_that_only_its_class_can_read_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    path = whole(tmp_path, ("models", "Odd"), _parameters={"weight": call(named("odd", "Weight"), T)})
+
+    with pytest.raises(IncompleteWeights, match=r"q.weight \(odd.Weight\)"):
+        ckptool.load(path)
+    assert list(ckptool.load(path, allow_missing=True)) == ["a.weight"]
+
+
+def test_stubs_of_partitioned_weights_are_named_for_what_they_are(tmp_path: Path) -> None:
+    path = partitioned(tmp_path)
+    parameters = 64 * 64 + 64 + 64 + 64 + 64 * 2 + 2
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 2))
+
+    (finding,) = [one for one in ckptool.check(path).findings if one.code == "CK120"]
+
+    assert f"param_shapes says {parameters:,} parameters" in finding.message
+    for attempt in (
+        lambda: ckptool.migrate(path, tmp_path / "out.safetensors"),
+        lambda: ckptool.load(path),
+        lambda: ckptool.load_into(model, path),
+        lambda: ckptool.load_into(model, path, strict=False),
+        lambda: ckptool.LiveModel(model, path),
+    ):
+        with pytest.raises(CkptoolError, match=f"{parameters:,} parameters: ZeRO-3 partitions") as caught:
+            attempt()
+        assert isinstance(caught.value, IncompleteWeights)
+        assert len(caught.value.missing) == 6
+    assert len(ckptool.load(path, allow_missing=True)) == 9
+    assert ckptool.migrate(path, tmp_path / "buffers.safetensors", include=["1.running_*"]).tensors == 2
+
+
+def test_weights_that_were_not_partitioned_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = partitioned(tmp_path, stage=2)
+
+    assert "CK120" not in [one.code for one in ckptool.check(path).findings]
+    assert len(ckptool.load(path)) == 9
+
+
+def test_weights_that_are_mostly_empty_are_told_of_though_nothing_says_what_they_were(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.empty(0), "b.weight": torch.empty(0), "mean": torch.ones(2)}, tmp_path / "stubs.pth")
+    torch.save({"a.weight": torch.ones(2), "b.weight": torch.empty(0)}, tmp_path / "sound.pth")
+
+    (finding,) = [one for one in ckptool.check(tmp_path / "stubs.pth").findings if one.code == "CK121"]
+
+    assert finding.message.startswith("2 of 3 tensors have no elements: a.weight, b.weight")
+    assert "CK121" not in [one.code for one in ckptool.check(tmp_path / "sound.pth").findings]
+
+
+def test_tensors_that_a_state_dict_would_not_hold_are_named_in_the_report(tmp_path: Path) -> None:
+    path = whole(tmp_path, ("models", "Table"), table=T)
+
+    (note,) = [one for one in ckptool.migrate(path, tmp_path / "out.safetensors").notes if "outside" in one]
+
+    assert note == "1 tensor outside the state_dict() is left out: q.table"

@@ -1,0 +1,139 @@
+"""Where a migration writes: names that readers would take for something else, and words that are options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import ckptool
+from ckptool.cli import cli
+from ckptool.migration.target import device_tag
+from tests.build import safetensors, zip_file
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"w": torch.ones(2)}, "epoch": 1}, "model.pth")
+    (tmp_path / "model.safetensors").write_bytes(safetensors({"w": bytes(4)}))
+    return tmp_path
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """Run a migration that must be refused and write nothing; return what is printed."""
+    before = sorted(folder.iterdir())
+    result = CliRunner().invoke(cli, ["migrate", *arguments])
+
+    assert result.exit_code == 1, result.output
+    assert sorted(folder.iterdir()) == before
+    return result.output
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        "onnx",
+        "gguf",
+        "npz",
+        "npy",
+        "h5",
+        "hdf5",
+        "keras",
+        "tflite",
+        "pb",
+        "mlmodel",
+        "json",
+        "txt",
+        "pt2",
+        "ONNX",
+        "gz",
+    ],
+)
+def test_a_suffix_of_something_else_is_refused(suffix: str, source: Path) -> None:
+    assert "Name it 'out.pth', or .safetensors" in refused(source, "model.pth", f"out.{suffix}")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "pt", "bin", "ckpt", "pth.tar", "weights", ""])
+def test_names_of_checkpoints_and_of_nothing_are_taken(suffix: str, source: Path) -> None:
+    report = ckptool.migrate("model.pth", f"out.{suffix}")
+
+    assert Path(report.target).exists()
+    assert torch.load(report.target)["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["model.pth", "out.safetensors", "--form", "same"], "Name it 'out.pth', or write --form safetensors"),
+        (["model.pth", "out.safetensors", "--form", "state_dict"], "Name it 'out.pth', or write --form safetensors"),
+        (["model.safetensors", "out.npz", "--form", "same"], "Name it 'out.safetensors'."),
+    ],
+)
+def test_a_suffix_and_a_form_that_contradict_each_other_are_refused(
+    arguments: list[str], hint: str, source: Path
+) -> None:
+    assert hint in refused(source, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("cpu", "--to cpu"),
+        ("cuda:0", "--to cuda:0"),
+        ("CPU", "--to cpu"),
+        ("gpu", "--to cuda"),
+        ("safetensors", "--form safetensors"),
+        ("float16", "--dtype float16"),
+    ],
+)
+def test_a_word_that_is_an_options_value_is_no_name(word: str, option: str, source: Path) -> None:
+    assert f"Say {option}, and leave the name out" in refused(source, "model.pth", word)
+    assert Path(ckptool.migrate("model.pth", f"./{word}").target).exists()
+
+
+def test_a_folder_may_have_any_name(source: Path) -> None:
+    for name in ("cpu", "weights.onnx"):
+        (source / name).mkdir()
+
+        assert Path(ckptool.migrate("model.pth", name).target) == Path(name) / "model.pth"
+
+
+def test_the_source_is_replaced_only_where_it_was_named_with_force(source: Path) -> None:
+    old = Path("model.pth").read_bytes()
+
+    with pytest.raises(ckptool.CkptoolError, match="exists already"):
+        ckptool.migrate("model.pth", "model.pth", strip_module=True)
+    assert Path("model.pth").read_bytes() == old
+    ckptool.migrate("model.pth", "model.pth", form="state_dict", force=True)
+    assert list(torch.load("model.pth")) == ["w"]
+
+
+@pytest.mark.parametrize("other_name", [False, True])
+def test_an_archive_is_not_replaced_by_one_of_its_members(other_name: bool, source: Path) -> None:
+    packed = zip_file({"a.pth": Path("model.pth").read_bytes(), "b.pth": Path("model.pth").read_bytes()})
+    Path("all.zip").write_bytes(packed)
+    if other_name:
+        Path("link.pth").hardlink_to("all.zip")
+
+    for target in ["link.pth" if other_name else "all.zip"]:
+        assert "Write to another file" in refused(source, "all.zip::a.pth", target, "--force")
+    assert Path("all.zip").read_bytes() == packed
+
+
+def test_a_shard_is_not_replaced_by_what_is_made_of_all(source: Path) -> None:
+    index: dict[str, Any] = {"metadata": {}, "weight_map": {"w": "model.safetensors"}}
+    Path("m.safetensors.index.json").write_text(str(index).replace("'", '"'))
+
+    assert "Write to another file" in refused(source, "m.safetensors.index.json", "model.safetensors", "--force")
+
+
+@pytest.mark.parametrize(("text", "tag"), [("CPU", "cpu"), ("Cuda:0", "cuda:0"), ("MPS", "mps"), ("cuda", "cuda")])
+def test_devices_are_taken_in_any_case(text: str, tag: str, source: Path) -> None:
+    assert device_tag(text) == tag
+    report = ckptool.migrate("model.pth", "out.pth", to=text)
+    assert report.location == tag
+    assert list(report.after.devices) == [tag]

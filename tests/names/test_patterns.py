@@ -1,0 +1,87 @@
+"""A user's pattern costs what it may on the names of any file, and is stopped where it would cost more."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import ckptool
+from ckptool.cli import cli
+from ckptool.names import patterns
+from ckptool.names.patterns import LONGEST, Trials
+
+CUBIC = r"(.*)\.(.*)\.weight"
+ONE = torch.ones(1)
+
+
+def saved(folder: Path, *names: str) -> str:
+    path = folder / "names.pth"
+    torch.save(dict.fromkeys(names, ONE), path)
+    return str(path)
+
+
+def test_names_that_are_too_long_are_left_and_that_is_said(tmp_path: Path) -> None:
+    path = saved(tmp_path, "a" * 60_000, "b" * 60_000, "." * LONGEST, "x.y.weight")
+    started = time.thread_time()
+    result = CliRunner().invoke(cli, ["inspect", "--grep", CUBIC, path])
+
+    assert time.thread_time() - started < patterns.SECONDS
+    assert "x.y.weight" in result.stdout
+    assert result.stderr == f"Note: 2 names of more than {LONGEST} characters not tried with --grep.\n"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rename": [(CUBIC, r"\1")]}, {"dtype": "float16", "keep_dtype": [CUBIC], "form": "state_dict"}]
+)
+def test_a_migration_by_patterns_refuses_such_names(changes: dict[str, object], tmp_path: Path) -> None:
+    path = saved(tmp_path, "a" * 60_000, "x.y.weight")
+
+    with pytest.raises(ckptool.errors.LimitExceeded) as raised:
+        ckptool.migrate(path, dry_run=True, **changes)  # type: ignore[arg-type]
+    assert (raised.value.kind, raised.value.needed, raised.value.actual) == ("name-too-long", 60_000, LONGEST)
+    assert ckptool.migrate(path, dry_run=True, exclude=["aaa*"], **changes).written is False  # type: ignore[arg-type]
+
+
+def test_all_trials_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    trials = Trials()
+    pattern = re.compile(CUBIC)
+
+    with pytest.raises(ckptool.errors.LimitExceeded) as raised:
+        all(trials.on("." * 300, pattern.search) is None for _ in range(1_000))
+    assert raised.value.kind == "pattern-too-slow"
+
+
+def test_trials_are_stopped_between_names() -> None:
+    cancellation = ckptool.Cancellation()
+    trials = Trials(cancellation)
+    assert trials.on("a" * 100, str.upper) == "A" * 100
+    cancellation.cancel()
+
+    with pytest.raises(ckptool.Cancelled):
+        trials.on("a" * 100, str.upper)
+
+
+def test_a_cancelled_migration_tries_no_more_names(tmp_path: Path) -> None:
+    path = saved(tmp_path, *(f"{'n' * 100}.{index}" for index in range(5)))
+    cancellation = ckptool.Cancellation()
+    tried = []
+
+    def stop(found: re.Match[str]) -> str:
+        tried.append(found[0])
+        cancellation.cancel()
+        return "m"
+
+    with pytest.raises(ckptool.Cancelled):
+        ckptool.migrate(
+            path,
+            dry_run=True,
+            rename=[("n+", stop)],  # type: ignore[list-item]  # re.sub takes it, and so can be stopped here
+            limits=ckptool.Limits(cancellation=cancellation),
+        )
+    assert len(tried) <= 2
