@@ -34,6 +34,9 @@ def main() -> int:
             if arguments.only and library not in arguments.only:
                 continue
             result = _run(python, group, library, cache / "files" / group)
+            if arguments.here and result["version"] is None:
+                print(f"{group} {library}: is not installed here")
+                continue
             found.append(table.row(group, result))
             if arguments.write:
                 table.written(found[-1:])

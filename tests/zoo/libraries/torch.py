@@ -44,7 +44,7 @@ def files(box: Box) -> None:
 def kinds(box: Box) -> None:
     """Every element type, layout and view."""
     types = {str(kind).removeprefix("torch."): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-    types = {name: kind for name, kind in types.items() if not re.fullmatch("u?int[1-7]|quint[24]x[24]", name)}
+    types = {name: kind for name, kind in types.items() if not re.fullmatch("u?int[1-7]|qu?int.*", name)}
     for name, kind in types.items():
         box.attempt(name, lambda name=name, kind=kind: _dtype(box, name, kind))
     base = torch.randn(6, 6)

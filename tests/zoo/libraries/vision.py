@@ -131,14 +131,12 @@ def tsai(box: Box) -> None:
 @library("lightly")
 def lightly(box: Box) -> None:
     """Heads, and a student with its teacher."""
-    from copy import deepcopy
-
     from lightly.models.modules import heads
 
     student = heads.DINOProjectionHead(8, 8, 4, 6)
     _both(box, "dino", student)
     _both(box, "byol", heads.BYOLProjectionHead(8, 8, 4))
-    teacher = deepcopy(student)
+    teacher = heads.DINOProjectionHead(8, 8, 4, 6)
     box.save("pair.pt", {"student": student.state_dict(), "teacher": teacher.state_dict(), "epoch": 1})
     box.weights("pair.pt", student, key="student")
     box.weights("pair.pt", teacher, key="teacher")
@@ -162,7 +160,7 @@ def efficientnet(box: Box) -> None:
     """Its smallest model."""
     from efficientnet_pytorch import EfficientNet
 
-    model = EfficientNet.from_name("efficientnet-b0", num_classes=2, image_size=32)
+    model = EfficientNet.from_name("efficientnet-b0", {"num_classes": 2})
     box.save("b0.pth", model.state_dict(), model)
 
 
