@@ -28,7 +28,9 @@ WEIGHT_KEYS = (
 _EMA_WORDS = {"ema", "averaged", "average", "avg", "shadow", "swa", "g_running"}
 _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
 _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
-_OTHER_WORDS = set("_extra_state callbacks loops loss losses metrics normalizer scaler rng rng_state".split())
+_OTHER_WORDS = {
+    "_extra_state", "callbacks", "loops", "loss", "losses", "metrics", "normalizer", "scaler", "rng", "rng_state"
+}  # fmt: skip
 _RNG_WORDS = {"rng", "rng_state", "rng_states", "random", "seed", "torch", "cuda", "cpu", "xpu", "mps", "generator"}
 _CPU_GENERATOR = (5056,)
 _GENERATORS = {_CPU_GENERATOR, (16,), (816,)}

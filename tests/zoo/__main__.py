@@ -23,7 +23,7 @@ SECONDS = 900
 
 
 def main() -> int:
-    """Run the groups that were asked for; 1 if something is wrong, unreadable, or advised in vain."""
+    """Run the groups that were asked for; 1 if something is worse than in the table of README.md."""
     arguments = _arguments()
     names = environments.groups() if arguments.all else arguments.groups
     cache = Path(arguments.cache).expanduser().absolute()
@@ -34,13 +34,18 @@ def main() -> int:
             if arguments.only and library not in arguments.only:
                 continue
             result = _run(python, group, library, cache / "files" / group)
+            if arguments.here and result["version"] is None:
+                print(f"{group} {library}: is not installed here")
+                continue
             found.append(table.row(group, result))
+            if arguments.write:
+                table.written(found[-1:])
             print(f"{group} {library} {result['version'] or ''}: {len(result['records'])} files", flush=True)
             print("".join(f"{line}\n" for line in table.complaints(result)), end="", flush=True)
-    if arguments.write:
-        table.written(found)
     print(table.text(found))
-    return int(any(int(cell) for one in found for cell in one[-3:]))
+    bad = [] if arguments.write else table.worse(found)
+    print("".join(f"worse than in {table.PAGE.name}: {one}\n" for one in bad), end="")
+    return int(bool(bad))
 
 
 def _arguments() -> argparse.Namespace:

@@ -69,7 +69,8 @@ class Box:
 
 
 def _is_plain(value: object) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return isinstance(value, torch.Tensor) and type(value) in kinds and not value.is_quantized
 
 
 def library(name: str, *modules: str) -> Callable[[Callable[[Box], None]], Callable[[Box], None]]:

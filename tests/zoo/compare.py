@@ -63,6 +63,8 @@ def compare(path: Path, shown: str, expected: list[Expected], scratch: Path) -> 
                 _compare_tensors(found, checkpoint, there)
     except ckptool.CkptoolError as error:
         found.unreadable = _said(error)
+        advice.follow(found, scratch)
+        return found
     except Exception as error:  # noqa: BLE001 - every one is a mistake of ours
         found.wrong.append(f"open raised {type(error).__name__}: {error}")
     for one in expected or [Expected(path, {})]:
@@ -156,6 +158,9 @@ def _compare_migrated(
             raw = truth.named(load_file(result))  # ties are under one name there, and back again in load()
             _same(found, f"migrate {form}", raw, {name: one for name, one in wanted.items() if name in raw})
             _same(found, f"migrate {form}, load", truth.named(dict(ckptool.load(result))), wanted)
+            return
+        if not advice.opens(result):
+            found.wrong.append(f"migrate {form}: torch.load() does not open the result")
             return
         opened = torch.load(result, weights_only=True)
         _same(found, f"migrate {form}", truth.named(opened), wanted)

@@ -23,13 +23,31 @@ def row(group: str, result: Mapping[str, Any]) -> tuple[str, ...]:
     return (group, result["library"], result["version"] or "", *map(str, counts))
 
 
+def worse(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return what is worse than in the page: fewer files that are equal, or more that are not as they should be."""
+    known = _rows(PAGE.read_text().split(BEGIN)[1].split(END)[0])
+    found = []
+    for one in rows:
+        before = known.get(one[:2], ("", "", "", *["0"] * 7))
+        now, then = [int(cell) for cell in one[5:]], [int(cell) for cell in before[5:]]
+        if now[0] < then[0] or any(mine > theirs for mine, theirs in zip(now[2:], then[2:], strict=True)):
+            counts = ", ".join(f"{name} {count}" for name, count in zip(HEADER[5:], now, strict=True))
+            found.append(f"{one[0]} {one[1]}: {counts}")
+    return found
+
+
+def _rows(table: str) -> dict[tuple[str, ...], tuple[str, ...]]:
+    lines = [line for line in table.strip().splitlines()[2:] if not line.startswith("| **")]
+    cells = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines]
+    return {one[:2]: one for one in cells}
+
+
 def written(rows: Iterable[tuple[str, ...]]) -> None:
     """Put rows into the page; those of libraries that were not run now stay as they are."""
     page = PAGE.read_text()
     head, rest = page.split(BEGIN)
     table, tail = rest.split(END)
-    lines = [line for line in table.strip().splitlines()[2:] if not line.startswith("| **")]
-    kept = {tuple(cells[:2]): cells for cells in (tuple(x.strip() for x in line.split("|")[1:-1]) for line in lines)}
+    kept = _rows(table)
     kept.update({one[:2]: one for one in rows})
     PAGE.write_text(f"{head}{BEGIN}\n{text(kept.values())}\n{END}{tail}")
 

@@ -17,11 +17,13 @@ def baselines(box: Box) -> None:
 
     small = {"net_arch": [4]}
     for kind in (A2C, PPO, DQN):
-        box.attempt(kind.__name__, lambda kind=kind: _agent(box, kind("MlpPolicy", "CartPole-v1", policy_kwargs=small)))
+        box.attempt(
+            kind.__name__, lambda kind=kind: _agent(box, kind("MlpPolicy", "CartPole-v1", policy_kwargs=dict(small)))
+        )
     for kind in (SAC, TD3, DDPG):
         box.attempt(
             kind.__name__,
-            lambda kind=kind: _agent(box, kind("MlpPolicy", "Pendulum-v1", policy_kwargs=small, buffer_size=9)),
+            lambda kind=kind: _agent(box, kind("MlpPolicy", "Pendulum-v1", policy_kwargs=dict(small), buffer_size=9)),
         )
 
 
@@ -121,20 +123,6 @@ def d3rlpy(box: Box) -> None:
     algorithm.build_with_dataset(data)
     algorithm.save_model(str(box.path("model.pt")))
     algorithm.save(str(box.path("algorithm.d3")))
-
-
-@library("pfrl")
-def pfrl(box: Box) -> None:
-    """save of an agent: a folder with a file for each part."""
-    import numpy as np
-    from pfrl import agents, explorers, q_functions, replay_buffers
-
-    net = q_functions.FCStateQFunctionWithDiscreteAction(3, 2, n_hidden_channels=4, n_hidden_layers=1)
-    explorer = explorers.Greedy()
-    agent = agents.DQN(net, torch.optim.Adam(net.parameters()), replay_buffers.ReplayBuffer(9), 0.9, explorer,
-                       phi=lambda x: x.astype(np.float32))  # fmt: skip
-    agent.save(str(box.path("agent/x").parent))
-    box.weights("agent/model.pt", net)
 
 
 @library("skrl")

@@ -234,7 +234,7 @@ def open_clip(box: Box) -> None:
     box.weights(box.save("epoch_1_ddp.pt", content | {"state_dict": wrapped}), model)
     program = torch.jit.script(model)
     program.save(str(box.path("scripted.pt")))
-    box.weights("scripted.pt", model.state_dict())
+    box.weights("scripted.pt", torch.jit.load(str(box.path("scripted.pt"))).state_dict())  # attn_mask is kept there
 
 
 @library("torchao")

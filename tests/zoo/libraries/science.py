@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.zoo.box import Box, Net, library, trained
+from tests.zoo.box import Box, library
 
 
 def _both(box: Box, name: str, model: nn.Module) -> None:
@@ -35,7 +35,7 @@ def torch_geometric(box: Box) -> None:
     typed = HeteroData()
     typed["a"].x = torch.randn(2, 3)
     typed["a", "to", "a"].edge_index = torch.tensor([[0], [1]])
-    hetero = gnn.to_hetero(gnn.SAGEConv((3, 3), 4), typed.metadata()) if hasattr(gnn, "to_hetero") else nn.Identity()
+    hetero = gnn.HeteroConv({("a", "to", "a"): gnn.SAGEConv((3, 3), 4)})
     box.save("hetero.pt", hetero.state_dict(), hetero)
     box.save("graph.pt", graph)
     box.save("graphs.pt", [graph, graph.clone()])
@@ -45,6 +45,7 @@ def torch_geometric(box: Box) -> None:
 @library("e3nn")
 def e3nn(box: Box) -> None:
     """Compiled tensor products."""
+    torch.serialization.add_safe_globals([slice])  # for a file of its own
     from e3nn import o3
     from e3nn.nn import FullyConnectedNet
 
@@ -244,6 +245,7 @@ def chgnet(box: Box) -> None:
 @library("mace-torch")
 def mace(box: Box) -> None:
     """Blocks of an equivariant model, whole and as state dict."""
+    torch.serialization.add_safe_globals([slice])  # for a file of e3nn
     from e3nn import o3
     from mace.modules import LinearNodeEmbeddingBlock, LinearReadoutBlock, RadialEmbeddingBlock
 
@@ -323,14 +325,3 @@ def neuralforecast(box: Box) -> None:
     several.save(str(box.path("saved/x").parent), overwrite=True)
     for path in (box.folder / "saved").glob("*.ckpt"):
         box.weights(path, several.models[0].state_dict())
-
-
-@library("scvi-tools")
-def scvi(box: Box) -> None:
-    """A module for cells."""
-    from scvi.nn import Encoder, FCLayers
-
-    _both(box, "encoder", Encoder(4, 2, n_hidden=4))
-    _both(box, "layers", FCLayers(4, 2, n_hidden=4))
-    model, _ = trained(Net())
-    box.save("model.pt", {"model_state_dict": model.state_dict(), "var_names": ["a"], "attr_dict": {"x": 1}}, model)

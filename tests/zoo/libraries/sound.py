@@ -2,27 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from tests.zoo.box import Box, Net, library, trained
-
-
-@library("torchaudio")
-def torchaudio(box: Box) -> None:
-    """A model with weight norm."""
-    from torchaudio import models
-
-    model = models.ConvTasNet(num_sources=2, enc_kernel_size=4, enc_num_feats=4, msk_num_feats=4,
-                              msk_num_hidden_feats=4, msk_num_layers=1, msk_num_stacks=1)  # fmt: skip
-    box.save("tasnet.pt", model.state_dict(), model)
-    waves = models.wav2vec2_model(
-        extractor_mode="group_norm", extractor_conv_layer_config=[(4, 3, 2)], extractor_conv_bias=False,
-        encoder_embed_dim=8, encoder_projection_dropout=0, encoder_pos_conv_kernel=4, encoder_pos_conv_groups=2,
-        encoder_num_layers=1, encoder_num_heads=2, encoder_attention_dropout=0, encoder_ff_interm_features=8,
-        encoder_ff_interm_dropout=0, encoder_dropout=0, encoder_layer_norm_first=False, encoder_layer_drop=0,
-        aux_num_out=3,
-    )  # fmt: skip
-    box.save("wav2vec2.pt", waves.state_dict(), waves)
+from tests.zoo.box import Box, library, trained
 
 
 @library("speechbrain")
@@ -57,29 +37,6 @@ def stanza(box: Box) -> None:
     assert CharacterLanguageModel is not None
 
 
-@library("flair")
-def flair(box: Box) -> None:
-    """save of a tagger: its embeddings and dictionaries are in the file."""
-    from flair.data import Dictionary, Sentence
-    from flair.embeddings import CharacterEmbeddings, OneHotEmbeddings
-    from flair.models import SequenceTagger
-
-    labels = Dictionary(add_unk=False)
-    for label in ("A", "B"):
-        labels.add_item(label)
-    words = Dictionary()
-    words.add_item("word")
-    sentence = Sentence("word")
-    assert sentence is not None
-    tagger = SequenceTagger(
-        OneHotEmbeddings(words, embedding_length=4), labels, "ner", hidden_size=4, tag_format="BIOES"
-    )
-    tagger.save(box.path("tagger.pt"))
-    box.weights("tagger.pt", tagger.state_dict())
-    letters = CharacterEmbeddings(char_embedding_dim=4, hidden_size_char=4)
-    box.save("letters.pt", letters.state_dict(), letters)
-
-
 @library("encodec")
 def encodec(box: Box) -> None:
     """Its encoder, with weight norm."""
@@ -112,13 +69,3 @@ def keras(box: Box) -> None:
     box.attempt("whole", lambda: box.save("whole.pt", model))
     model.save(box.path("model.keras"))
     model.save_weights(box.path("model.weights.h5"))
-
-
-@library("spacy")
-def spacy(box: Box) -> None:
-    """thinc's wrapper of a torch model: bytes of torch.save inside of msgpack."""
-    from thinc.api import PyTorchWrapper
-
-    model = PyTorchWrapper(Net())
-    model.to_disk(box.path("model"))
-    box.save("state.pt", torch.nn.Linear(2, 2).state_dict())

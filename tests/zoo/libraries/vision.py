@@ -99,6 +99,7 @@ def ultralytics(box: Box) -> None:
 @library("fastai")
 def fastai(box: Box) -> None:
     """save and export of a Learner."""
+    from fastai.callback.progress import ProgressCallback
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
 
@@ -107,7 +108,8 @@ def fastai(box: Box) -> None:
     learner = Learner(
         DataLoaders.from_dsets(data, data, bs=4, num_workers=0), net, loss_func=nn.MSELoss(), path=box.folder
     )
-    with learner.no_bar(), learner.no_logging():
+    learner.remove_cbs(ProgressCallback)
+    with learner.no_logging():
         learner.fit(1)
     learner.save("with_optimizer")
     learner.save("alone", with_opt=False)
@@ -129,14 +131,12 @@ def tsai(box: Box) -> None:
 @library("lightly")
 def lightly(box: Box) -> None:
     """Heads, and a student with its teacher."""
-    from copy import deepcopy
-
     from lightly.models.modules import heads
 
     student = heads.DINOProjectionHead(8, 8, 4, 6)
     _both(box, "dino", student)
     _both(box, "byol", heads.BYOLProjectionHead(8, 8, 4))
-    teacher = deepcopy(student)
+    teacher = heads.DINOProjectionHead(8, 8, 4, 6)
     box.save("pair.pt", {"student": student.state_dict(), "teacher": teacher.state_dict(), "epoch": 1})
     box.weights("pair.pt", student, key="student")
     box.weights("pair.pt", teacher, key="teacher")
@@ -160,7 +160,7 @@ def efficientnet(box: Box) -> None:
     """Its smallest model."""
     from efficientnet_pytorch import EfficientNet
 
-    model = EfficientNet.from_name("efficientnet-b0", num_classes=2, image_size=32)
+    model = EfficientNet.from_name("efficientnet-b0", {"num_classes": 2})
     box.save("b0.pth", model.state_dict(), model)
 
 
