@@ -34,6 +34,7 @@ from tests.mutation.mutants import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "archives/archive",
+    "archives/compressed",
     "archives/tars",
     "archives/zip_directory",
     "archives/zips",
@@ -48,7 +49,7 @@ MODULES = (
     "formats/torch_tar",
     "formats/torch_zip",
     "formats/torchscript",
-    "migration/output/__init__",
+    "migration/output",
     "migration/output/parts",
     "migration/transfer",
     "migration/zip_writer",
@@ -98,6 +99,12 @@ def main() -> int:
         return run(asked.modules)
 
 
+def path_of(module: str) -> Path:
+    """Return the file of a module, or of a package that is itself one."""
+    place = ROOT / "ckptool" / module
+    return place / "__init__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
+
+
 def run(modules: list[str]) -> int:
     """Judge all mutants of the modules; return 1 if too many of one survive."""
     import pytest
@@ -116,13 +123,13 @@ def run(modules: list[str]) -> int:
         excused = {key[1:] for key in EQUIVALENT if key[0] == module}
         counts: Counter[str] = Counter()
         met: set[tuple[str, str, str]] = set()
-        for mutant in mutants((ROOT / "ckptool" / f"{module}.py").read_text("utf-8")):
+        for mutant in mutants(path_of(module).read_text("utf-8")):
             key = (mutant.function, mutant.before, mutant.after)
             verdict = "equivalent" if key in excused else _judge(module, mutant, reached, seconds)
             counts[verdict] += 1
             met.add(key)
             if verdict in ("survived", "unreached"):
-                place = f"ckptool/{module}.py:{mutant.where} {mutant.function}"
+                place = f"{path_of(module).relative_to(ROOT)}:{mutant.where} {mutant.function}"
                 print(f"  {verdict} {place}: {mutant.before}  ->  {mutant.after}", flush=True)
         bad |= _tell(module, counts) < GOAL
         if excused - met:
@@ -183,7 +190,7 @@ def _verdict(module: str, mutant: Mutant, tests: list[str]) -> str:
 
 def _plant(module: str, mutant: Mutant) -> None:
     """Give every function of a module the code that it would have if the mutant were its source."""
-    path = str(ROOT / "ckptool" / f"{module}.py")
+    path = str(path_of(module))
     gc.unfreeze()  # what pytest has frozen is not among all objects
     planted = {_place(code): code for code in _codes(compile(mutant.tree, path, "exec"))}
     for function in gc.get_objects():
@@ -207,7 +214,7 @@ def _measure(modules: list[str]) -> Reach:
     import coverage
     import pytest
 
-    paths = {module: str(ROOT / "ckptool" / f"{module}.py") for module in modules}
+    paths = {module: str(path_of(module)) for module in modules}
     measured = coverage.Coverage(data_file=None, config_file=False, include=list(paths.values()))
     seconds: dict[str, float] = defaultdict(float)
 
