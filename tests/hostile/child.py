@@ -32,6 +32,7 @@ import torch
 from click.testing import CliRunner
 
 import ckptool
+import ckptool.sources.unavailable
 from ckptool.cli import cli
 from ckptool.cli.text import error_text
 from tests import build
