@@ -19,7 +19,7 @@ from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MissingPackage, TruncatedFile, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
@@ -309,7 +309,8 @@ def _nested(stock: TorchLoadVerdict) -> list[Finding]:
 
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
-    survey = safety.survey_origin(origin, limits)
+    # Reading on may cost more than the limits allow.
+    survey = Survey() if isinstance(error, LimitExceeded) else safety.survey_origin(origin, limits)
     found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
     return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
 

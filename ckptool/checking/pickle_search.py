@@ -14,7 +14,7 @@ from ckptool.archives.archive import Archive, gunzip
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checking import grading
 from ckptool.checking.grading import Grade
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles.effects import Effect, How
@@ -271,6 +271,9 @@ class Search:
             found = read_pickle(source, at)
         except Cancelled:
             raise
+        except LimitExceeded as error:
+            self.unseen.append(f"{record or 'the file'}: {error.message}")
+            return -1
         except CkptoolError:
             return self._broken(source, at, record, nested_at, depth)
         for one in found.globals:

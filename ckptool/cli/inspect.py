@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from ckptool import messages
-from ckptool.checking.structure import examine
+from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
@@ -135,12 +135,22 @@ def inspect(
             if as_json:
                 objects.append(_unreadable(path, error))
             else:
+                if show_globals:
+                    _print(_names_up_to_there(path))
                 click.echo(error_text(error), err=True)
     if as_json:
         from ckptool.cli.json_output import print_json
 
         print_json(objects[0] if len(objects) == 1 else objects)
     sys.exit(2 if failed else 0)
+
+
+def _names_up_to_there(path: str) -> Iterator[str]:
+    """Yield the names that the pickles of a file ask for that cannot be opened, up to where reading ended."""
+    from ckptool.checking.safety import survey_origin
+
+    names = (f"{one.module}.{one.name}" for one in survey_origin(path).names)
+    return map(messages.show, dict.fromkeys(names))
 
 
 def _report(
@@ -158,7 +168,7 @@ def _report(
         yield _formatted(checkpoint, tensors, columns, table_format)
         return
     summary = summarise(checkpoint)
-    yield from inspect_report.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    yield from inspect_report.head_lines(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)))
     if not quiet and tensors:
         yield ""
         yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
@@ -213,7 +223,7 @@ def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
 
     summary = summarise(checkpoint)
     tensors = selection.of(checkpoint.tensors.values())
-    return inspect_object(checkpoint, summary, examine(checkpoint, summary), tensors)
+    return inspect_object(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)), tensors)
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:
