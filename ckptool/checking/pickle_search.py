@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive, gunzip
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checking import grading
-from ckptool.checking.grading import Grade
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
+from ckptool.pickles import grading
 from ckptool.pickles.effects import Effect, How
+from ckptool.pickles.grading import Grade
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.scanner import Scan, carried, scan

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking import grading
 from ckptool.checking.allowed import is_usual
 from ckptool.checking.pickle_search import Act, Search, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles import grading
 from ckptool.pickles.nodes import gc_paused
 from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths

@@ -52,6 +52,8 @@ class Changes(NamedTuple):
     drop_unsupported: bool = False
     """Leave out what the target cannot hold."""
     allow_empty: bool = False
+    keep_calls: bool = False
+    """Keep calls of what reaches the system: commands, text that is run, files, connections."""
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
     model: str | None = None
     """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
@@ -78,6 +80,7 @@ class ChangeOptions(TypedDict, total=False):
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool
+    keep_calls: bool
     model: str | None
     model_arguments: Mapping[str, object]
 
