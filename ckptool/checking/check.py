@@ -55,6 +55,8 @@ class CheckReport(NamedTuple):
     """What unpickling would do beyond making data, in order; in other members of its archive, too."""
     loading: str | None = None
     """What each way to load it would run, in a sentence."""
+    only: tuple[str, ...] = ()
+    """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
@@ -104,7 +106,8 @@ class CheckReport(NamedTuple):
             for severity in ("error", "warning")
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
-        return f"{', '.join(counts) or 'nothing wrong found'}; {self._looked_at()}"
+        asked = f" about {', '.join(self.only)}" if self.only else ""
+        return f"{', '.join(counts) or 'nothing wrong found'}{asked}; {self._looked_at()}"
 
     def _looked_at(self) -> str:
         if self.depth == "structure":

@@ -12,6 +12,7 @@ from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES
 from ckptool.checking.pickle_search import Act
+from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, with_options
@@ -33,6 +34,20 @@ SCHEMA = "ckptool.check/2"
 )
 @click.option("--key", metavar="PATH", help="Which state dict to compare with --like or --model.")
 @click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
+@click.option(
+    "--only",
+    metavar="QUESTION,…",
+    callback=lambda _, __, value: _questions(value),
+    help=f"Report only what answers these: {', '.join(QUESTIONS)}.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="WHAT",
+    callback=lambda _, __, value: _conditions(value),
+    help="Exit 1 only for this: a code (CK205), a grade (code, system), or a severity (info, warning, error) or worse. "
+    "Repeatable; by default: warning.",
+)
 @click.option("--explain", metavar="TEXT", help="Explain an error message; '-' reads it from stdin.")
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option(
@@ -43,8 +58,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     Say whether checkpoints are whole and safe, will load, and fit; nothing in them runs.
 
     One line for each finding, with what to do about it below, and a verdict that claims no more than what was looked
-    at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an error was found;
-    2, a file cannot be opened.
+    at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an error was found, or
+    what --fail-on names; 2, a file cannot be opened.
     """
     if options["explain"] is not None:
         sys.exit(_explain(options["explain"], as_json=options["as_json"]))
@@ -57,8 +72,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     code = 0
     objects: list[dict[str, object]] = []
     for number, path in enumerate(files):
-        report = check_file(path, **arguments)
-        code = max(code, 2 if report.error is not None else 1 if report.worst in ("warning", "error") else 0)
+        report = about(check_file(path, **arguments), options["only"])
+        code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
         if options["as_json"]:
             objects.append(_object(report))
             continue
@@ -70,6 +85,20 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     if options["as_json"]:
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
+
+
+def _questions(value: str | None) -> tuple[str, ...]:
+    asked = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    if unknown := [word for word in asked if word not in QUESTIONS]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(QUESTIONS)}", param_hint="--only")
+    return asked
+
+
+def _conditions(value: tuple[str, ...]) -> tuple[str, ...]:
+    if unknown := [word for word in value if not is_condition(word)]:
+        choices = "a code of `check --list`, data, code, system, info, warning, error"
+        raise click.BadParameter(f"{unknown[0]!r} is none of these: {choices}", param_hint="--fail-on")
+    return value or ("warning",)
 
 
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
