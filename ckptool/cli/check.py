@@ -50,6 +50,7 @@ SCHEMA = "ckptool.check/2"
 )
 @click.option("--explain", metavar="TEXT", help="Explain an error message; '-' reads it from stdin.")
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
@@ -66,14 +67,20 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     if options["list_codes"]:
         _list_codes(as_json=options["as_json"])
         return
+    if options["as_sarif"] and options["as_json"]:
+        raise click.UsageError("--sarif and --json are two forms: give one of them.")
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
     arguments = _arguments(options)
     code = 0
     objects: list[dict[str, object]] = []
+    reports: list[tuple[str, CheckReport]] = []
     for number, path in enumerate(files):
         report = about(check_file(path, **arguments), options["only"])
         code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
+        if options["as_sarif"]:
+            reports.append((path, report))
+            continue
         if options["as_json"]:
             objects.append(_object(report))
             continue
@@ -82,7 +89,11 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         if report.error is not None:
             click.echo(error_text(report.error), err=True)
         click.echo(with_options("\n".join(report.lines(show_globals=options["show_globals"]))))
-    if options["as_json"]:
+    if options["as_sarif"]:
+        from ckptool.cli.sarif import sarif
+
+        print_json(sarif(reports))
+    elif options["as_json"]:
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
 
