@@ -52,9 +52,9 @@ class Changes(NamedTuple):
     drop_unsupported: bool = False
     """Leave out what the target cannot hold."""
     allow_empty: bool = False
+    """Globs may match nothing, and no tensor, or none with elements, may be left."""
     keep_calls: bool = False
     """Keep calls of what reaches the system: commands, text that is run, files, connections."""
-    """Globs may match nothing, and no tensor, or none with elements, may be left."""
     model: str | None = None
     """``package.module:Class`` to build for form ``model``; imported because the caller named it."""
     model_arguments: Mapping[str, object] = {}
