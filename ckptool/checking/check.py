@@ -19,7 +19,7 @@ from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MissingPackage, TruncatedFile, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
@@ -55,6 +55,8 @@ class CheckReport(NamedTuple):
     """What unpickling would do beyond making data, in order; in other members of its archive, too."""
     loading: str | None = None
     """What each way to load it would run, in a sentence."""
+    only: tuple[str, ...] = ()
+    """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
@@ -104,7 +106,8 @@ class CheckReport(NamedTuple):
             for severity in ("error", "warning")
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
-        return f"{', '.join(counts) or 'nothing wrong found'}; {self._looked_at()}"
+        asked = f" about {', '.join(self.only)}" if self.only else ""
+        return f"{', '.join(counts) or 'nothing wrong found'}{asked}; {self._looked_at()}"
 
     def _looked_at(self) -> str:
         if self.depth == "structure":
@@ -311,7 +314,8 @@ def _nested(stock: TorchLoadVerdict) -> list[Finding]:
 
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
-    survey = safety.survey_origin(origin, limits)
+    # Reading on may cost more than the limits allow.
+    survey = Survey() if isinstance(error, LimitExceeded) else safety.survey_origin(origin, limits)
     found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
     return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
 

@@ -13,12 +13,12 @@ from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import compression_of, decompress
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checking import grading
-from ckptool.checking.grading import Grade
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
+from ckptool.pickles import grading
 from ckptool.pickles.effects import Effect, How
+from ckptool.pickles.grading import Grade
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.scanner import Scan, carried, scan
@@ -273,6 +273,9 @@ class Search:
             found = read_pickle(source, at)
         except Cancelled:
             raise
+        except LimitExceeded as error:
+            self.unseen.append(f"{record or 'the file'}: {error.message}")
+            return -1
         except CkptoolError:
             return self._broken(source, at, record, nested_at, depth)
         for one in found.globals:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking import grading
+from ckptool.checking.allowed import is_usual
 from ckptool.checking.pickle_search import Act, Search, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.pickles import grading
+from ckptool.pickles.nodes import gc_paused
 from ckptool.pickles.scanner import Scan
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
@@ -42,11 +44,16 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
 
 
 def quick(checkpoint: Checkpoint) -> Survey:
-    """Look only at the pickles that the format read, and of those only at what asks for more than data."""
+    """Look only at the pickles that formats read, in all members, and of those only at what asks for unusual names."""
     search = Search(DEFAULT_LIMITS)
-    for stream in checkpoint.streams:
-        if not all(grading.is_plain(one.module, one.name) for one in stream.globals):
-            search.stream(stream.source, stream.start, stream.end, stream.record)
+    todo = [checkpoint]
+    while todo:
+        one = todo.pop()
+        todo += reversed(one.inside.values())
+        for stream in one.streams:
+            if not all(is_usual(name.module, name.name) for name in stream.globals):
+                record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
+                search.stream(stream.source, stream.start, stream.end, record)
     return search.survey()
 
 
@@ -61,7 +68,8 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
         return Survey()  # no file: its error says so
     search = Search(limits)
     try:
-        search.anything(source, "", None, 0)
+        with gc_paused():
+            search.anything(source, "", None, 0)
     except Cancelled:
         raise
     except CkptoolError as error:

@@ -357,6 +357,18 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
 
 
+def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    """CK205: unpickling would call what reaches the system, as far as the pickles say that formats read."""
+    members = [checkpoint]
+    for one in members:
+        members += one.inside.values()
+    if all(allowed.is_usual(one.module, one.name) for member in members for one in member.globals):
+        return ()
+    from ckptool.checking import safety, would_run  # most files have no such names
+
+    return tuple(would_run.system_calls(safety.quick(checkpoint), _state_dict(checkpoint)))
+
+
 def foreign(checkpoint: Checkpoint) -> list[str]:
     """Return the names that unpickling would import from elsewhere than torch, numpy and Python's containers."""
     return [str(found) for found in checkpoint.globals if not str(found).startswith(_FAMILIAR)]

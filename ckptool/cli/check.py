@@ -13,6 +13,7 @@ from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, command_line
 from ckptool.checking.pickle_search import Act
+from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.text import error_text, with_options
@@ -42,11 +43,26 @@ _MOST_TEXT = 1 << 20
 @click.option("--key", metavar="PATH", help="Which state dict to compare with --like or --model.")
 @click.option("--globals", "show_globals", is_flag=True, help="List the names that unpickling would import, and where.")
 @click.option(
+    "--only",
+    metavar="QUESTION,…",
+    callback=lambda _, __, value: _questions(value),
+    help=f"Report only what answers these: {', '.join(QUESTIONS)}.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="WHAT",
+    callback=lambda _, __, value: _conditions(value),
+    help="Exit 1 only for this: a code (CK205), a grade (code, system), or a severity (info, warning, error) or worse. "
+    "Repeatable; by default: warning.",
+)
+@click.option(
     "--explain",
     metavar="TEXT",
     help="Explain an error message, and what in FILE causes it if one is given; '-' reads TEXT from stdin.",
 )
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
@@ -55,41 +71,68 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     Say whether checkpoints are whole and safe, will load, and fit; nothing in them runs.
 
     One line for each finding, with what to do about it below, and a verdict that claims no more than what was looked
-    at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an error was found;
-    2, a file cannot be opened.
+    at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an error was found, or
+    what --fail-on names; 2, a file cannot be opened.
     """
     if options["explain"] is not None:
         sys.exit(_explain(options["explain"], files, as_json=options["as_json"]))
     if options["list_codes"]:
         _list_codes(as_json=options["as_json"])
         return
+    if options["as_sarif"] and options["as_json"]:
+        raise click.UsageError("--sarif and --json are two forms: give one of them.")
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
     arguments = _arguments(options)
     code = 0
     objects: list[dict[str, object]] = []
+    reports: list[tuple[str, CheckReport]] = []
     for number, path in enumerate(files):
         try:
-            report = check_file(path, **arguments)
+            report = about(check_file(path, **arguments), options["only"])
         except CkptoolError as error:  # not of this file: of what it is to be compared with, or of this installation
             if not options["as_json"]:
                 raise
             objects.append(_not_looked_at(path, error))
             code = 2
             continue
-        code = max(code, 2 if report.error is not None else 1 if report.worst in ("warning", "error") else 0)
-        if options["as_json"]:
+        code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
+        if options["as_sarif"]:
+            reports.append((path, report))
+        elif options["as_json"]:
             objects.append(_object(report))
-            continue
-        if number:
-            click.echo("")
-        if report.error is not None:
-            click.echo(error_text(report.error), err=True)
-        if report.error is None or report.findings:
-            click.echo(with_options("\n".join(report.lines(show_globals=options["show_globals"]))))
-    if options["as_json"]:
+        else:
+            _print(report, number, show_globals=options["show_globals"])
+    if options["as_sarif"]:
+        from ckptool.cli.sarif import sarif
+
+        print_json(sarif(reports))
+    elif options["as_json"]:
         print_json(objects[0] if len(files) == 1 else objects)
     sys.exit(code)
+
+
+def _print(report: CheckReport, number: int, *, show_globals: bool) -> None:
+    if number:
+        click.echo("")
+    if report.error is not None:
+        click.echo(error_text(report.error), err=True)
+    if report.error is None or report.findings:
+        click.echo(with_options("\n".join(report.lines(show_globals=show_globals))))
+
+
+def _questions(value: str | None) -> tuple[str, ...]:
+    asked = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    if unknown := [word for word in asked if word not in QUESTIONS]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(QUESTIONS)}", param_hint="--only")
+    return asked
+
+
+def _conditions(value: tuple[str, ...]) -> tuple[str, ...]:
+    if unknown := [word for word in value if not is_condition(word)]:
+        choices = "a code of `check --list`, data, code, system, info, warning, error"
+        raise click.BadParameter(f"{unknown[0]!r} is none of these: {choices}", param_hint="--fail-on")
+    return value or ("warning",)
 
 
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:

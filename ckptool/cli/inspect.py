@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from ckptool import messages
-from ckptool.checking.structure import examine
+from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
@@ -166,8 +166,18 @@ def inspect(
             if as_json:
                 _print_json(_unreadable(path, error), number, len(files))
             else:
+                if show_globals:
+                    _print(_names_up_to_there(path))
                 click.echo(error_text(error), err=True)
     sys.exit(2 if failed else 0)
+
+
+def _names_up_to_there(path: str) -> Iterator[str]:
+    """Yield the names that the pickles of a file ask for that cannot be opened, up to where reading ended."""
+    from ckptool.checking.safety import survey_origin
+
+    names = (f"{one.module}.{one.name}" for one in survey_origin(path).names)
+    return map(messages.show, dict.fromkeys(names))
 
 
 def _report(
@@ -188,7 +198,7 @@ def _report(
             click.echo(nothing.strip(), err=True)
         return
     summary = summarise(checkpoint)
-    yield from inspect_report.head_lines(checkpoint, summary, examine(checkpoint, summary))
+    yield from inspect_report.head_lines(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)))
     nothing = selection.nothing(checkpoint.tensors, tensors)
     if nothing is not None:
         yield nothing
@@ -257,7 +267,7 @@ def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
 
     summary = summarise(checkpoint)
     tensors = selection.of(checkpoint.tensors.values())
-    return inspect_object(checkpoint, summary, examine(checkpoint, summary), tensors)
+    return inspect_object(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)), tensors)
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

@@ -29,6 +29,8 @@ NAME = "pickle"
 TRAITS = Traits(has_tree=True, refusal="it was written by pickle.dump() and not by torch.save()")
 
 _MAX_UNMARKED_NBYTES = 1 << 26
+_FIRST_OPCODES = frozenset(bytes([op]) for op in b"(]})cldVSTUXILFNKMJGBC\x88\x89\x8c")
+"""What a pickle without PROTO may begin with: containers, names, strings, numbers."""
 
 
 def sniff(probe: Probe) -> bool:
@@ -36,7 +38,7 @@ def sniff(probe: Probe) -> bool:
     head = probe.head
     if len(head) > 2 and head[0] == 0x80:
         return head[1] <= 5
-    if head[:1] not in (b"(", b"]", b"}", b"c", b"l", b"d") or probe.source.nbytes > _MAX_UNMARKED_NBYTES:
+    if head[:1] not in _FIRST_OPCODES or probe.source.nbytes > _MAX_UNMARKED_NBYTES:
         return False
     try:
         pickled = read_with_arrays(probe.source)
@@ -44,18 +46,20 @@ def sniff(probe: Probe) -> bool:
         raise
     except CkptoolError:
         return False
-    return pickled.end == probe.source.nbytes and is_container(pickled.root)
+    return pickled.end == probe.source.nbytes and (is_container(pickled.root) or bool(pickled.left and pickled.globals))
 
 
 def read(probe: Probe) -> Parsed:
     """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
     pickled = read_with_arrays(probe.source)
+    if torch_legacy.has_computed_magic(probe.source, pickled):
+        return torch_legacy.read(probe)
     rebuilder = Rebuilder(nested=partial(torch_legacy.nested_storage, limits=probe.limits))
     try:
         contents = collect_weights(pickled.root, rebuilder, probe.limits)
     except MalformedFile as error:
         raise _bare(pickled) or error  # noqa: B904 - the same one, or one that says more
-    notes = []
+    notes = [*pickled.notes]
     if pickled.end < probe.source.nbytes:
         notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
     return Parsed(
@@ -67,7 +71,7 @@ def read(probe: Probe) -> Parsed:
         rebuilder=rebuilder,
         streams=tuple(_streams(probe.source, pickled)),
         notes=tuple(notes),
-        rest=pickled.end if notes else None,
+        rest=pickled.end if pickled.end < probe.source.nbytes else None,
     )
 
 

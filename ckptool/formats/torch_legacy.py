@@ -56,7 +56,7 @@ def read(probe: Probe) -> Parsed:
     stream = LegacyStream(probe.source, probe.limits)
     rebuilder = stream.rebuilder()
     contents = collect_weights(stream.tree.root, rebuilder, probe.limits)
-    notes = []
+    notes = [*stream.notes]
     if stream.big_endian:
         notes.append("written on a big-endian machine; its elements are little-endian all the same")
     rest = probe.source.nbytes - stream.end
@@ -75,6 +75,16 @@ def read(probe: Probe) -> Parsed:
         notes=tuple(notes),
         rest=stream.end if rest else None,
     )
+
+
+def has_computed_magic(source: Source, first: Pickle) -> bool:
+    """Say whether a first pickle that calls something stands where the magic number should: before that of 1001."""
+    if not isinstance(first.root, nodes.Call) or first.end == source.nbytes:
+        return False
+    try:
+        return bool(read_pickle(source, first.end).root == PROTOCOL_VERSION)
+    except (MalformedFile, TruncatedFile):
+        return False
 
 
 def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStorage | None:
@@ -97,7 +107,8 @@ class LegacyStream:
         magic = read_pickle(source)
         protocol = read_pickle(source, magic.end)
         system = read_pickle(source, protocol.end)
-        if magic.root != MAGIC_NUMBER or protocol.root != PROTOCOL_VERSION:
+        computed = isinstance(magic.root, nodes.Call)
+        if not (computed or magic.root == MAGIC_NUMBER) or protocol.root != PROTOCOL_VERSION:
             raise UnsupportedFeature(
                 f"a legacy stream of another protocol than {PROTOCOL_VERSION}",
                 kind="future-version",
@@ -109,9 +120,11 @@ class LegacyStream:
         keys = read_pickle(source, self.tree.end)
         self.start = keys.end
         """Where the pickles end and the storages begin."""
-        self.globals = tuple(
-            found for pickled in (magic, protocol, system, self.tree, keys) for found in pickled.globals
-        )
+        pickles = (magic, protocol, system, self.tree, keys)
+        self.globals = tuple(found for pickled in pickles for found in pickled.globals)
+        self.notes = tuple(note for pickled in pickles for note in pickled.notes)
+        if computed:
+            self.notes = ("its magic number is not there, but computed by a call", *self.notes)
         self._storages: dict[str, TypedStorage] = {}
         self.end = self._walk_storages(self._announced(), keys.root, keys.end)
 

@@ -76,7 +76,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
     pickled = read_pickle(tree)
     rebuilder = storages.rebuilder()
     contents = collect_weights(pickled.root, rebuilder, archive.limits, graph)
-    notes = list(archive.notes)
+    notes = [*archive.notes, *pickled.notes]
     if root.count("/") != 1:
         notes.append(f"data.pkl is in {root.rstrip('/') or 'no folder'!r}: torch wants exactly one folder")
     if pickled.end != archive[f"{root}data.pkl"].nbytes:

@@ -56,6 +56,8 @@ class Changes(NamedTuple):
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
+    keep_calls: bool = False
+    """Keep calls of what reaches the system: commands, text that is run, files, connections."""
     model: str | None = None
     """
     ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``; imported because the caller named
@@ -85,6 +87,7 @@ class ChangeOptions(TypedDict, total=False):
     drop_unsupported: bool
     allow_empty: bool
     allow_missing: bool
+    keep_calls: bool
     model: str | None
     model_arguments: Mapping[str, object]
 

@@ -21,6 +21,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.messages import counted
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
 from ckptool.migration.plan import Plan, make_plan
 from ckptool.migration.report import MigrationReport
@@ -89,7 +90,7 @@ def migrate(
             selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
         refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
-        planned = report.planned(checkpoint, plan, asked)
+        planned = report.planned(checkpoint, plan, asked)._replace(calls=kept_calls(checkpoint, plan, asked))
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return planned

@@ -71,6 +71,9 @@ class MigrationReport(NamedTuple):
     notes: tuple[str, ...]
     """What cannot be done with the target any more, or was asked for without effect."""
 
+    calls: tuple[str, ...] = ()
+    """Classes and functions that unpickling the target calls, beyond what makes data; with ``form`` same or model."""
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -210,6 +213,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield from listed("cast", list(_casts(report)))
     yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
     yield from listed("left out", grouped(report.dropped, "entries"))
+    yield from listed("calls", [show(name) for name in report.calls])
     yield from listed("note", [show(note) for note in report.notes])
 
 

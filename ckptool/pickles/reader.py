@@ -18,6 +18,7 @@ import struct
 from struct import Struct
 from typing import Any, NamedTuple
 
+from ckptool.messages import counted
 from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.pickles.opcodes import RARE
@@ -43,6 +44,13 @@ class Pickle(NamedTuple):
     """Every reference to something outside, in order."""
     blocks: tuple[range, ...] = ()
     """Where bytes lie between the opcodes, in order."""
+    left: int = 0
+    """Values left under the root: unpicklers drop them, and what they called was called."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about it, though nothing in it can be misread."""
+        return (f"{counted(self.left, 'value')} left under the one that the pickle gives",) if self.left else ()
 
 
 def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
@@ -88,6 +96,7 @@ def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = 
         tuple(machine.globals.values()),
         tuple(machine.persistent_ids),
         tuple(machine.blocks),
+        len(machine.stack) - 1 + sum(map(len, machine.marks)),
     )
 
 
@@ -216,11 +225,11 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 pos += 9
                 continue
             elif op == 0x2E:  # STOP
-                if len(stack) != 1 or marks:
+                if not stack:
                     machine.opcode = pos
-                    raise machine.malformed("the pickle stops with an unfinished stack")
+                    raise machine.malformed("the pickle stops without a value")
                 pos += 1
-                return stack[0]
+                return stack[-1]
             machine.opcode, machine.pos, machine.stack = pos, pos, stack
             if machine.is_at_window_end():  # they may touch the stack first
                 raise NeedMore(pos + 1)

@@ -29,7 +29,7 @@ def refused(data: bytes) -> MalformedFile | TruncatedFile:
 # The loop
 
 
-@pytest.mark.parametrize("data", [b".", b"0.", b"K\1(.", b"K\1K\2.", b"h\0.", b"\x85."])
+@pytest.mark.parametrize("data", [b".", b"0.", b"K\1(.", b"h\0.", b"\x85."])
 def test_a_whole_pickle_that_makes_no_sense_is_malformed_and_not_truncated(data: bytes) -> None:
     assert type(refused(data)) is MalformedFile
 

@@ -27,8 +27,8 @@ import torch
 from click.testing import CliRunner
 
 from ckptool import CheckReport, check
-from ckptool.checking.grading import grade_of
 from ckptool.cli import cli
+from ckptool.pickles.grading import grade_of
 from tests.build import (
     call,
     floats,

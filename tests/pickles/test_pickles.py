@@ -357,8 +357,6 @@ ERRORS = {
     "a state for a list": (b"]}b", 2),
     "a second state": (b"NN\x81}b}b", 6),
     "a remembered nothing": (b"q\0", 0),
-    "junk under the value": (b"NN", 2),
-    "a mark under the value": (b"(N", 2),
     "no value": (b"(", 1),
     "a string without quotes": (b"NSa\n", 1),
     "a number of negative length": (b"N\x8b\xff\xff\xff\xff", 1),

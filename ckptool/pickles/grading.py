@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.checking import dangerous_names as table
 from ckptool.messages import cut
+from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed

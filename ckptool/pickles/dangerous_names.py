@@ -175,7 +175,7 @@ PLAIN: Final = frozenset(
 """Calls that only make data."""
 
 PLAIN_PATTERN: Final = re.compile(
-    r"torch\.(?:_utils|_tensor|nn\.parameter|_tensor_impl)\._rebuild_\w+"
+    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+"
     r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.storage\._?[A-Z]\w*Storage"

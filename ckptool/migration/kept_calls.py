@@ -1,0 +1,63 @@
+"""What the pickle of a new file would call: what reaches the system is refused, what else goes along is listed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptool.errors import MigrationRefused
+from ckptool.messages import counted, show
+from ckptool.migration.changes import Changes
+from ckptool.migration.plan import Plan
+from ckptool.migration.torch_plan import TorchPlan
+from ckptool.sources.source import BytesSource
+
+if TYPE_CHECKING:
+    from ckptool.checkpoints.checkpoint import Checkpoint
+    from ckptool.pickles.effects import Effect
+
+
+def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[str, ...]:
+    """
+    Return the classes and functions that unpickling the new file would call, beyond what makes data.
+
+    Raises:
+        MigrationRefused: One of them runs commands or text, opens files or connections, or changes the interpreter.
+    """
+    from ckptool.pickles import grading  # its tables are for files that hold more than weights
+
+    if not isinstance(plan.file, TorchPlan) or plan.weights is not None:
+        return ()  # weights alone
+    if all(grading.is_plain(one.module, one.name) for one in checkpoint.globals):
+        return ()
+    from ckptool.pickles.tracer import trace
+
+    carried: dict[str, None] = {}
+    system: dict[str, str] = {}
+
+    inside = [plan.file.pickled]
+
+    def listen(effect: Effect) -> object:
+        if grading.loads_bytes(effect):
+            inside.append(bytes(effect.arguments[0]))
+        for one in grading.judge(effect):
+            if one.how == "refers":
+                continue
+            carried[one.name] = None
+            if one.grade == "system":
+                system.setdefault(one.shown, one.why or "")
+        return grading.result(effect)
+
+    for data in inside:  # it grows: what torch.load() is called with lies in the bytes
+        source, at = BytesSource(data), 0
+        while at < len(data) and not (found := trace(source, at, listen)).broken:
+            at = found.end
+    if system and not changes.keep_calls:
+        (shown, why), *more = system.items()
+        others = f" and {counted(len(more), 'call')} more" if more else ""
+        raise MigrationRefused(
+            f"unpickling the new file would call {show(shown)}, which {why}{others}",
+            kind="kept-calls",
+            hint="Take the weights alone with `form='state_dict'`, or leave it out with `drop=`. If it is to stay, say "
+            "so with `keep_calls=True`.",
+        )
+    return tuple(carried)

@@ -1,0 +1,47 @@
+"""``check --sarif`` prints what code hosts read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from ckptool.checking.finding import CODES
+from ckptool.cli import cli
+from tests.build import call, floats, named, storage, tensor, torch_zip
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> None:
+    evil, broken = tmp_path / "an evil one.pth", tmp_path / "broken.pth"
+    evil.write_bytes(torch_zip({"w": tensor(storage()), "x": call(named("os", "system"), "true")}, {"0": floats()}))
+    broken.write_bytes(b"PK")
+    result = CliRunner().invoke(cli, ["check", "--sarif", str(evil), str(broken)])
+    found = json.loads(result.stdout)
+    (run,) = found["runs"]
+
+    assert (result.exit_code, found["version"], run["tool"]["driver"]["name"]) == (2, "2.1.0", "ckptool")
+    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {*CODES, "unreadable"}
+    by_rule = {one["ruleId"]: one for one in run["results"]}
+    assert by_rule["CK205"]["level"] == "error"
+    assert "os.system('true')" in by_rule["CK205"]["message"]["text"]
+    location = by_rule["CK205"]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert location.endswith("/an%20evil%20one.pth")
+    assert by_rule["unreadable"]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("broken.pth")
+
+
+def test_one_form_is_printed() -> None:
+    assert CliRunner().invoke(cli, ["check", "--sarif", "--json", "x"]).exit_code == 2
+
+
+def test_the_hook_runs_what_there_is(tmp_path: Path) -> None:
+    lines = (ROOT / ".pre-commit-hooks.yaml").read_text("utf-8").splitlines()
+    (entry,) = [line.partition(": ")[2] for line in lines if line.strip().startswith("entry:")]
+    program, *words = entry.split()
+    path = tmp_path / "a.pth"
+    for tree, code in (({"w": tensor(storage())}, 0), ({"x": call(named("os", "system"), "true")}, 1)):
+        path.write_bytes(torch_zip(tree, {"0": floats()}))
+        assert program == "ckptool"
+        assert CliRunner().invoke(cli, [*words, str(path)]).exit_code == code

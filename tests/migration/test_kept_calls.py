@@ -1,0 +1,69 @@
+"""Calls that reach the system never go along unasked, and what else would be called is listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ckptool import MigrationRefused, check, migrate
+from ckptool.cli import cli
+from tests.build import call, floats, legacy, named, raw, storage, tensor, torch_zip
+
+SYSTEM = call(named("os", "system"), "true")
+NAMESPACE = call(named("argparse", "Namespace"))
+
+
+@pytest.fixture(params=["zip", "legacy"])
+def evil(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "evil.pth"
+    if request.param == "zip":
+        data = torch_zip({"model": {"w": tensor(storage())}, "x": SYSTEM, "args": NAMESPACE}, {"0": floats()})
+    else:
+        tree = {"model": {"w": tensor(storage(rest=(None,)))}, "x": SYSTEM, "args": NAMESPACE}
+        data = legacy(tree, [("0", 4, floats())])
+    path.write_bytes(data)
+    return path
+
+
+def calls(path: Path) -> set[str]:
+    return {act.name for act in check(path).acts if act.how != "refers"}
+
+
+def test_they_are_refused_with_the_ways_out(evil: Path, tmp_path: Path) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(evil, tmp_path / "new.pth", form="same")
+
+    assert "would call os.system('true'), which runs commands or programs" in caught.value.message
+    assert caught.value.kind == "kept-calls"
+    assert not (tmp_path / "new.pth").exists()
+    done = CliRunner().invoke(cli, ["migrate", str(evil), str(tmp_path / "new.pth"), "--form", "same"])
+    assert done.exit_code == 1
+    assert "--keep-calls" in done.output
+    assert "--form state_dict" in done.output
+
+
+def test_each_way_out_works(evil: Path, tmp_path: Path) -> None:
+    migrate(evil, tmp_path / "a.pth", form="state_dict")
+    migrate(evil, tmp_path / "b.safetensors")
+    report = migrate(evil, tmp_path / "c.pth", form="same", drop=["x"])
+    assert calls(tmp_path / "a.pth") == calls(tmp_path / "b.safetensors") == set()
+    assert calls(tmp_path / "c.pth") == {"argparse.Namespace"} == set(report.calls)
+    assert "calls        argparse.Namespace" in str(report)
+
+    kept = migrate(evil, tmp_path / "d.pth", form="same", keep_calls=True)
+    assert calls(tmp_path / "d.pth") == {"os.system", "argparse.Namespace"} == set(kept.calls)
+
+
+def test_streams_inside_the_pickle_are_looked_into(tmp_path: Path) -> None:
+    inner = call(named("torch.storage", "_load_from_bytes"), raw(legacy(SYSTEM)))
+    (tmp_path / "a.pth").write_bytes(torch_zip({"w": tensor(storage()), "x": inner}, {"0": floats()}))
+    with pytest.raises(MigrationRefused, match=r"os\.system"):
+        migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
+
+
+def test_a_dry_run_says_it_too(evil: Path, tmp_path: Path) -> None:
+    with pytest.raises(MigrationRefused):
+        migrate(evil, tmp_path / "a.pth", form="same", dry_run=True)
+    assert migrate(evil, tmp_path / "a.pth", form="same", dry_run=True, drop=["x"]).calls == ("argparse.Namespace",)
