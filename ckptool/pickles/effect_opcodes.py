@@ -133,7 +133,7 @@ def _reduce(tracer: Tracer) -> None:
 
 def _inst(tracer: Tracer) -> None:
     module, name = tracer.lines(2)
-    found = tracer.look_up(str(module, "utf-8"), str(name, "utf-8"))
+    found = tracer.look_up(str(module, "utf-8", "replace"), str(name, "utf-8", "replace"))
     args = tuple(tracer.pop_mark())
     tracer.push(tracer.call(found, args))
 
@@ -173,7 +173,7 @@ def _build(tracer: Tracer) -> None:
 
 def _global(tracer: Tracer) -> None:
     module, name = tracer.lines(2)
-    tracer.push(tracer.look_up(str(module, "utf-8"), str(name, "utf-8")))
+    tracer.push(tracer.look_up(str(module, "utf-8", "replace"), str(name, "utf-8", "replace")))
 
 
 def _stack_global(tracer: Tracer) -> None:
@@ -250,8 +250,11 @@ def _setitems(tracer: Tracer) -> None:
 
 
 def _update(tracer: Tracer, flat: list[Inert]) -> None:
-    pairs = list(zip(flat[::2], flat[1::2], strict=True))
+    pairs = list(zip(flat[::2], flat[1::2], strict=False))
     target = tracer.stack[-1]
+    if len(flat) % 2:
+        tracer.tell("adds", target, flat)  # Python sets the whole pairs first
+        raise ValueError
     if isinstance(target, Dict):
         target.pairs.extend(pairs)
         return
