@@ -1,12 +1,9 @@
-"""
-Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form.
-
-Nothing is imported here before it is asked for: the command line begins with this module, and must be able to answer an
-interrupt from the first moment on.
-"""
+"""Open any PyTorch checkpoint without running it, say what is in it, and write it again in another form."""
 
 from __future__ import annotations
 
+# Nothing is imported before it is asked for: the command line begins here, and must answer an interrupt from the first
+# moment on.
 TYPE_CHECKING = False  # ``typing`` has one, too, and takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any

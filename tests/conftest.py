@@ -6,6 +6,7 @@ Hypothesis has no deadlines, and takes the same examples each time unless asked 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dear = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
         items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=dear)
+
+
+def pytest_collection_finish() -> None:
+    """Keep thousands of tests and modules out of every later garbage collection, of which some tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

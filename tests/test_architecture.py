@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -70,27 +70,34 @@ OPENS = {
 OPENING_METHODS = (".read_bytes", ".read_text", ".write_bytes", ".write_text")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the top-level package of each import, wherever it stands, unless it is for type checkers only."""
-    skipped = {id(inner) for node in ast.walk(tree) if _is_type_checking(node) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+@cache
+def imported(tree: ast.AST) -> list[str]:
+    """Return the top-level package of each import, wherever it stands, unless it is for type checkers only."""
+    skipped = {id(inner) for node in nodes(tree) if _is_type_checking(node) for inner in ast.walk(node)}
+    found = []
+    for node in nodes(tree):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            found += [alias.name.partition(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield (node.module or "").partition(".")[0]
+            found.append((node.module or "").partition(".")[0])
+    return found
 
 
 def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def mentioned(tree: ast.AST) -> Iterator[str]:
-    """Yield every name, and every dotted name, in the code."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute):
-            yield ast.unparse(node)
+@cache
+def mentioned(tree: ast.AST) -> frozenset[str]:
+    """Return every name, and every dotted name, in the code."""
+    return frozenset(ast.unparse(node) for node in nodes(tree) if isinstance(node, ast.Name | ast.Attribute))
 
 
 @each("name", TOOL)

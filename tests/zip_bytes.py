@@ -8,6 +8,11 @@ from dataclasses import dataclass, field, replace
 from struct import pack
 from typing import Any
 
+from ckptool import Limits
+from ckptool.archives.archive import Archive
+from ckptool.archives.zips import read_zip
+from ckptool.sources.source import BytesSource, Source
+
 Fields = Mapping[str, Any]
 
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
@@ -159,3 +164,8 @@ def whole(
     place = (len(known), len(directory), len(body))
     tail = end64(*place, len(body) + len(directory), **(last64 or {})) if zip64 else b""
     return body + directory + tail + end(*place, **(last or {})) + suffix
+
+
+def read(data: bytes | Source, **limits: int) -> Archive:
+    """Return the members that the reader finds."""
+    return read_zip(BytesSource(data, is_file=True) if isinstance(data, bytes) else data, Limits(**limits))

@@ -1,5 +1,5 @@
 """
-The central directory of a zip: found from the end of the file, and read entry by entry.
+The central directory of a zip: found from the end of the file, or reported as cut off, and read entry by entry.
 
     central directory                     one entry for each member
     [zip64 end record, locator]

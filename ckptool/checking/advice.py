@@ -9,18 +9,19 @@ there are tensors or arrays in them. Nothing is written, and no tensor read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
+from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
-from ckptool.names.matching import Renames
 from ckptool.pickles.nodes import Global, gc_paused
-from ckptool.pickles.reader import read_pickle
-from ckptool.pickles.scanner import scan
 from ckptool.sources.source import BytesSource
+
+if TYPE_CHECKING:
+    from ckptool.names.matching import Renames
 
 Options: TypeAlias = "dict[str, Any]"
 
@@ -65,8 +66,11 @@ def migration(
 def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
     """Return the command line that takes the weights out of a checkpoint, as far as it is known which they are."""
     best = checkpoint.weights
-    others = [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.key and one is not best]
-    for one in [best, *others] if best is not None else others:
+    models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
+    if best is None and any(not one.key for one in models):
+        return None  # that one is around the others
+    first = [best] if best is not None else []
+    for one in (*first, *(one for one in models if one is not best)):
         found = migration(checkpoint, why, form="state_dict", key="" if one is best else one.key)
         if found is not None:
             return found
@@ -99,6 +103,7 @@ def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list
         with gc_paused():
             plan = make_plan(checkpoint, None, changes, sketch=True)
             refuse_nothing(checkpoint, plan.weights, plan.file, changes)
+            refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, DEFAULT_LIMITS)
     except Cancelled:
         raise
     except CkptoolError:
@@ -136,6 +141,9 @@ def _are_allowed(names: Sequence[Global]) -> bool:
 
 def _opens(pickled: bytes) -> bool:
     """Say whether ``torch.load`` takes the names and opcodes of a pickle that was planned."""
+    from ckptool.pickles.reader import read_pickle
+    from ckptool.pickles.scanner import scan
+
     source = BytesSource(pickled)
     if not pickled:
         return True  # the sketch of a tree whose names are allowed
@@ -146,6 +154,8 @@ def _opens(pickled: bytes) -> bool:
 
 def _holds_data(pickled: bytes) -> bool:
     """Say whether there are tensors or numpy's arrays in a pickle."""
+    from ckptool.pickles.reader import read_pickle
+
     found = read_pickle(BytesSource(pickled))
     return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)
 

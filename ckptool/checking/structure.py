@@ -8,17 +8,17 @@ Nothing is read, run or imported. There are no heuristics: a finding is what the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ckptool.checking import advice, allowed
+from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, Finding, run
+from ckptool.checking.unusual_tensors import not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
-from ckptool.checkpoints.summary import Summary, heads, summarise
+from ckptool.checkpoints.summary import Summary, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS
 from ckptool.pickles import nodes
-from ckptool.tensors.tensor import identity
+from ckptool.tensors.tensor import ARRAY, identity
 
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Finding, ...]:
@@ -114,11 +114,17 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK120: the file has stubs without elements for weights that were partitioned. CK121: so it seems."""
+    if not [True for tensor in checkpoint.tensors.values() if 0 in tensor.info.shape]:
+        return
     for state_dict in checkpoint.state_dicts:
         if state_dict.role not in ("model", "ema"):
             continue
+        empty = [name for name, tensor in state_dict.items() if 0 in tensor.info.shape]
+        if not empty:
+            continue
+        from ckptool.checkpoints.completeness import MERGE_PARTITIONS, stubs_in
+
         stubs = stubs_in(checkpoint, state_dict)
-        empty = [name for name, tensor in state_dict.items() if not tensor.info.numel]
         if stubs is not None:
             yield Finding("CK120", "warning", stubs.fact, MERGE_PARTITIONS)
         elif 2 * len(empty) > len(state_dict):
@@ -158,6 +164,10 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK301: the names carry components that a training wrapper put in front."""
+    if not any(prefix[:-1] in ADDED_BY for prefix in summary.prefixes):
+        return
+    from ckptool.checkpoints.summary import heads
+
     known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
     left = len(summary.prefixes) if known is None else known
     wrapped: list[str] = []
@@ -174,7 +184,7 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
             "CK301",
             "info",
             f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            *(advice.migration(checkpoint, why, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
+            *(_migration(checkpoint, why, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
         )
 
 
@@ -187,12 +197,15 @@ def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK302",
             "info",
             f"several state dicts could be the weights: {some(names, _CANDIDATES)}",
-            *(advice.state_dict(checkpoint, "Pick one with `key=`.") or ()),
+            *(_state_dict(checkpoint, "Pick one with `key=`.") or ()),
         )
 
 
 def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK130: arrays of numpy are listed as tensors."""
+    found = len([True for tensor in checkpoint.tensors.values() if tensor.info.subclass == ARRAY])
+    if not found:
+        return
     among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values())
     if among:
         why = "ckptool.load() makes tensors of them, and so does this:"
@@ -200,9 +213,9 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK130",
             "warning",
             f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take",
-            *(advice.state_dict(checkpoint, why) or ()),
+            *(_state_dict(checkpoint, why) or ()),
         )
-    elif found := sum(tensor.info.is_array for tensor in checkpoint.tensors.values()):
+    else:
         yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
@@ -215,7 +228,7 @@ def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
             "CK303",
             "info",
             f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them",
-            *(advice.migration(checkpoint, why, form="safetensors") or Advice(why)),
+            *(_migration(checkpoint, why, form="safetensors") or Advice(why)),
         )
 
 
@@ -290,7 +303,7 @@ def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "CK405",
             "warning",
             "a bound method was saved, and the whole model with it: state_dict is missing its parentheses",
-            *(advice.state_dict(checkpoint, why) or Advice(why)),
+            *(_state_dict(checkpoint, why) or Advice(why)),
         )
 
 
@@ -314,37 +327,8 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]
             "CK501",
             "warning",
             f"tensors were saved on {len(devices)} devices: {some(devices)}",
-            *(advice.migration(checkpoint, to="cpu") or ()),
+            *(_migration(checkpoint, to="cpu") or ()),
         )
-
-
-def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK407: tensors are distributed, and the file holds a part of each."""
-    infos = [(tensor, tensor.info) for tensor in checkpoint.tensors.values()]
-    shown = [tensor for tensor, info in infos if info.parts and (info.subclass or "").endswith(_DISTRIBUTED)]
-    here = {tensor.name: sum(part.numel for _, part in tensor.info.parts) for tensor in shown}
-    cut = [tensor for tensor in shown if here[tensor.name] < tensor.numel]
-    if cut:
-        yield Finding(
-            "CK407",
-            "warning",
-            f"distributed tensors of which the file holds the part of one rank, {sum(here[one.name] for one in cut):,} "
-            f"of {sum(one.numel for one in cut):,} elements: {some([one.name for one in cut])}",
-            "Gather them before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
-            "torch.distributed.checkpoint.state_dict.",
-        )
-
-
-def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK502: some tensors are no plain strided memory."""
-    layouts: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        what = tensor.info.subclass or tensor.info.layout
-        if what != "strided" and not tensor.info.is_array:
-            layouts[what] = layouts.get(what, 0) + 1
-    if layouts:
-        listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
-        yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
 
 
 def foreign(checkpoint: Checkpoint) -> list[str]:
@@ -368,7 +352,6 @@ _FAMILIAR = (
 )
 
 _CANDIDATES = 6
-_DISTRIBUTED = ".DTensor"
 
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
@@ -396,3 +379,15 @@ CHECKS: tuple[Check, ...] = (
     unreadable,
     foreign_names,
 )
+
+
+def _migration(checkpoint: Checkpoint, why: str | None = None, **options: Any) -> Advice | None:
+    from ckptool.checking import advice  # most files need none, and it needs the planner of migrations
+
+    return advice.migration(checkpoint, why, **options)
+
+
+def _state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice | None:
+    from ckptool.checking import advice
+
+    return advice.state_dict(checkpoint, why)

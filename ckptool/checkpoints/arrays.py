@@ -7,8 +7,10 @@ what people call the weights, under the names and in the groups that tensors wou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.contents import Contents, ModelGraph, collect
+from ckptool.checkpoints.contents import Contents, Group, ModelGraph, collect
 from ckptool.checkpoints.roles import role_of
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
@@ -24,18 +26,25 @@ def collect_weights(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: Mo
     Raises what ``collect`` raises.
     """
     contents = collect(root, rebuilder, limits, graph)
-    if contents.walks or _has_weights(contents) or not _has_arrays(contents, limits):
+    if contents.walks or any(_weights(contents)) or not _has_arrays(contents, limits):
         return contents
     rebuilder.take_arrays()
     with_arrays = collect(root, rebuilder, limits, graph)
-    if not contents.tensors or _has_weights(with_arrays):
+    if not contents.tensors or any(_has_arrays_alone(group, with_arrays) for group in _weights(with_arrays)):
         return with_arrays
     rebuilder.take_arrays(take=False)
     return contents
 
 
-def _has_weights(contents: Contents) -> bool:
-    return any(group.names and role_of(group, contents) in ("model", "ema") for group in contents.groups)
+def _weights(contents: Contents) -> Iterator[Group]:
+    """Yield the groups that are weights, as far as their place and their names tell."""
+    return (group for group in contents.groups if group.names and role_of(group, contents) in ("model", "ema"))
+
+
+def _has_arrays_alone(group: Group, contents: Contents) -> bool:
+    """Say whether a mapping has no tensor of torch at any depth, as one with an optimizer beside curves has."""
+    head = f"{group.key}." if group.key else ""
+    return all(info.is_array for name, info in contents.tensors.items() if name.startswith(head))
 
 
 def _has_arrays(contents: Contents, limits: Limits) -> bool:

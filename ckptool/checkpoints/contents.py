@@ -209,7 +209,7 @@ class _Collector:
         while f"{name}#{number}" in taken:
             number += 1
         self._last_number[name] = number
-        return self._charged(f"{name}#{number}")
+        return self._join("", f"{name}#{number}")
 
     def _add_model(self, node: Inert, path: str) -> None:
         walk = self._walks.get(id(node))
@@ -283,10 +283,8 @@ class _Collector:
                 seen.add(key)
 
     def _join(self, path: str, component: str) -> str:
-        return self._charged(f"{path}.{component}" if path else component)
-
-    def _charged(self, joined: str) -> str:
         """Return a path, once its cost was taken from what paths may cost."""
+        joined = f"{path}.{component}" if path else component
         if len(joined) > self._limits.name_nbytes:
             raise LimitExceeded(
                 f"a name of {len(joined):,} characters; {self._limits.name_nbytes:,} are allowed",

@@ -17,8 +17,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.quantized_modules import added_entries, is_conv, is_quantized
-from ckptool.checkpoints.quantized_modules import version_of as quantized_version
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.limits import Limits
 from ckptool.names.wrappers import COMPONENTS
@@ -158,7 +156,7 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
         walk.modules.append((prefix[:-1], body.class_name))
         _note_doubts(walk, body, prefix, seen_classes)
         walk.entries.extend(_own_entries(body, prefix))
-        if is_quantized(body.class_name):
+        if _is_quantized(body.class_name):
             _add_in_code(walk, body.class_name, current, prefix)
         walk.transient.extend(_own_transient(body, prefix))
         for name, child in reversed(body.children):
@@ -182,8 +180,15 @@ def _own_transient(body: _Body, prefix: str) -> Iterator[ModuleEntry]:
             yield ModuleEntry(prefix + name, node, "buffer")
 
 
+def _is_quantized(class_name: str) -> bool:
+    """Say whether a class is one of torch's quantised modules."""
+    return class_name.startswith("torch.") and ".quantized." in class_name
+
+
 def _add_in_code(walk: StateDictWalk, class_name: str, module: Call, prefix: str) -> None:
     """Add the entries that a quantised module adds in code, or note that they are not known."""
+    from ckptool.checkpoints.quantized_modules import added_entries
+
     added = added_entries(class_name, module)
     if added is None:
         walk.unlisted.append((prefix[:-1], class_name))
@@ -226,8 +231,11 @@ def _body(node: Inert) -> _Body | None:
     attributes, name = _attributes(node), nodes.class_name(node)
     if attributes is None:
         return None
-    if isinstance(node.state, tuple) and is_conv(name):
-        return _Body(name, [], [], [], frozenset(), [])
+    if isinstance(node.state, tuple) and _is_quantized(name):
+        from ckptool.checkpoints.quantized_modules import is_conv
+
+        if is_conv(name):
+            return _Body(name, [], [], [], frozenset(), [])
     parameters = nodes.mapping_pairs(nodes.lookup(attributes, "_parameters"))
     buffers = nodes.mapping_pairs(nodes.lookup(attributes, "_buffers"))
     children = nodes.mapping_pairs(nodes.lookup(attributes, "_modules"))
@@ -299,7 +307,11 @@ def version_of(class_name: str) -> int:
     """
     if not class_name.startswith("torch."):
         return 1
-    return quantized_version(class_name) or _VERSIONS.get(class_name.rpartition(".")[2], 1)
+    if _is_quantized(class_name):
+        from ckptool.checkpoints.quantized_modules import version_of as quantized_version
+
+        return quantized_version(class_name) or _VERSIONS.get(class_name.rpartition(".")[2], 1)
+    return _VERSIONS.get(class_name.rpartition(".")[2], 1)
 
 
 _VERSIONS = dict.fromkeys(

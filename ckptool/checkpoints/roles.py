@@ -28,12 +28,26 @@ WEIGHT_KEYS = (
 _EMA_WORDS = {"ema", "averaged", "average", "avg", "shadow", "swa", "g_running"}
 _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
 _SCHEDULER_WORDS = {"scheduler", "schedulers", "sched"}
-_OTHER_WORDS = {"callbacks", "loops", "loss", "losses", "metrics", "normalizer", "scaler", "rng", "rng_state"}
+_OTHER_WORDS = {
+    "_extra_state",
+    "callbacks",
+    "loops",
+    "loss",
+    "losses",
+    "metrics",
+    "normalizer",
+    "scaler",
+    "rng",
+    "rng_state",
+}
 _RNG_WORDS = {"rng", "rng_state", "rng_states", "random", "seed", "torch", "cuda", "cpu", "xpu", "mps", "generator"}
 _CPU_GENERATOR = (5056,)
 _GENERATORS = {_CPU_GENERATOR, (16,), (816,)}
 """Shapes of the state of a ``torch.Generator``: on the CPU; on CUDA, and there before PyTorch 1.7."""
 _MOST_GENERATORS = 1024
+
+_RANDOM_STATE = {"key", "counter", "state", "buffer"}
+"""What the state of a generator of numpy has for arrays."""
 
 _SIDE_BY_SIDE = (
     {"generator", "gen", "netg", "g"},
@@ -55,7 +69,7 @@ def role_of(group: Group, contents: Contents) -> Role:
     words = _words(group.key)
     if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
         return "optimizer"
-    if _is_rng(group, contents):
+    if _is_rng(group, contents) or _is_random_state(group, contents):
         return "rng"
     if words & _EMA_WORDS or _is_averaged(group):
         return "ema"
@@ -69,6 +83,14 @@ def role_of(group: Group, contents: Contents) -> Role:
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def _is_random_state(group: Group, contents: Contents) -> bool:
+    """Say whether a group is the state of a random generator of numpy: ``{"key": …, "pos": …}`` under ``state``."""
+    if group.key.rpartition(".")[2] != "state":
+        return False
+    names = {name.rpartition(".")[2] for name in group.names}
+    return names <= _RANDOM_STATE and all(contents.tensors[name].is_array for name in group.names)
 
 
 def _is_averaged(group: Group) -> bool:

@@ -39,6 +39,8 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except CkptoolError as error:
+            if _interrupts:
+                ctx.exit(130)
             from ckptool.cli.text import error_text
 
             click.echo(error_text(error), err=True)
@@ -53,11 +55,22 @@ def cli() -> None:
     """Open any PyTorch checkpoint without running it: what is in it, what is wrong, write it again, compare two."""
 
 
+_interrupts: list[int] = []
+"""Those that came, also where a package that was being imported made another error of them."""
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line; what ``ckptool`` and ``python -m ckptool`` call."""
     if hasattr(signal, "SIGPIPE"):
         # As grep does: end quietly when `head` has seen enough.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background, where it is ignored
+        signal.signal(signal.SIGINT, _interrupt)
     # What is read and written here grows large and holds no garbage: to look for some after every 700 objects, as
     # Python does, takes longer than the work. Every million is enough for files that hold themselves.
     gc.set_threshold(1_000_000)
@@ -126,7 +139,9 @@ def _failed(message: str) -> int:
 
 
 def _said(say: Callable[[], object]) -> int:
-    """Say what went wrong, as far as somebody listens, and return 2."""
+    """Say what went wrong, as far as somebody listens, and return 2; of what an interrupt led to, nothing is said."""
+    if _interrupts:
+        return 130
     with suppress(OSError):
         say()
     return 2

@@ -224,9 +224,9 @@ def _cells(
 ) -> tuple[list[str], list[list[str]], list[bool]]:
     groups = sharing(checkpoint.tensors.values()) if "shared_with" in columns else []
     shared = {name: group for group in groups for name in group}
-    parameters: dict[str, str] = {}
+    parameters: Mapping[str, str] = {}
     if "parameter" in columns:
-        from ckptool.checkpoints.training import parameter_names  # seldom asked for
+        from ckptool.checkpoints.training import parameter_names
 
         parameters = parameter_names(checkpoint)
     rows = list(tables.tensor_rows(tensors, columns, tables.Related(shared, parameters)))

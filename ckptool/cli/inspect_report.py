@@ -17,7 +17,6 @@ from ckptool.tensors.reading import LazyTensor
 if TYPE_CHECKING:
     from ckptool.checkpoints.training import TrainingState
 
-_BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _EXTRAS_SHOWN = 8
 _WORD = 32
 _LONGEST_PATH = 48
@@ -42,8 +41,8 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
         yield from listed("state dicts", lines, most=None)
-    if checkpoint.form in _BESIDE_WEIGHTS:
-        from ckptool.checkpoints.training import training_states  # other files hold nothing of a training
+    if checkpoint.form not in ("state_dict", "tensors"):
+        from ckptool.checkpoints.training import training_states
 
         yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [

@@ -1,4 +1,8 @@
-"""Reports as JSON on stdout, piece by piece: a text of the file's may become six times as long, and is copied once."""
+"""
+Reports as JSON on stdout, printed piece by piece, so that a long one is never in memory as a whole.
+
+A text of the file's may become six times as long by its escapes.
+"""
 
 from __future__ import annotations
 

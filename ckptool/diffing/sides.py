@@ -7,6 +7,7 @@ A side also says what its file cannot hold (safetensors: devices, ties, an order
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -82,11 +83,11 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
     """
     checkpoint.check_index()
     if checkpoint.form == "archive":
-        names = ", ".join(member.name for member in checkpoint.members[:8])
+        names = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:8]]
         raise UnsupportedFeature(
             f"an archive of {len(checkpoint.members):,} checkpoints",
             kind="archive",
-            hint=f"Name one as {checkpoint.path}::MEMBER: {names}",
+            hint=f"Name one: {', '.join(names)}",
         )
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)
@@ -120,11 +121,13 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
     head = f"{chosen.key}." if chosen.key else ""
     others = [one for one in checkpoint.state_dicts if one is not chosen and one.key.startswith(head)]
     apart = tuple(f"{one.key}." for one in others if one.key != chosen.key)
-    deeper = {} if chosen.class_name is not None else _below(checkpoint.tensors, head, apart, set(weights.others))
+    deeper = _below(checkpoint.tensors, head, apart, set(weights.others))
     tensors = {**weights.tensors, **chosen, **deeper}
     within: dict[str, Inert] = {}
-    if chosen.node is not None and chosen.class_name is None:
+    if chosen.node is not None:
         within = _below(_others(checkpoint), head, apart)
+    if chosen.class_name is not None:  # of a whole model, what its state_dict() would hold
+        within = {path: node for path, node in within.items() if {path, *_heads(path)} & weights.others.keys()}
     names = _align((*tensors, *within)) if aligned else {}
     return Side(
         key=chosen.key,
@@ -191,7 +194,7 @@ def _others(checkpoint: Checkpoint) -> dict[str, Inert]:
         for one in checkpoint.state_dicts
         if one.node is not None
     ]
-    known = {id(node) for node in metadata}
+    known = {id(node) for node in metadata if node is not None}
     found: dict[str, Inert] = {}
     for path, node in checkpoint.extras:
         if id(node) not in known:

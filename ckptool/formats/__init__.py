@@ -1,5 +1,5 @@
 """
-The formats on disk, and ``open_checkpoint``, which finds the one that a file is in.
+The formats on disk, a module each, and ``open_checkpoint``, which finds the one that a file is in.
 
 Content decides, never the suffix: each format is shown the same look at the file and takes its own.
 """

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ckptool.archives import zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import Compression, compression_of
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.sources.source import Source
+
+if TYPE_CHECKING:
+    from ckptool.archives.compressed import Compression
 
 _HEAD_NBYTES = 4096
 _MAX_DEPTH = 4
@@ -42,6 +45,8 @@ class Probe:
     @cached_property
     def compression(self) -> Compression | None:
         """How the whole file is compressed; None if it is not."""
+        from ckptool.archives.compressed import compression_of  # asked only of what is not a zip
+
         return compression_of(self.head)
 
     @cached_property

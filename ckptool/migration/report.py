@@ -177,7 +177,9 @@ def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
         names = [name for name in checkpoint.attributes if not key or name.startswith(f"{key}.")]
         if names:
             many = counted(len(names), "tensor")
-            yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}"
+            foreign = [cls for path, walk in checkpoint.walks if path == key for cls in walk.foreign_classes]
+            more = f"; {some(foreign)} may save more in code" if foreign else ""
+            yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}{more}"
 
 
 def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:

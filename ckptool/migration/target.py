@@ -64,7 +64,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     if checkpoint.shards:  # model.safetensors.index.json
         stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
     if checkpoint.member:
-        inner, suffix = os.path.splitext(checkpoint.member)  # noqa: PTH122
+        inner, suffix = os.path.splitext(checkpoint.member.replace("::", "."))  # noqa: PTH122
         stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:

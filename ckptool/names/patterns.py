@@ -1,8 +1,9 @@
 """
-The cost of a user's regular expression on the names of a file, which may be made to take for ever.
+Bounds on what a user's regular expressions may cost on the names of a file.
 
-What ``(.*)\\.(.*)\\.weight`` costs grows with the cube of a name's length, and nothing can stop Python's ``re`` in the
-middle of a name. So names are short, and the clock is looked at between them.
+A name can be made so that an ordinary pattern takes hours: what ``(.*)\\.(.*)\\.weight`` costs grows with the cube of
+its length, and nothing can stop Python's ``re`` in the middle of a name. So patterns are tried on short names alone,
+and the clock is looked at between them.
 """
 
 from __future__ import annotations

@@ -60,7 +60,13 @@ def directory(path: str) -> FileUnavailable:
     """Return the error for a directory, with the command for the one file in it that holds weights."""
     names = sorted(directory_entries(path), key=lambda name: (not name.endswith(".index.json"), not is_likely(name)))
     shards = sum(name.endswith(".distcp") for name in names)
-    if ".metadata" in names and shards:
+    if shards and ".metadata" not in names:
+        return FileUnavailable(
+            f"a directory, a torch.distributed.checkpoint in {counted(shards, 'file')} without its index, .metadata",
+            kind="distributed-checkpoint",
+            hint="Use another one: saving was not finished.",
+        )
+    if shards:
         return FileUnavailable(
             f"a directory, a torch.distributed.checkpoint in {counted(shards, 'file')}, which is not read as a whole",
             kind="distributed-checkpoint",

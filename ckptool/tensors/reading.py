@@ -1,4 +1,4 @@
-"""``LazyTensor``: the elements of any strided view, read in pieces."""
+"""``LazyTensor``: the elements of any strided view, gathered from the bytes of its storage in pieces."""
 
 from __future__ import annotations
 

@@ -27,6 +27,40 @@ def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor
             yield from named_tensors(value, f"{path}.{key}" if path else str(key))
 
 
+SAFETENSORS_DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e8m0fnu",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float4_e2m1fn_x2",
+)
+"""Every element type that the reference library writes."""
+
+
+def filled(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of a type with other bytes in each element."""
+    wanted = getattr(torch, dtype)
+    size = torch.empty(0, dtype=wanted).element_size()
+    count = torch.Size(shape).numel()
+    raw = (torch.arange(count * size, dtype=torch.int64) * 37 % 251).to(torch.uint8)
+    return ((raw % 2 == 1) if dtype == "bool" else raw.view(wanted)).reshape(shape)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return a tensor's elements in row-major order, without gaps; a quantised tensor's integers."""
     tensor = tensor.detach()

@@ -149,6 +149,26 @@ def test_arrays_beside_the_weights_of_torch_are_data() -> None:
     assert list(ckptool.load(data)) == ["weight", "bias"]
 
 
+@pytest.mark.parametrize("generator", ["MT19937", "Philox", "SFC64", "PCG64"])
+def test_the_state_of_a_random_generator_is_no_weights(generator: str) -> None:
+    random = np.random.Generator(getattr(np.random, generator)(0))
+    data = pickle.dumps({"net": {"w": BASE, "b": BASE[0]}, "rng": random, "state": random.bit_generator.state})
+
+    assert list(ckptool.load(data)) == ["w", "b"]
+
+
+def test_curves_beside_an_optimizer_are_no_weights() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    for curves in ({"losses": BASE}, {"train": BASE[0], "test": BASE[1], "n": 3}):
+        with ckptool.open_checkpoint(saved({"optimizer": optimizer.state_dict(), **curves})) as checkpoint:
+            assert checkpoint.weights is None
+            assert not any(tensor.info.is_array for tensor in checkpoint.tensors.values())
+
+
 def test_a_whole_model_with_arrays_keeps_its_names() -> None:
     net = torch.nn.Linear(3, 2)
     net.register_buffer("none", None)

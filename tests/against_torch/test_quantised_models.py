@@ -179,6 +179,15 @@ def test_a_quantised_model_is_filled_from_a_whole_one(tmp_path: Path) -> None:
     assert all(same(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["static", "dynamic"])
+def test_a_whole_model_and_its_state_dict_do_not_differ(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    torch.save(model, tmp_path / "whole.pt")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+
+    assert ckptool.diff(tmp_path / "whole.pt", tmp_path / "weights.pt").same
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_only_code_can_make_is_left_out_only_if_that_was_asked_for(whole: bool, tmp_path: Path) -> None:
     model = dynamic()

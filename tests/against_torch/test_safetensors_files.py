@@ -17,35 +17,6 @@ from tests.each import each
 if TYPE_CHECKING:
     from pathlib import Path
 
-DTYPES = [
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "float4_e2m1fn_x2",
-]
-
-
-def example(name: str) -> torch.Tensor:
-    dtype = getattr(torch, name)
-    pattern = (torch.arange(12 * dtype.itemsize, dtype=torch.int64) * 29 + 3).to(torch.uint8)
-    return (pattern % 2).bool().reshape(3, 4) if name == "bool" else pattern.view(dtype).reshape(3, 4)
-
 
 def assert_same_as_the_reference(path: Path) -> None:
     with safe_open(path, framework="pt") as reference, open_checkpoint(path) as found:
@@ -56,9 +27,10 @@ def assert_same_as_the_reference(path: Path) -> None:
             oracle.assert_same_tensor(found.tensors[name], reference.get_tensor(name))
 
 
-@each("name", DTYPES)
+@each("name", oracle.SAFETENSORS_DTYPES)
 def test_every_element_type_reads_as_the_reference_reads_it(name: str, tmp_path: Path) -> None:
-    save_file({"x": example(name), "row": example(name)[1].clone()}, tmp_path / "x.safetensors")
+    x = oracle.filled(name, (3, 4))
+    save_file({"x": x, "row": x[1].clone()}, tmp_path / "x.safetensors")
 
     assert_same_as_the_reference(tmp_path / "x.safetensors")
 

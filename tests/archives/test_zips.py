@@ -28,6 +28,7 @@ from tests.zip_bytes import (
     end64,
     entry,
     local_header,
+    read,
     stored,
     streamed,
     whole,
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 
 TENSORS = {"w": torch.arange(1000.0).reshape(50, 20), "b": torch.arange(50, dtype=torch.int16)}
 VIEWS = {"all": TENSORS["w"], "turned": TENSORS["w"].t(), "part": TENSORS["w"][3:9, 1::4], "b": TENSORS["b"]}
-
-
-def archive_of(data: bytes) -> Archive:
-    return read_zip(BytesSource(data, is_file=True))
 
 
 def contents(archive: Archive) -> dict[str, bytes]:
@@ -85,14 +82,14 @@ class _Pipe(io.RawIOBase):
 def test_members_come_in_the_order_of_their_bytes() -> None:
     members = [stored("c", b"1"), stored("a", b"2"), stored("b", b"3")]
 
-    assert list(archive_of(whole(members, listed=members[::-1]))) == ["c", "a", "b"]
+    assert list(read(whole(members, listed=members[::-1]))) == ["c", "a", "b"]
 
 
 def test_what_torch_writes_is_what_python_finds_in_it() -> None:
     data = saved()
     with zipfile.ZipFile(io.BytesIO(data)) as expected:
         names = expected.namelist()
-        archive = archive_of(data)
+        archive = read(data)
         assert list(archive) == names
         assert contents(archive) == {name: expected.read(name) for name in names}
         assert archive.notes == ()
@@ -144,7 +141,7 @@ def test_a_checkpoint_one_folder_deeper_reads_the_same_and_is_told_of() -> None:
 
 
 def test_compressed_storages_are_read_in_part() -> None:
-    archive = archive_of(whole([deflated("x", bytes(range(256)) * 64)]))
+    archive = read(whole([deflated("x", bytes(range(256)) * 64)]))
     content = archive.content("x")
 
     assert content.nbytes == 16_384
@@ -161,13 +158,13 @@ def test_sizes_behind_the_payload_are_understood_in_every_form(magic: bool, widt
     members = [streamed(pack(name, data), magic=magic, width=width) for name, data in (("a", b"x" * 70), ("b", b"yy"))]  # type: ignore[operator]
     members.append(stored("empty"))
 
-    assert contents(archive_of(whole(members))) == {"a": b"x" * 70, "b": b"yy", "empty": b""}
+    assert contents(read(whole(members))) == {"a": b"x" * 70, "b": b"yy", "empty": b""}
 
 
 def test_a_payload_that_looks_like_zip_records_is_a_payload() -> None:
     tricky = local_header(stored("ghost", b"boo")) + b"PK\x07\x08" + b"PK\x01\x02" + b"PK\x05\x06" + b"PK\x06\x07"
 
-    assert contents(archive_of(whole([stored("a", tricky), stored("b", b"x")]))) == {"a": tricky, "b": b"x"}
+    assert contents(read(whole([stored("a", tricky), stored("b", b"x")]))) == {"a": tricky, "b": b"x"}
 
 
 def test_an_archive_without_members_is_empty() -> None:
@@ -180,7 +177,7 @@ def test_more_members_than_sixteen_bits_can_count_are_read() -> None:
         for number in range(66_000):
             archive.writestr(f"x/{number}", b"")
 
-    assert len(archive_of(stream.getvalue())) == 66_000
+    assert len(read(stream.getvalue())) == 66_000
 
 
 def test_files_without_checksums_are_read() -> None:
@@ -193,11 +190,11 @@ def test_files_without_checksums_are_read() -> None:
 
     with open_checkpoint(data) as checkpoint:
         oracle.assert_same(checkpoint, VIEWS)
-    assert {record.crc32 for name, record in archive_of(data).items() if "/data/" in name} == {0}
+    assert {record.crc32 for name, record in read(data).items() if "/data/" in name} == {0}
 
 
 def test_checksums_are_those_of_the_contents() -> None:
-    archive = archive_of(rezipped(saved(), zipfile.ZIP_DEFLATED))
+    archive = read(rezipped(saved(), zipfile.ZIP_DEFLATED))
 
     assert all(zlib.crc32(data) == archive[name].crc32 for name, data in contents(archive).items())
 
@@ -205,7 +202,7 @@ def test_checksums_are_those_of_the_contents() -> None:
 def test_names_in_the_code_page_of_dos_are_read() -> None:
     member = Member(name="modèle/x".encode("cp437"))
 
-    assert list(archive_of(whole([member]))) == ["modèle/x"]
+    assert list(read(whole([member]))) == ["modèle/x"]
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="sparse files are POSIX's")
@@ -281,5 +278,5 @@ def test_members_are_read_from_any_source(tmp_path: Path) -> None:
         memoryview(data),
     ):
         source, _ = open_source(origin)
-        assert list(read_zip(source, DEFAULT_LIMITS)) == list(archive_of(data))
+        assert list(read_zip(source, DEFAULT_LIMITS)) == list(read(data))
         source.close()

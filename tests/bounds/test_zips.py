@@ -11,7 +11,6 @@ import pytest
 
 from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.archives import zips
-from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import END_SEARCH, find_directory, show_member
 from ckptool.errors import CkptoolError
 from ckptool.sources.files import FileSource
@@ -26,6 +25,7 @@ from tests.zip_bytes import (
     end64,
     entry,
     local_header,
+    read,
     stored,
     streamed,
     whole,
@@ -33,10 +33,6 @@ from tests.zip_bytes import (
 )
 
 A, B = stored("x/a", b"first"), stored("x/b", b"second one")
-
-
-def read(data: bytes | Source, **limits: int) -> Archive:
-    return zips.read_zip(BytesSource(data, is_file=True) if isinstance(data, bytes) else data, Limits(**limits))
 
 
 def refused(data: bytes | Source, cls: type[CkptoolError] = AmbiguousFile) -> CkptoolError:

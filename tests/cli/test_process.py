@@ -99,6 +99,18 @@ def test_an_interrupt_while_modules_are_imported_is_130_and_no_traceback(module:
     assert run(broken(f"import signal; {finder}", "inspect", FIXTURE)) == (130, "")
 
 
+@POSIX
+@pytest.mark.parametrize("error", ["ImportError(1)", "errors.CkptoolError('no')", "MemoryError()", "OSError(5, 'io')"])
+def test_an_interrupt_that_a_package_makes_another_error_of_is_still_130(error: str) -> None:
+    swallow = (
+        "def opened(path):\\n try: signal.raise_signal(2)\\n except KeyboardInterrupt: pass\\n"
+        f" import ckptool.errors as errors\\n raise {error}"
+    )
+    patch = "import ckptool.torch_ops.devices as seen; seen.devices = opened"
+
+    assert run(broken(f'import signal; exec("{swallow}"); {patch}', "devices")) == (130, "")
+
+
 def test_what_was_not_foreseen_is_one_line_that_asks_for_a_report() -> None:
     command = broken("import ckptool.cli.inspect as verb; verb.open_checkpoint = lambda path: 1 / 0", "inspect", "x")
     line = "Error: unforeseen: ZeroDivisionError: division by zero; report it with the output of CKPTOOL_TRACEBACK=1\n"

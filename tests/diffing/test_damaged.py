@@ -114,16 +114,19 @@ def test_an_index_that_does_not_match_its_checksum_is_refused(tmp_path: Path) ->
     assert (caught.value.kind, caught.value.path) == ("damaged-record", str(tmp_path / "b"))
 
 
-PEAK = """
+PEAKS = """
 import resource, sys, ckptool
-ckptool.diff(*sys.argv[1:3])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+for name in ("small", "large"):
+    ckptool.diff(f"{sys.argv[1]}/{name}-a", f"{sys.argv[1]}/{name}-b")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def peak_kib(a: Path, b: Path) -> int:
-    done = subprocess.run([sys.executable, "-c", PEAK, str(a), str(b)], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+def peaks_kib(folder: Path) -> tuple[int, int]:
+    """Return how much memory a process had at most after comparing two small files, and then two large ones."""
+    done = subprocess.run([sys.executable, "-c", PEAKS, str(folder)], capture_output=True, text=True, check=True)
+    small, large = map(int, done.stdout.split())
+    return small, large
 
 
 @scaled
@@ -132,19 +135,19 @@ def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
     for name, numel in (("small", 1 << 10), ("large", times(1 << 23, 1 << 26))):
         for copy in "ab":
             torch.save({"w": torch.ones(numel)}, tmp_path / f"{name}-{copy}")
-    few = peak_kib(tmp_path / "small-a", tmp_path / "small-b")
+    small, large = peaks_kib(tmp_path)
 
-    assert peak_kib(tmp_path / "large-a", tmp_path / "large-b") < few + 8 * 1024
+    assert large < small + 8 * 1024
 
 
 @scaled
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts KiB on Linux")
 def test_nor_does_it_where_everything_differs(tmp_path: Path) -> None:
-    large = times(1 << 23, 1 << 25)
-    for name, numel in (("small", 1 << 10), ("large", large)):
+    most = times(1 << 23, 1 << 25)
+    for name, numel in (("small", 1 << 10), ("large", most)):
         torch.save({"w": torch.zeros(numel)}, tmp_path / f"{name}-a")
         torch.save({"w": torch.ones(numel)}, tmp_path / f"{name}-b")
-    few = peak_kib(tmp_path / "small-a", tmp_path / "small-b")  # with torch
+    small, large = peaks_kib(tmp_path)  # with torch
 
-    assert peak_kib(tmp_path / "large-a", tmp_path / "large-b") < few + 48 * 1024
-    assert ckptool.diff(tmp_path / "large-a", tmp_path / "large-b").values[0].differing == large
+    assert large < small + 48 * 1024
+    assert ckptool.diff(tmp_path / "large-a", tmp_path / "large-b").values[0].differing == most

@@ -23,15 +23,11 @@ from ckptool import (
     AmbiguousFile,
     CkptoolError,
     LimitExceeded,
-    Limits,
     MalformedFile,
     TruncatedFile,
     UnsupportedFeature,
     open_checkpoint,
 )
-from ckptool.archives.archive import Archive
-from ckptool.archives.zips import read_zip
-from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each
 from tests.scale import scaled, times
@@ -43,6 +39,7 @@ from tests.zip_bytes import (
     end,
     entry,
     local_header,
+    read,
     stored,
     streamed,
     whole,
@@ -50,10 +47,6 @@ from tests.zip_bytes import (
 )
 
 A, B, C = stored("x/a", b"first"), stored("x/b", b"second one"), deflated("x/c", b"third" * 50)
-
-
-def read(data: bytes, **limits: int) -> Archive:
-    return read_zip(BytesSource(data, is_file=True), Limits(**limits))
 
 
 def refused(data: bytes, *, cls: type[CkptoolError] = AmbiguousFile, kind: str = "ambiguous-zip") -> CkptoolError:

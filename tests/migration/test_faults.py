@@ -43,13 +43,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFIL
 BIG = 1 << 20  # from this size on, the system copies
 
 
-@pytest.fixture(params=["nameless", "named"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "named":
-        monkeypatch.delattr(os, "O_TMPFILE")
-    return str(request.param)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "work"

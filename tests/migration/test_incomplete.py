@@ -164,4 +164,17 @@ def test_tensors_that_a_state_dict_would_not_hold_are_named_in_the_report(tmp_pa
 
     (note,) = [one for one in ckptool.migrate(path, tmp_path / "out.safetensors").notes if "outside" in one]
 
-    assert note == "1 tensor outside the state_dict() is left out: q.table"
+    assert note.startswith("1 tensor outside the state_dict() is left out: q.table; models.Net, models.Table may save")
+
+
+def test_tensors_in_the_extra_state_of_a_module_are_not_weights_of_their_own(tmp_path: Path) -> None:
+    state = {"0.weight": torch.ones(2), "1.weight": torch.ones(2), "0._extra_state": {"table": torch.arange(3)}}
+    torch.save(state, tmp_path / "saved.pth")
+
+    with ckptool.open_checkpoint(tmp_path / "saved.pth") as checkpoint:
+        assert checkpoint.weights is not None
+        assert checkpoint.weights.key == ""
+    assert ckptool.check(tmp_path / "saved.pth").findings == ()
+    loaded = ckptool.load(tmp_path / "saved.pth")
+    assert list(loaded) == list(state)
+    assert loaded["0._extra_state"]["table"].tolist() == [0, 1, 2]

@@ -67,13 +67,6 @@ def dead_pid() -> int:
     return process.pid
 
 
-@pytest.fixture(params=["nameless", "named"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "named":
-        monkeypatch.delattr(os, "O_TMPFILE")
-    return str(request.param)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with a checkpoint in it, ``model.pth``."""

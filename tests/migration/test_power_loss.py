@@ -31,13 +31,6 @@ FOLDER = -1
 """Stands for the folder where files have their numbers."""
 
 
-@pytest.fixture(params=["nameless", "named"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "named":
-        monkeypatch.delattr(os, "O_TMPFILE")
-    return str(request.param)
-
-
 class Entry(NamedTuple):
     """One thing that a disk was asked to do: ``write``, ``sync``, ``name`` or ``unname``."""
 

@@ -26,38 +26,6 @@ from tests import build
 from tests.against_torch import oracle
 from tests.scale import examples
 
-DTYPES = [
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e8m0fnu",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float4_e2m1fn_x2",
-]
-
-
-def filled(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of a type with other bytes in each element."""
-    wanted = getattr(torch, dtype)
-    size = torch.empty(0, dtype=wanted).element_size()
-    count = torch.Size(shape).numel()
-    raw = (torch.arange(count * size, dtype=torch.int64) * 37 % 251).to(torch.uint8)
-    return ((raw % 2 == 1) if dtype == "bool" else raw.view(wanted)).reshape(shape)
-
 
 def converted(state: Any, folder: Path, **options: Any) -> tuple[Path, MigrationReport]:
     torch.save(state, folder / "a.pth")
@@ -81,7 +49,7 @@ def header_of(path: Path) -> dict[str, Any]:
 @given(
     st.dictionaries(
         st.text('abz.0_"\\\nüé', min_size=1, max_size=6),
-        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+        st.tuples(st.sampled_from(oracle.SAFETENSORS_DTYPES), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
         min_size=1,
         max_size=8,
     )
@@ -90,7 +58,9 @@ def test_tensors_stand_where_the_reference_library_puts_them(
     tmp_path_factory: pytest.TempPathFactory, kinds: dict[str, tuple[str, tuple[int, ...]]]
 ) -> None:
     folder = tmp_path_factory.mktemp("x")
-    state = {name: filled(dtype, shape) for name, (dtype, shape) in kinds.items() if shape or "float4" not in dtype}
+    state = {
+        name: oracle.filled(dtype, shape) for name, (dtype, shape) in kinds.items() if shape or "float4" not in dtype
+    }
     if not state:
         return
     path, report = converted(state, folder, allow_empty=True)
@@ -115,9 +85,9 @@ def test_a_plain_state_dict_is_written_byte_for_byte_as_the_reference_library_do
     assert path.read_bytes() == (tmp_path / "c.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", oracle.SAFETENSORS_DTYPES)
 def test_every_type_reads_as_it_was(dtype: str, tmp_path: Path) -> None:
-    tensor = filled(dtype, (3, 4))
+    tensor = oracle.filled(dtype, (3, 4))
     path, _ = converted({"x": tensor}, tmp_path)
 
     with safe_open(path, framework="pt") as found:

@@ -48,7 +48,8 @@ MODULES = (
     "formats/torch_tar",
     "formats/torch_zip",
     "formats/torchscript",
-    "migration/output",
+    "migration/output/__init__",
+    "migration/output/parts",
     "migration/transfer",
     "migration/zip_writer",
     "pickles/machine",
@@ -183,6 +184,7 @@ def _verdict(module: str, mutant: Mutant, tests: list[str]) -> str:
 def _plant(module: str, mutant: Mutant) -> None:
     """Give every function of a module the code that it would have if the mutant were its source."""
     path = str(ROOT / "ckptool" / f"{module}.py")
+    gc.unfreeze()  # what pytest has frozen is not among all objects
     planted = {_place(code): code for code in _codes(compile(mutant.tree, path, "exec"))}
     for function in gc.get_objects():
         if type(function) is FunctionType and function.__code__.co_filename == path:
@@ -239,7 +241,7 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
-        os.setsid()  # whoever it starts ends with it
+        os.setpgid(0, 0)  # whoever it starts ends with it; a session of its own would end with a terminal of a test
         quiet = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(quiet, number)

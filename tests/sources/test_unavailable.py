@@ -99,3 +99,5 @@ def test_a_distributed_checkpoint_is_named(tmp_path: Path) -> None:
     assert error.kind == "distributed-checkpoint"
     assert "2 files" in error.message
     assert f"dcp_to_torch {tmp_path}" in (error.hint or "")
+    (tmp_path / ".metadata").unlink()
+    assert "without its index" in refused(tmp_path).message

@@ -67,10 +67,16 @@ def _command(checkpoint: Checkpoint, verb: str, **options: Any) -> str | None:
     return run(checkpoint, verb, **options).command
 
 
+def _migration(checkpoint: Checkpoint, **options: Any) -> str | None:
+    """Return the command of a migration, if the planner says that it works."""
+    found = advice.migration(checkpoint, **options)
+    return found.command if found is not None else None
+
+
 def _weights_command(checkpoint: Checkpoint, form: str = "state_dict", **options: Any) -> str | None:
     """Return the command that writes the weights alone, if it is known which they are."""
     if checkpoint.weights is not None:
-        return _command(checkpoint, "migrate", form=form, **options)
+        return _migration(checkpoint, form=form, **options)
     found = advice.state_dict(checkpoint)
     return found.command if found is not None and form == "state_dict" and not options else None
 
@@ -109,15 +115,10 @@ def _where(checkpoint: Checkpoint, expected: list[str], matched: KeyMatch, found
     key = "" if found is checkpoint.weights else found.key
     if matched.changes:
         names = f"{next(iter(matched.pairs.values()))!r} is {next(iter(matched.pairs))!r}"
-        changes: dict[str, list[str] | bool] = {}
-        for change in matched.changes:
-            changes[change.option] = (
-                [*_listed(changes.get(change.option)), change.argument] if change.argument else True
-            )
         return Cause(
             f"{all_of} {len(expected):,} names are {place}, under other names: {names}",
             "Rename them.",
-            _command(checkpoint, "migrate", form="state_dict", key=key, **changes),
+            _migration(checkpoint, form="state_dict", key=key, renames=matched.changes),
         )
     if not found.key and found.class_name is None:
         return Cause(
@@ -129,12 +130,8 @@ def _where(checkpoint: Checkpoint, expected: list[str], matched: KeyMatch, found
     return Cause(
         f"{all_of} {len(expected):,} names are {place}",
         f"Call model.load_state_dict({taken}), or write the weights alone.",
-        _command(checkpoint, "migrate", form="state_dict", key=key),
+        _migration(checkpoint, form="state_dict", key=key),
     )
-
-
-def _listed(value: list[str] | bool | None) -> list[str]:
-    return value if isinstance(value, list) else []
 
 
 def _only_unexpected(checkpoint: Checkpoint, lists: KeyLists) -> Cause | None:
@@ -240,7 +237,7 @@ def _device(checkpoint: Checkpoint, text: str) -> Cause | None:
         )
     if not tags:
         return None
-    return Cause(f"its tensors are tagged {counts(tags)}", None, _command(checkpoint, "migrate", to="cpu"))
+    return Cause(f"its tensors are tagged {counts(tags)}", None, _migration(checkpoint, to="cpu"))
 
 
 def _types(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -331,7 +328,15 @@ def _form(checkpoint: Checkpoint, _: str) -> Cause:
 def _format(checkpoint: Checkpoint, _: str) -> Cause:
     """How it is laid out, and the command that writes it in a way that everything reads."""
     fact = f"it is {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}, {FORMS[checkpoint.form]}"
-    return Cause(fact, None, _weights_command(checkpoint) or _command(checkpoint, "inspect"))
+    command = _weights_command(checkpoint)
+    if command is None:
+        return Cause(fact, "It holds no weights.", _command(checkpoint, "inspect"))
+    return Cause(fact, "Write its weights as a file that torch.load() opens everywhere.", command)
+
+
+def _no_program(checkpoint: Checkpoint, _: str) -> Cause:
+    """What a server for TorchScript was given."""
+    return Cause(f"it is {checkpoint.format}, {FORMS[checkpoint.form]}", None, _command(checkpoint, "inspect"))
 
 
 def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -343,7 +348,7 @@ def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
         return None
     ties = f"{summary.tied:,} of them tied, " if summary.tied else ""
     fact = f"it holds {counted(summary.tensors, 'tensor')}, {ties}{len(sparse):,} sparse; {FORMS[checkpoint.form]}"
-    return Cause(fact, None, command)
+    return Cause(fact, "Write its weights as safetensors.", command)
 
 
 def _there(checkpoint: Checkpoint, text: str) -> Cause:
@@ -370,11 +375,13 @@ _CAUSES: dict[str, _Find] = {
     **_each(("old-model", "source-changed"), _form),
     **_each(("not-a-model", "not-a-state-dict", "whole-model"), _form),
     **_each(("torchscript", "old-tar", "torch-too-old", "plain-pickle", "foreign-zip", "not-a-zip"), _format),
-    **_each(("not-torchscript", "mmap-legacy", "untyped-legacy", "zip-in-old-torch", "not-safetensors"), _format),
+    **_each(("mmap-legacy", "untyped-legacy", "zip-in-old-torch"), _format),
     **_each(("not-a-pickle", "opened-as-text"), _format),
     **_each(("shared-tensors", "non-contiguous", "sparse", "nested", "safetensors-metadata"), _to_safetensors),
     **_each(("shape", "some-shape"), _shape),
     "channels": _convolution,
+    "not-safetensors": _to_safetensors,
+    "not-torchscript": _no_program,
     "mixed-dtypes": _types,
     "no-file": _there,
     "no-such-entry": _no_such_entry,

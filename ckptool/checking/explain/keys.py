@@ -47,7 +47,9 @@ def explain_keys(text: str) -> Explanation | None:
     if not missing and not unexpected:
         return None
     matched = match(dict.fromkeys(missing, ()), dict.fromkeys(unexpected, ()))
-    counts = f"missing from the file: {len(missing):,}; in it and not the model's: {len(unexpected):,}"
+    counts = (
+        f"names of the model that the file lacks: {len(missing):,}; names that only the file has: {len(unexpected):,}"
+    )
     if matched.pairs and matched.changes and not matched.alternatives:
         words = [word for change in matched.changes for word in change.arguments]
         return Explanation(

@@ -103,7 +103,8 @@ USING: tuple[Entry, ...] = (
     # Shapes
     Entry(
         "shape",
-        r"size mismatch for (\S+): copying a param with shape (.+?) from checkpoint, the shape in .*? is ([^\n]*\))",
+        r"size mismatch for (\S{1,1000}): copying a param with shape (.{1,200}?) from checkpoint, "
+        r"the shape in .{0,40}? is ([^\n]{0,200}\))",
         "{0} is {1} in the file and {2} in the model: it was built with other sizes, often another number of classes.",
         "Build it with the sizes of the file, or leave these out.",
         FIT,
