@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, Finding, run
+from ckptool.checking.unusual_tensors import not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
@@ -328,35 +329,6 @@ def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]
         )
 
 
-def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK407: tensors are distributed, and the file holds a part of each."""
-    infos = [(tensor, tensor.info) for tensor in checkpoint.tensors.values()]
-    shown = [tensor for tensor, info in infos if info.parts and (info.subclass or "").endswith(_DISTRIBUTED)]
-    here = {tensor.name: sum(part.numel for _, part in tensor.info.parts) for tensor in shown}
-    cut = [tensor for tensor in shown if here[tensor.name] < tensor.numel]
-    if cut:
-        yield Finding(
-            "CK407",
-            "warning",
-            f"distributed tensors of which the file holds the part of one rank, {sum(here[one.name] for one in cut):,} "
-            f"of {sum(one.numel for one in cut):,} elements: {some([one.name for one in cut])}",
-            "Gather them before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
-            "torch.distributed.checkpoint.state_dict.",
-        )
-
-
-def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK502: some tensors are no plain strided memory."""
-    layouts: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        what = tensor.info.subclass or tensor.info.layout
-        if what != "strided" and not tensor.info.is_array:
-            layouts[what] = layouts.get(what, 0) + 1
-    if layouts:
-        listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
-        yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
-
-
 def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """CK205: unpickling would call what reaches the system, as far as the pickles say that formats read."""
     members = [checkpoint]
@@ -390,7 +362,6 @@ _FAMILIAR = (
 )
 
 _CANDIDATES = 6
-_DISTRIBUTED = ".DTensor"
 
 Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
