@@ -125,7 +125,7 @@ def _compare_weights(found: Comparison, expected: Expected, there: Mapping[str, 
         if wanted:
             _same(found, "load", got, wanted)
         elif there is not None:
-            values = set(there.values())
+            values = {*there.values(), *truth.arrays(truth.read(found.path)).values()}
             found.wrong.extend(f"load: {name!r} is in no such file" for name, one in got.items() if one not in values)
         wanted = wanted or got
     if wanted:

@@ -97,6 +97,18 @@ def named(tree: Any) -> dict[str, Content]:
     return found
 
 
+def arrays(tree: Any) -> dict[str, Content]:
+    """Return numpy's arrays in nested mappings and lists, as tensors: weights may be kept as such."""
+    found: dict[str, Content] = {}
+    if isinstance(tree, Mapping | list | tuple):
+        for key, value in _items(tree):
+            for name, one in arrays(value).items():
+                found[f"{key}.{name}".rstrip(".")] = one
+    elif type(tree).__name__ == "ndarray" and tree.dtype.kind in "fiub":
+        found[""] = content(torch.from_numpy(tree.copy()))
+    return found
+
+
 def _walk(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield from _parts(value, name)

@@ -310,7 +310,7 @@ def fvcore(box: Box) -> None:
     zoo = {"model": arrays, "__author__": "somebody", "matching_heuristics": True}
     with box.path("zoo.pkl").open("wb") as file:
         pickle.dump(zoo, file)
-    box.weights("zoo.pkl", {name: torch.from_numpy(one) for name, one in arrays.items() if one.shape}, fill=False)
+    box.weights("zoo.pkl", {name: torch.from_numpy(one) for name, one in arrays.items()}, fill=False)
     box.save("arrays.pth", zoo)
 
 

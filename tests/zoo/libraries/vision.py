@@ -164,15 +164,6 @@ def efficientnet(box: Box) -> None:
     box.save("b0.pth", model.state_dict(), model)
 
 
-@library("pretrainedmodels")
-def pretrainedmodels(box: Box) -> None:
-    """An old collection."""
-    import pretrainedmodels as library_
-
-    model = library_.bninception(num_classes=1000, pretrained=None)
-    box.save("bninception.pth", model.state_dict(), model)
-
-
 @library("vit-pytorch")
 def vit_pytorch(box: Box) -> None:
     """Some of its transformers."""
