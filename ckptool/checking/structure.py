@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, Finding, run
-from ckptool.checking.unusual_tensors import not_plain, parts_of_ranks
+from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
@@ -96,19 +96,6 @@ def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
             "warning",
             f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
             "Compare the index and the shards with those that were published: one of them may belong to another model.",
-        )
-
-
-def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK109: two tensors have one dotted name."""
-    if checkpoint.clashes:
-        head = f"{weights.key}." if (weights := checkpoint.weights) and weights.key else ""
-        in_weights = any(name.removeprefix(head) in (weights or ()) for name in checkpoint.clashes)
-        yield Finding(
-            "CK109",
-            "warning" if in_weights else "info",
-            f"{counted(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without "
-            f"it: {some(list(checkpoint.clashes))}",
         )
 
 

@@ -1,4 +1,4 @@
-"""What is notable about tensors of a checkpoint: parts of distributed ones, and those that are no plain memory."""
+"""What is notable about tensors of a checkpoint: names given twice, parts of distributed ones, no plain memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from collections.abc import Iterator
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
-from ckptool.messages import some
+from ckptool.messages import counted, some
 
 _DISTRIBUTED = ".DTensor"
+
+
+def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK109: two tensors have one dotted name."""
+    if checkpoint.clashes:
+        head = f"{weights.key}." if (weights := checkpoint.weights) and weights.key else ""
+        in_weights = any(name.removeprefix(head) in (weights or ()) for name in checkpoint.clashes)
+        yield Finding(
+            "CK109",
+            "warning" if in_weights else "info",
+            f"{counted(len(checkpoint.clashes), 'name')} with a number added, as another tensor has the name without "
+            f"it: {some(list(checkpoint.clashes))}",
+        )
 
 
 def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
