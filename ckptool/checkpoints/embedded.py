@@ -47,7 +47,8 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             found.setdefault(path or "content", Embedded(what, data))
         elif nodes.is_container(node) and id(node) not in seen and len(path) < _LONGEST_PATH:
             seen.add(id(node))
-            below = ((f"{path}.{key}" if path else str(key), child) for key, child in nodes.children(node))
+            typed = ((key, child) for key, child in nodes.children(node) if isinstance(key, str | int))
+            below = ((f"{path}.{key}" if path else str(key), child) for key, child in typed)
             todo.extend([(name, child) for name, child in below if not isinstance(child, _PLAIN)][::-1])
     return found
 

@@ -84,6 +84,8 @@ class Watch:
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
                 return path == "" or isinstance(path, int) or _within(path, *self._readable)
             return _within(path, self._folder)
+        if event == "fcntl.flock":  # a writer holds a lock on the part that it writes
+            return _within(os.readlink(f"/proc/self/fd/{args[0]}"), self._folder)
         return event in ON_OUTPUT and any(_within(arg, self._folder) for arg in args)
 
 

@@ -110,7 +110,7 @@ def test_only_the_exact_name_counts(name: str) -> None:
 
 
 def test_two_archives_one_behind_the_other_are_refused() -> None:
-    refused(whole([A]) + whole([B]))
+    refused(whole([A]) + whole([B]), cls=UnsupportedFeature, kind="several-zips")
     refused(whole([B], prefix=whole([A])))
     refused(whole([A], gap=whole([B])))
 
