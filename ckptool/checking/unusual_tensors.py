@@ -27,8 +27,8 @@ def clashing_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK407: tensors are distributed, and the file holds a part of each."""
-    infos = [(tensor, tensor.info) for tensor in checkpoint.tensors.values()]
-    shown = [tensor for tensor, info in infos if info.parts and (info.subclass or "").endswith(_DISTRIBUTED)]
+    subclassed = [tensor for tensor in checkpoint.tensors.values() if tensor.info.subclass]
+    shown = [one for one in subclassed if one.info.parts and (one.info.subclass or "").endswith(_DISTRIBUTED)]
     here = {tensor.name: sum(part.numel for _, part in tensor.info.parts) for tensor in shown}
     cut = [tensor for tensor in shown if here[tensor.name] < tensor.numel]
     if cut:
@@ -45,9 +45,10 @@ def parts_of_ranks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK502: some tensors are no plain strided memory."""
     layouts: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        what = tensor.info.subclass or tensor.info.layout
-        if what != "strided" and not tensor.info.is_array:
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    for info in [one for one in infos if one.layout != "strided" or one.subclass]:
+        what = info.subclass or info.layout
+        if not info.is_array:
             layouts[what] = layouts.get(what, 0) + 1
     if layouts:
         listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())

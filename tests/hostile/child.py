@@ -85,12 +85,12 @@ class Watch:
                 return path == "" or isinstance(path, int) or _within(path, *self._readable)
             return _within(path, self._folder)
         if event == "fcntl.flock":  # a writer holds a lock on the part that it writes
-            return _within(os.readlink(f"/proc/self/fd/{args[0]}"), self._folder)
+            return _within(Path(f"/proc/self/fd/{args[0]}").readlink(), self._folder)
         return event in ON_OUTPUT and any(_within(arg, self._folder) for arg in args)
 
 
 def _within(path: object, *places: str) -> bool:
-    return isinstance(path, str | bytes) and os.fsdecode(path).startswith(places)
+    return isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).startswith(places)
 
 
 TIMES: list[float] = []
