@@ -36,6 +36,7 @@ _ARRAYS: Final = frozenset(
     )
 )
 """What pickles call for numpy's arrays."""
+_SIMPLE: Final = {"to", "strip_module"}
 _STRIPPING: Final = ("strip_module", "strip_wrappers")
 
 
@@ -48,7 +49,7 @@ def migration(
     ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
     """
     given: Options = {name: value for name, value in options.items() if value}
-    refused = _refused(checkpoint, given, renames)
+    refused = [] if _is_simple(checkpoint, given, renames) else _refused(checkpoint, given, renames)
     if refused != [] and "form" not in given:
         given = {"form": "state_dict", **given}
         why = _and(why, "Take the weights alone: torch.load() refuses the rest.")
@@ -84,6 +85,18 @@ def literal(name: str) -> str:
 
 def _and(why: str | None, more: str) -> str:
     return f"{why} {more}" if why else more
+
+
+def _is_simple(checkpoint: Checkpoint, options: Options, renames: Renames) -> bool:
+    """Say whether no planner is needed: new tags, or a prefix less, for a state dict that ``torch.load`` takes."""
+    return (
+        not renames
+        and options.keys() <= _SIMPLE
+        and checkpoint.form == "state_dict"
+        and checkpoint.traits.has_tree
+        and not (checkpoint.clashes or checkpoint.shards)
+        and _are_allowed(checkpoint.globals)
+    )
 
 
 def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list[str] | None:
