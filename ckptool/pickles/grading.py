@@ -124,6 +124,15 @@ def loads_bytes(effect: Effect) -> bool:
     return f"{named.module}.{named.name}" == _LOADS_BYTES and isinstance(args[0], bytes | bytearray | str)
 
 
+def is_sure(effect: Effect, verdict: Verdict) -> bool:
+    """Say whether an effect can hardly be a chance of bytes that are no opcodes: a known name is called."""
+    name = nodes.global_of(effect.target)
+    if verdict.grade != "system" or effect.how == "refers" or name is None:
+        return False
+    full = canonical(name.module, name.name)
+    return package_of(full) in table.STDLIB or _listed(full) is not None
+
+
 def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
     """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
     if isinstance(holder, Global):
