@@ -74,6 +74,10 @@ PAYLOADS: dict[str, bytes] = {
         call(named("builtins", "getattr"), call(named("operator", "getitem"), named("sys", "modules"), "os"), "system"),
         "true",
     ),
+    "sys.modules.get": call(call(call(named("builtins", "getattr"), named("sys", "modules"), "get"), "os")),
+    "DataFrame.query": call(
+        call(named("builtins", "getattr"), call(named("pandas.core.frame", "DataFrame")), "query"), "@__import__('os')"
+    ),
     "partial": call(call(named("functools", "partial"), OS, "true")),
     "partial by its state": call(named("functools", "partial"), named("builtins", "int"))
     + ops((OS, ops(("true",)), {}, None))
@@ -258,6 +262,11 @@ class Honest:
     def method(self) -> None: ...
 
 
+def test_an_array_in_a_file_is_pickled_as_data(tmp_path: Path) -> None:
+    array = np.memmap(tmp_path / "x", dtype="f4", mode="w+", shape=(3,))
+    assert system(check(pickle.dumps(array))) == system(check(dumped(array))) == []
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_what_honest_programs_pickle_never_reaches_the_system(protocol: int) -> None:
     honest: dict[str, Any] = {
@@ -320,6 +329,25 @@ def test_a_file_without_pickles_says_that_nothing_can_run(tmp_path: Path) -> Non
         ("mypkg.Net", "builds", "code"),
         ("mypkg.run", "calls", "code"),
         ("mypkg.Popen", "calls", "system"),
+        ("mypkg.cloudpickle.loads", "calls", "system"),
+        ("mypkg.import_string", "calls", "system"),
+        ("six.exec_", "calls", "system"),
+        ("pytest.main", "calls", "system"),
+        ("sympy.core.sympify.sympify", "calls", "system"),
+        ("sympy.core.symbol.Symbol", "calls", "code"),
+        ("yaml.unsafe_load_all", "calls", "system"),
+        ("pandas.read_csv", "calls", "system"),
+        ("pandas.io.pickle.read_pickle", "calls", "system"),
+        ("pandas._libs.internals._unpickle_block", "calls", "code"),
+        ("pandas.core.frame.DataFrame", "calls", "code"),
+        ("pandas.core.indexes.base._new_Index", "calls", "code"),
+        ("dill.session.load_module", "calls", "system"),
+        ("dill._dill._create_type", "calls", "code"),
+        ("hydra.utils.instantiate", "calls", "system"),
+        ("numpy.lib.npyio.NpzFile", "calls", "system"),
+        ("numpy._core.memmap.memmap", "calls", "system"),
+        ("torch.distributed.TCPStore", "calls", "system"),
+        ("torch._inductor.compile_worker.subproc_pool.SubprocPool", "calls", "system"),
         ("shlex.quote", "calls", "system"),
         ("email.message.Message", "builds", "code"),
         ("torch.jit.load", "calls", "system"),
