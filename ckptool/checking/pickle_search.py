@@ -39,7 +39,9 @@ _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 
 
-_TEXT_OPCODES: Final = frozenset(b"(]}clidoISVLFNUTXKMJGgpPCB\x8c\x8d\x8e\x95\x96)0123aest\x88\x89")
+_TEXT_OPCODES: Final = frozenset(
+    b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
+)
 """What a pickle without PROTO may begin with."""
 
 
@@ -290,6 +292,9 @@ class Search:
         most = _OF_LEGACY if is_legacy(head) else None
         count = 0
         while at < source.nbytes and (most is None or count < most):
+            if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
+                self._inside(SliceSource(source, at, source.nbytes - at), record, at, depth)
+                return
             end = self._unread(source, at, record, nested_at, depth)
             if end < 0:
                 return

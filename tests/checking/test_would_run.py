@@ -177,6 +177,18 @@ def test_what_joblib_writes_is_followed_past_its_arrays(compress: Any, nested: b
     assert system(check(path)) == []
 
 
+@pytest.mark.parametrize("first", [b"\x8a\0", b"\x8b\0\0\0\0", b"\x8f", b"\x82\1", b"N", b"]", b"\x88", b"P1\n"])
+def test_a_pickle_in_a_member_may_begin_with_any_value(first: bytes) -> None:
+    data = torch_zip({"w": tensor(storage())}, {"0": floats()}, members={"a/x": first + call(OS, "true") + b"."})
+    assert system(check(data)) == ["os.system('true')"]
+
+
+def test_an_archive_behind_a_pickle_that_cannot_be_opened_is_looked_into() -> None:
+    report = check(pickled({"w": tensor(storage())}) + zipped(call(OS, "true")))
+    assert report.error is not None
+    assert system(report) == ["os.system('true')"]
+
+
 def test_what_joblib_skips_is_run_by_pickle() -> None:
     elements = b"0" + call(OS, "true") + b"."
     data = pickled([wrapped((len(elements),), code="u1", elements=elements)])
