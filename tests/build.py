@@ -177,15 +177,23 @@ def tar_file(members: Mapping[str, bytes]) -> bytes:
     return whole + b"\0" * 1024
 
 
-def torch_tar(tree: Any = None) -> bytes:
-    """Return what ``torch.save`` of 0.1.x wrote: one storage, one tensor, and a tree that refers to it."""
-    stored = pickled((1, "cpu", named("torch", "FloatStorage"))) + pack("<q", 4) + floats()
-    storages = pickled(1) + stored + pickled([])
-    described = pickled((2, 1, named("torch", "FloatTensor"))) + pack("<i4xqqq", 1, 4, 1, 0)
+def torch_tar(tree: Any = None, **dropped: bytes) -> bytes:
+    """
+    Return what ``torch.save`` of 0.1.x wrote: one storage, one tensor, and a tree that refers to it.
+
+    ``dropped`` are opcodes whose value is dropped, at the begin of one of the pickles.
+    """
+
+    def one(name: str, value: Any) -> bytes:
+        return pickled(dropped[name] + b"0" + ops(value)) if name in dropped else pickled(value)
+
+    stored = one("storage", (1, "cpu", named("torch", "FloatStorage"))) + pack("<q", 4) + floats()
+    storages = one("storages", 1) + stored + one("views", [])
+    described = one("tensor", (2, 1, named("torch", "FloatTensor"))) + pack("<i4xqqq", 1, 4, 1, 0)
     tree = {"weight": ops("2") + b"Q"} if tree is None else tree
     system = pickled({"protocol_version": 1000, "little_endian": True})
     return tar_file(
-        {"storages": storages, "tensors": pickled(1) + described, "pickle": pickled(tree), "sys_info": system}
+        {"storages": storages, "tensors": one("tensors", 1) + described, "pickle": pickled(tree), "sys_info": system}
     )
 
 

@@ -13,15 +13,18 @@ from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import compression_of, decompress
 from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import grading
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
+from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.reader import read_pickle
-from ckptool.pickles.scanner import Scan, carried, scan
+from ckptool.pickles.scanner import Scan, carried, scan_around
+from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -36,7 +39,9 @@ _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 
 
-_TEXT_OPCODES: Final = frozenset(b"(]}clidoISVLFNUTXKMJGgpPCB\x8c\x8d\x8e\x95\x96)0123aest\x88\x89")
+_TEXT_OPCODES: Final = frozenset(
+    b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
+)
 """What a pickle without PROTO may begin with."""
 
 
@@ -112,12 +117,15 @@ class Search:
         self.acts.update({key: act for key, act in other.acts.items() if act.record.startswith(record)})
         self.names.update({name: None for name in other.names if name.record.startswith(record)})
 
-    def stream(
-        self, source: Source, start: int, end: int, record: str, nested_at: int | None = None, depth: int = 0
-    ) -> None:
-        """Follow consecutive pickles."""
-        while 0 <= start < end:
-            start = self._one(source, start, record, nested_at, depth)
+    def stream(self, stream: Stream, record: str) -> None:
+        """Follow the consecutive pickles that a format has read."""
+        resume = {block.start: block.stop for block in stream.blocks}
+        at = stream.start
+        while 0 <= at < stream.end:
+            if at in resume:
+                at = resume[at]
+            else:
+                at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
 
     def carriers(
         self, source: Source, scanned: Scan, record: str, nested_at: int | None = None, depth: int = 0
@@ -126,8 +134,14 @@ class Search:
         for at, nbytes, is_text in scanned.carriers:
             self._carrier(source, at, nbytes, record, nested_at, depth, is_text=is_text)
 
-    def _one(self, source: Source, start: int, record: str, nested_at: int | None, depth: int) -> int:
-        """Follow one pickle, and return where it ends; -1 where it breaks off."""
+    def _one(
+        self, source: Source, start: int, record: str, nested_at: int | None, depth: int, *, has_arrays: bool = True
+    ) -> int:
+        """
+        Follow one pickle, and return where it ends; -1 where it breaks off.
+
+        If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
+        """
 
         def listen(effect: Effect) -> Inert:
             target = effect.target
@@ -153,7 +167,18 @@ class Search:
             self._is_wary = self._is_wary or isinstance(known, Global)
             return known
 
-        found = trace(source, start, listen)
+        found = (trace_with_arrays if has_arrays else trace)(source, start, listen)
+        if found.blocks:
+            first = found.blocks[0].start
+
+            def listen_inside(effect: Effect) -> Inert:
+                if effect.offset >= first:
+                    for verdict in grading.judge(effect):
+                        if grading.is_sure(effect, verdict):
+                            self._note(verdict, record, effect.offset, nested_at)
+                return grading.result(effect)
+
+            trace(source, start, listen_inside)
         return found.end if found.broken is None else -1
 
     def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None) -> None:
@@ -236,8 +261,13 @@ class Search:
         self.anything(source, record, nested_at, depth + 1)
 
     def _archive(self, archive: Archive, record: str, nested_at: int | None, depth: int) -> None:
+        tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
         for name in archive:
-            self.member(archive, name, "::".join(filter(None, (record, name))), depth, nested_at)
+            place = "::".join(filter(None, (record, name)))
+            if name in tables:
+                self.stream(tables[name], place)
+            else:
+                self.member(archive, name, place, depth, nested_at)
 
     def member(self, archive: Archive, name: str, record: str, depth: int, nested_at: int | None = None) -> None:
         """Look at one member of an archive."""
@@ -262,6 +292,9 @@ class Search:
         most = _OF_LEGACY if is_legacy(head) else None
         count = 0
         while at < source.nbytes and (most is None or count < most):
+            if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
+                self._inside(SliceSource(source, at, source.nbytes - at), record, at, depth)
+                return
             end = self._unread(source, at, record, nested_at, depth)
             if end < 0:
                 return
@@ -270,7 +303,7 @@ class Search:
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """Look at one pickle that no format has read. Most ask for nothing but what makes data."""
         try:
-            found = read_pickle(source, at)
+            found = read_with_arrays(source, at)
         except Cancelled:
             raise
         except LimitExceeded as error:
@@ -280,18 +313,19 @@ class Search:
             return self._broken(source, at, record, nested_at, depth)
         for one in found.globals:
             self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
-        scanned = scan(source, at, found.end)
+        scanned = scan_around(source, at, found.end, found.blocks)
         if scanned.split_frame is None and all(grading.is_plain(one.module, one.name) for one in found.globals):
             self.carriers(source, scanned, record, nested_at, depth)
         else:
-            self.stream(source, at, found.end, record, nested_at, depth)
+            self._one(source, at, record, nested_at, depth)
         return found.end
 
     def _broken(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
-        """Follow a pickle that the reader refuses. Text that only begins like one calls nothing, and is none."""
+        """Follow a pickle that the reader refuses. What only begins like one calls nothing, and is none."""
         known, names = dict(self.acts), dict(self.names)
         end = self._one(source, at, record, nested_at, depth)
-        if end < 0 and source.read(at, 1) != b"\x80" and not any(act.how != "refers" for act in self._new(known)):
+        doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
+        if end < 0 and doubtful and not any(act.how != "refers" for act in self._new(known)):
             self.acts, self.names = known, names
         return end
 

@@ -33,7 +33,7 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
         if plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:
-            search.stream(stream.source, stream.start, stream.end, stream.record)
+            search.stream(stream, stream.record)
     if checkpoint.traits.is_plain:
         return search.survey()
     if checkpoint.archives:
@@ -53,7 +53,7 @@ def quick(checkpoint: Checkpoint) -> Survey:
         for stream in one.streams:
             if not all(is_usual(name.module, name.name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                search.stream(stream.source, stream.start, stream.end, record)
+                search.stream(stream, record)
     return search.survey()
 
 

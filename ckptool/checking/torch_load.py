@@ -13,7 +13,7 @@ from ckptool.archives.compressed import compression_of
 from ckptool.checking import allowed
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.pickles.nodes import Global
-from ckptool.pickles.scanner import Scan, scan
+from ckptool.pickles.scanner import Scan, scan_around
 
 Kind: TypeAlias = Literal["name", "opcode", "container", "loader"]
 
@@ -60,7 +60,7 @@ class TorchLoadVerdict(NamedTuple):
 
 def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
     """Compare a checkpoint with torch.load's rules. Its pickles are walked once more; no tensor is read."""
-    scans = [scan(stream.source, stream.start, stream.end) for stream in checkpoint.streams]
+    scans = [scan_around(stream.source, stream.start, stream.end, stream.blocks) for stream in checkpoint.streams]
     refusals = _container(checkpoint)
     opcodes = [] if refusals else _opcodes(checkpoint, scans)
     # Whatever the container: it can be unpacked, or opened with another loader.

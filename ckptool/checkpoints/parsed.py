@@ -66,6 +66,10 @@ class Stream(NamedTuple):
     end: int
     globals: tuple[Global, ...]
     """Every name that unpickling them would import, in order of first use."""
+    blocks: tuple[range, ...] = ()
+    """Where bytes lie between the opcodes, or between the pickles, in order."""
+    has_arrays: bool = False
+    """Whether joblib may load it, which reads elements of arrays between the opcodes."""
 
 
 class Shard(NamedTuple):

@@ -9,7 +9,6 @@ Protocols 0 and 1 have no mark of their own, so those are taken for pickles only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from ckptool.checkpoints.arrays import collect_weights
@@ -21,7 +20,6 @@ from ckptool.messages import counted
 from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import is_container
 from ckptool.pickles.reader import Pickle
-from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import storage_id
 
@@ -69,21 +67,10 @@ def read(probe: Probe) -> Parsed:
         contents,
         root=pickled.root,
         rebuilder=rebuilder,
-        streams=tuple(_streams(probe.source, pickled)),
+        streams=(Stream("", probe.source, 0, pickled.end, pickled.globals, pickled.blocks, has_arrays=True),),
         notes=tuple(notes),
         rest=pickled.end if pickled.end < probe.source.nbytes else None,
     )
-
-
-def _streams(source: Source, pickled: Pickle) -> Iterator[Stream]:
-    """Yield the opcodes of a pickle, in as many parts as arrays between them make of it."""
-    start, names = 0, pickled.globals
-    for block in pickled.blocks:
-        if start < block.start:
-            yield Stream("", source, start, block.start, names)
-            names = ()
-        start = block.stop
-    yield Stream("", source, start, pickled.end, names)
 
 
 def _bare(pickled: Pickle) -> MalformedFile | None:

@@ -13,17 +13,18 @@ _legacy_load.legacy_load.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
-from ckptool.errors import MalformedFile, TruncatedFile
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import TypedStorage, storage_id
@@ -34,13 +35,32 @@ TRAITS = Traits(has_tree=True, refusal="files of PyTorch 0.1 are not read with w
 
 _I64 = Struct("<q")
 _NDIM = Struct("<i4x")
-_MEMBERS = ("storages", "tensors", "pickle")
+_TABLES = ("storages", "tensors")
+_MEMBERS = (*_TABLES, "pickle")
 
 
 def sniff(probe: Probe) -> bool:
     """Say whether this is a tar with the three members that hold the data, or one of them missing."""
-    tar = probe.tar
-    return tar is not None and sum(name in tar for name in _MEMBERS) > 1
+    return probe.tar is not None and has_tables(probe.tar)
+
+
+def has_tables(archive: Archive) -> bool:
+    """Say the same of an archive that is open."""
+    return sum(name in archive for name in _MEMBERS) > 1
+
+
+def streams_as_far(archive: Archive) -> Iterator[Stream]:
+    """Yield the pickles of the tables, up to the first that cannot be read, with that."""
+    tables = TarStorages(archive)
+    for member in _TABLES:
+        if member in archive:
+            try:
+                tables.read(member)
+            except Cancelled:
+                raise
+            except CkptoolError:
+                pass  # what follows the pickle that it is about is not known
+            yield tables.stream(member)
 
 
 def read(probe: Probe) -> Parsed:
@@ -51,6 +71,8 @@ def read(probe: Probe) -> Parsed:
         if name not in archive:
             raise MalformedFile(f"a tar of PyTorch 0.1 without its member {name!r}", kind="missing-member")
     tables = TarStorages(archive)
+    for name in _TABLES:
+        tables.read(name)
     content = archive.open("pickle")
     tree = read_pickle(content)
     rebuilder = Rebuilder(tables.resolve, partial(torch_legacy.nested_storage, limits=probe.limits))
@@ -64,11 +86,41 @@ def read(probe: Probe) -> Parsed:
         rebuilder=rebuilder,
         streams=(
             Stream("pickle", content, 0, tree.end, tree.globals),
-            *(Stream(name, archive.open(name), 0, 0, found) for name, found in tables.globals.items()),
+            *(map(tables.stream, _TABLES)),
         ),
         archives=(archive,),
         class_sources=torch_legacy.class_sources(tree),
     )
+
+
+class _Pickles:
+    """The pickles of a member, numbers and elements between them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.end = 0
+        """Where the last one ends; of one that cannot be read, behind its first byte."""
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.blocks: list[range] = []
+        """What lies between them."""
+
+    def read(self, position: int) -> Pickle:
+        """Read the next one."""
+        if self.end < position:
+            self.blocks.append(range(self.end, position))
+        self.end = position + 1
+        found = read_pickle(self.source, position)
+        self.end = found.end
+        for one in found.globals:
+            self.globals.setdefault((one.module, one.name), one)
+        return found
+
+    def count(self) -> tuple[int, int]:
+        """Return where the first one ends, and the number that it is: of the entries that follow."""
+        count = self.read(0).root
+        if type(count) is not int or not 0 <= count <= self.source.nbytes:
+            raise MalformedFile("a count of the wrong kind", kind="malformed-tar")
+        return self.end, count
 
 
 class TarStorages:
@@ -77,27 +129,30 @@ class TarStorages:
     def __init__(self, archive: Archive) -> None:
         self._storages: dict[str, TypedStorage] = {}
         self._tensors: dict[str, TensorInfo] = {}
-        self.globals: dict[str, tuple[Global, ...]] = {}
-        """Names that the pickles before storages and tensors import, by member."""
-        self._read_storages(archive.open("storages"))
-        self._read_tensors(archive.open("tensors"))
+        self._pickles = {name: _Pickles(archive.open(name)) for name in _TABLES if name in archive}
+
+    def read(self, member: str) -> None:
+        """Read one of the two members: that with the storages first."""
+        if member == "storages":
+            self._read_storages(self._pickles[member])
+        else:
+            self._read_tensors(self._pickles[member])
+
+    def stream(self, member: str) -> Stream:
+        """Return the pickles of one of the two members."""
+        found = self._pickles[member]
+        return Stream(member, found.source, 0, found.end, tuple(found.globals.values()), tuple(found.blocks))
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         """Return the tensor or storage that has this key."""
         key = _key(pid)
         return None if key is None else self._tensors.get(key) or self._storages.get(key)
 
-    def _note(self, member: str, names: tuple[Global, ...]) -> None:
-        known = {(found.module, found.name): found for found in self.globals.get(member, ())}
-        fresh = tuple(found for found in names if (found.module, found.name) not in known)
-        if fresh:
-            self.globals[member] = (*known.values(), *fresh)
-
-    def _read_storages(self, source: Source) -> None:
-        position, count = _count(source, 0)
+    def _read_storages(self, pickles: _Pickles) -> None:
+        source = pickles.source
+        position, count = pickles.count()
         for _ in range(count):
-            entry = read_pickle(source, position)
-            self._note("storages", entry.globals)
+            entry = pickles.read(position)
             key, location, cls = _triple(entry.root)
             (numel,) = _I64.unpack(_read(source, entry.end, 8))
             named = storage_id(("storage", cls, key, location, numel))
@@ -109,7 +164,7 @@ class TarStorages:
                 raise _truncated(position, source.nbytes)
             ref = StorageRef(str(key), named.location, named.nbytes, source, start)
             self._storages[str(key)] = TypedStorage(ref, named.dtype)
-        for view in _sequence(read_pickle(source, position).root):
+        for view in _sequence(pickles.read(position).root):
             self._add_view(view)
 
     def _add_view(self, view: Inert) -> None:
@@ -132,18 +187,11 @@ class TarStorages:
         )
         self._storages[str(key)] = TypedStorage(ref, root.dtype)
 
-    def _read_tensors(self, source: Source) -> None:
-        position, count = _count(source, 0)
-        for _ in range(count):
-            entry = read_pickle(source, position)
-            self._note("tensors", entry.globals)
-            key, storage_key, _ = _triple(entry.root)
-            (ndim,) = _NDIM.unpack(_read(source, entry.end, 8))
-            if not 0 <= ndim <= 64:
-                raise MalformedFile(f"a tensor of {ndim} dimensions", kind="malformed-tar")
-            position = entry.end + 8
-            numbers = Struct(f"<{2 * ndim + 1}q").unpack(_read(source, position, 8 * (2 * ndim + 1)))
-            position += 8 * (2 * ndim + 1)
+    def _read_tensors(self, pickles: _Pickles) -> None:
+        # All entries first: in some files storages are missing.
+        for triple, numbers in list(_tensor_entries(pickles)):
+            key, storage_key, _ = triple
+            ndim = len(numbers) // 2
             storage = self._storages.get(str(_key(storage_key)))
             if storage is None or _key(key) is None:
                 raise MalformedFile(
@@ -156,12 +204,19 @@ class TarStorages:
             self._tensors[str(key)] = info
 
 
-def _count(source: Source, position: int) -> tuple[int, int]:
-    pickled = read_pickle(source, position)
-    count = pickled.root
-    if type(count) is not int or not 0 <= count <= source.nbytes:
-        raise MalformedFile("a count of the wrong kind", kind="malformed-tar")
-    return pickled.end, count
+def _tensor_entries(pickles: _Pickles) -> Iterator[tuple[tuple[Inert, Inert, Inert], tuple[int, ...]]]:
+    """Yield what is said of each tensor: its key, that of its storage, its class; sizes, strides, offset."""
+    source = pickles.source
+    position, count = pickles.count()
+    for _ in range(count):
+        entry = pickles.read(position)
+        (ndim,) = _NDIM.unpack(_read(source, entry.end, 8))
+        if not 0 <= ndim <= 64:
+            raise MalformedFile(f"a tensor of {ndim} dimensions", kind="malformed-tar")
+        position = entry.end + 8
+        numbers = Struct(f"<{2 * ndim + 1}q").unpack(_read(source, position, 8 * (2 * ndim + 1)))
+        position += 8 * (2 * ndim + 1)
+        yield _triple(entry.root), numbers
 
 
 def _triple(node: Inert) -> tuple[Inert, Inert, Inert]:

@@ -63,13 +63,17 @@ DANGEROUS: Final = {
         " torch.distributed.launch torch.utils.cpp_extension numpy.distutils numpy.f2py gevent.subprocess"
         " eventlet.green.subprocess wmi win32com torch.multiprocessing torch.utils.data.datapipes"
         " torch.utils._zip torch.utils.viz torch.utils._functools uuid._get_command_stdout"
-        " test.support.script_helper",
+        " test.support.script_helper joblib.externals.loky.backend git.Repo git.cmd tqdm.utils"
+        " torch._inductor.async_compile torch._inductor.compile_worker torch._inductor.codecache",
         _EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
         " pdb bdb cProfile profile timeit trace runpy doctest numpy.testing numpy.lib.utils.safe_eval"
         " numpy.safe_eval numexpr.evaluate pandas.eval pandas.core.computation sympy.sympify sympy.parsing"
         " torch.fx.graph_module torch.fx._lazy_graph_module torch.utils.bottleneck IPython ipykernel mako"
         " jinja2 yaml.load yaml.unsafe_load yaml.full_load js2py execjs py_compile compileall lib2to3"
-        " tkinter turtle",
+        " tkinter turtle sympy.core.sympify.sympify sympy.core.sympify.kernS sympy.S sympy.core.singleton.S"
+        " sympy.lambdify sympy.utilities.lambdify sympy.preview DataFrame.query DataFrame.eval Series.eval"
+        " PIL.ImageMath attr._make._compile_and_eval attr._make._linecache_and_compile decorator.FunctionMaker"
+        " dill._dill._eval_repr Config.fromfile",
         _LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
         " cPickle marshal.load marshal.loads shelve dill.load dill.loads cloudpickle.load"
         " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
@@ -78,7 +82,10 @@ DANGEROUS: Final = {
         " pkgutil site sitecustomize _frozen_importlib _frozen_importlib_external _imp"
         " multiprocessing.reduction multiprocessing.connection logging.config xmlrpc"
         " torch.storage._load_from_bytes joblib.numpy_pickle_compat pkg_resources"
-        " numpy.ctypeslib.load_library nltk.data.load",
+        " numpy.ctypeslib.load_library nltk.data.load pandas.io.pickle pandas.compat.pickle_compat.load"
+        " joblib.numpy_pickle._unpickle sklearn.externals.joblib.load dill._dill.load dill.temp dill.session"
+        " yaml.load_all yaml.full_load_all ruamel.yaml.load pyarrow.deserialize fickling.load pytest _pytest"
+        " nose transformers.dynamic_module_utils cloudpickle.cloudpickle.load",
         _FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
         " shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
@@ -86,10 +93,22 @@ DANGEROUS: Final = {
         " linecache glob pathlib.Path.open pathlib.Path.write_text pathlib.Path.write_bytes"
         " pathlib.Path.unlink numpy.fromfile numpy.save numpy.savez numpy.savetxt numpy.loadtxt"
         " numpy.genfromtxt numpy.memmap numpy.DataSource torch.save torch.serialization.save"
-        " torch.from_file fsspec.open",
+        " torch.from_file fsspec.open fsspec.core numpy.lib.npyio numpy.lib._npyio_impl numpy.lib._datasource"
+        " numpy.core.memmap numpy._core.memmap numpy.lib.format numpy.lib._format_impl PIL.Image.open"
+        " pandas.read_csv pandas.read_table pandas.read_fwf pandas.read_json pandas.read_html pandas.read_xml"
+        " pandas.read_excel pandas.read_parquet pandas.read_feather pandas.read_orc pandas.read_hdf pandas.read_sql"
+        " pandas.read_stata pandas.read_sas pandas.read_spss pandas.io.parsers pandas.io.sql pandas.io.common"
+        " torchvision.io.read_file torchvision.io.write_file torch.utils.tensorboard scipy.io.loadmat"
+        " scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
+        + "".join(
+            f" {kind}.to_{form}"
+            for kind in ("DataFrame", "Series")
+            for form in _words("csv pickle json excel parquet feather hdf sql html xml stata orc latex markdown")
+        ),
         _NETWORK: "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib poplib"
         " imaplib smtplib smtpd telnetlib nntplib asyncio paramiko websocket websockets wget gdown boto3"
-        " huggingface_hub torchvision.datasets.utils torch.distributed.rpc",
+        " huggingface_hub torchvision.datasets.utils torch.distributed.rpc"
+        " torch.distributed.TCPStore torch.distributed.FileStore torch._C._distributed_c10d",
         _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.setuid copyreg.pickle copyreg.add_extension weakref.finalize"
@@ -98,7 +117,8 @@ DANGEROUS: Final = {
         " builtins.sorted builtins.max builtins.min builtins.input builtins.help builtins.type.__call__"
         " functools.reduce itertools.starmap operator.call operator.methodcaller codecs.decode"
         " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
-        " types.DynamicClassAttribute",
+        " types.DynamicClassAttribute hydra.utils hydra._internal dask.core.get dask.get kombu.utils.imports"
+        " DataFrame.pipe Series.pipe",
     }.items()
     for name in names.split()
 }
@@ -107,7 +127,8 @@ DANGEROUS: Final = {
 TELLING: Final = _words(
     "eval exec execfile system popen popen2 popen3 popen4 Popen check_call check_output getoutput getstatusoutput"
     " run_module run_path import_module __import__ runstring spawnv spawnl execv execve load_library unsafe_load"
-    " create_subprocess_shell create_subprocess_exec os subprocess sys builtins"
+    " create_subprocess_shell create_subprocess_exec os subprocess sys builtins loads read_pickle exec_ unsafe_eval"
+    " unsafe_load_all import_string import_path import_by_path load_module load_source"
 )
 """Last components by which what another package imported from these is known."""
 

@@ -169,6 +169,8 @@ def _build(tracer: Tracer) -> None:
     if isinstance(target, Call):
         earlier = target.state
         target.state = state if earlier is None else Dict([*state_pairs(earlier), *state_pairs(state)])
+        if tracer.on_build is not None:
+            tracer.stack[-1] = tracer.on_build(tracer, target)
 
 
 def _global(tracer: Tracer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
-from ckptool.pickles.machine import Machine, NeedMore
+from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.sources.source import Source
 
@@ -52,8 +52,8 @@ Listener: TypeAlias = Callable[[Effect], Inert]
 class Tracer(Machine):
     """The machine, with somebody who listens."""
 
-    def __init__(self, source: Source, start: int, listener: Listener) -> None:
-        super().__init__(source, start)
+    def __init__(self, source: Source, start: int, listener: Listener, on_build: OnBuild | None = None) -> None:
+        super().__init__(source, start, on_build)
         self.listener = listener
         self._frame_end: int | None = None
 
@@ -80,6 +80,12 @@ class Tracer(Machine):
     def check_stop(self) -> None:
         """Where the pickle ends, its frame has to end."""
         if self._frame_end not in (None, self.base + self.pos):
+            self._refuse_frame()
+
+    def check_outside_frame(self) -> None:
+        """Where bytes follow that are no opcodes, a frame has to end: what is left of it would be read after them."""
+        self.check_frame()
+        if self._frame_end is not None:
             self._refuse_frame()
 
     def _refuse_frame(self) -> None:

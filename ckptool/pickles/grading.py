@@ -37,6 +37,8 @@ _GIVEN_MORE: Final = frozenset(
     )
 )
 """Calls that make data and are given a name that they call, or give what others are to follow."""
+_MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+"""They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
 _LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
@@ -103,6 +105,8 @@ def result(effect: Effect) -> Inert:
     if name == "_codecs.encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
         return args[0].encode("latin-1") if args[0].isascii() or max(args[0]) < "\u0100" else None
     if name == "operator.getitem" and len(args) == 2 and isinstance(args[0], Global) and isinstance(args[1], str):
+        if canonical(args[0].module, args[0].name) == "sys.modules":
+            return Global(args[1], "", effect.offset)
         return _attribute(args[0], args[1], effect.offset)
     if name in _MODULES_OF and args and isinstance(args[0], str):
         return Global(args[0], "", effect.offset)
@@ -124,11 +128,18 @@ def loads_bytes(effect: Effect) -> bool:
     return f"{named.module}.{named.name}" == _LOADS_BYTES and isinstance(args[0], bytes | bytearray | str)
 
 
+def is_sure(effect: Effect, verdict: Verdict) -> bool:
+    """Say whether an effect can hardly be a chance of bytes that are no opcodes: a known name is called."""
+    name = nodes.global_of(effect.target)
+    if verdict.grade != "system" or effect.how == "refers" or name is None:
+        return False
+    full = canonical(name.module, name.name)
+    return package_of(full) in table.STDLIB or _listed(full) is not None
+
+
 def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
     """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
     if isinstance(holder, Global):
-        if canonical(holder.module, holder.name) == "sys.modules":
-            return Global(attribute, "", offset)
         return Global(holder.module, f"{holder.name}.{attribute}" if holder.name else attribute, offset)
     if isinstance(holder, Call):
         made = nodes.class_of(holder)
@@ -179,7 +190,8 @@ def _call(effect: Effect) -> Iterator[Verdict]:
         return  # what is in the bytes is looked at itself
     name = canonical(named.module, named.name)
     grade, why = grade_of(name, named.name, how)
-    passed = _passed((*given, effect.keywords)) if grade != "system" else None
+    handed = given[1:] if name in _MAKE_ARRAYS else given
+    passed = _passed((*handed, effect.keywords)) if grade != "system" else None
     if passed is not None:
         grade, why = "system", f"{table.PASSED}: {passed}"
     if grade != "data":

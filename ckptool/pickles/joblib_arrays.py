@@ -9,6 +9,8 @@ Then the pickle goes on. See joblib/numpy_pickle.py, NumpyArrayWrapper.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -24,11 +26,15 @@ _LARGEST: Final = 1 << 62
 
 def read_with_arrays(source: Source, start: int = 0) -> Pickle:
     """Interpret a pickle as ``read_pickle`` does, with the arrays of joblib that may lie in it."""
-    return read_pickle(source, start, on_build=_take_elements)
+    return read_pickle(source, start, on_build=partial(take_elements, objects=_nested))
 
 
-def _take_elements(machine: Machine, built: Call) -> Inert:
-    """Return what an object is that was just built, and move past the elements that follow it."""
+def take_elements(machine: Machine, built: Call, objects: Callable[[Machine], Inert]) -> Inert:
+    """
+    Return what an object is that was just built, and move past the elements that follow it.
+
+    ``objects`` returns the array of objects that follows, and moves past it.
+    """
     if not is_wrapper(built):
         return built
     fields = nodes.state_pairs(built.state)
@@ -36,7 +42,7 @@ def _take_elements(machine: Machine, built: Call) -> Inert:
     if dtype is None or shape is None:
         raise machine.malformed("an array of joblib without its shape or its type")
     if dtype.has_objects:
-        return _nested(machine)
+        return objects(machine)
     if nodes.lookup(fields, "numpy_array_alignment_bytes") is not None:
         machine.skip(1 + machine.peek())
     nbytes = prod(shape) * dtype.itemsize

@@ -101,7 +101,10 @@ def _array_fields(node: Inert) -> tuple[Inert, Inert, Inert, Inert] | None:
 def is_wrapper(node: Inert) -> bool:
     """Say whether a node is the object by which joblib announces an array."""
     found = class_of(node)
-    return found is not None and found.name == "NumpyArrayWrapper" and found.module.startswith("joblib.")
+    if found is None or not found.name.endswith("NumpyArrayWrapper"):
+        return False
+    *path, name = f"{found.module}.{found.name}".split(".")
+    return name == "NumpyArrayWrapper" and "joblib" in path  # scikit-learn had a copy of it
 
 
 def as_numpy_writes_it(wrapper: Call) -> Call:

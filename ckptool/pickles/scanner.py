@@ -7,6 +7,8 @@ before, so every length has been compared with the source.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from ckptool.errors import Cancelled, CkptoolError
@@ -168,6 +170,25 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # no
             base += pos
             pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
     return Scan(opcodes, tuple(nested), tuple(carriers), split)
+
+
+def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -> Scan:
+    """Walk ``source[start:end]`` as ``scan`` does, but for blocks of bytes in it that are no opcodes."""
+    if not blocks:
+        return scan(source, start, end)
+    opcodes: dict[int, int] = {}
+    parts = []
+    for block in (*blocks, range(end, end)):
+        if start < block.start:
+            parts.append(scan(source, start, block.start))
+            opcodes = parts[-1].opcodes | opcodes
+        start = block.stop
+    return Scan(
+        opcodes,
+        tuple(chain.from_iterable(part.nested for part in parts)),
+        tuple(chain.from_iterable(part.carriers for part in parts)),
+        next((part.split_frame for part in parts if part.split_frame is not None), None),
+    )
 
 
 def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:

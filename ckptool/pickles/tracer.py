@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import Listener, Tracer
-from ckptool.pickles.machine import NeedMore
-from ckptool.pickles.nodes import Call
+from ckptool.pickles.machine import NeedMore, OnBuild
+from ckptool.pickles.nodes import Call, Inert
 from ckptool.sources.source import Source
 
 _U32 = struct.Struct("<I").unpack_from
@@ -36,16 +36,22 @@ class Trace(NamedTuple):
     """Why it was given up: nothing after that is known. None where STOP was reached."""
     left: int = 0
     """Values left under the one that unpickling returns."""
+    root: Inert = None
+    """What unpickling returns."""
+    blocks: tuple[range, ...] = ()
+    """Where bytes lie between the opcodes, in order."""
 
 
-def trace(source: Source, start: int, listener: Listener) -> Trace:
+def trace(source: Source, start: int, listener: Listener, *, on_build: OnBuild | None = None) -> Trace:
     """
     Follow the pickle that begins at byte ``start``, and tell of each effect in the order of the file.
+
+    ``on_build`` is as in ``read_pickle``.
 
     Raises:
         Cancelled: The source has a cancellation, and it was.
     """
-    tracer = Tracer(source, start, listener)
+    tracer = Tracer(source, start, listener, on_build)
     try:
         while True:
             try:
@@ -56,12 +62,14 @@ def trace(source: Source, start: int, listener: Listener) -> Trace:
     except Cancelled:
         raise
     except CkptoolError as error:
-        return Trace(tracer.base + tracer.pos, error.message)
+        return Trace(tracer.base + tracer.pos, error.message, blocks=tuple(tracer.blocks))
     except (IndexError, KeyError, ValueError, TypeError, struct.error):
         opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
         at = tracer.base + tracer.opcode
-        return Trace(at, f"malformed pickle at byte {at:,}: opcode 0x{opcode:02x} has no valid operand")
-    return Trace(tracer.base + tracer.pos, left=len(tracer.stack) - 1 + sum(map(len, tracer.marks)))
+        broken = f"malformed pickle at byte {at:,}: opcode 0x{opcode:02x} has no valid operand"
+        return Trace(at, broken, blocks=tuple(tracer.blocks))
+    left = len(tracer.stack) - 1 + sum(map(len, tracer.marks))
+    return Trace(tracer.base + tracer.pos, None, left, tracer.stack[-1], tuple(tracer.blocks))
 
 
 def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would double its time
@@ -125,5 +133,7 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
                 return
             STEPS[op](tracer)
             pos, stack, memo = tracer.pos, tracer.stack, tracer.memo
+            if tracer.data is not data:  # what was skipped ends behind the window
+                raise NeedMore(pos + 1)
             if op == _FRAME:
                 last = tracer.last(_LONGEST_FIXED)

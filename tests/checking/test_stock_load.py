@@ -121,6 +121,12 @@ def test_strings_that_only_look_like_something_are_no_finding(text: str) -> None
     assert report.globals == ()
 
 
+def test_a_pickle_in_a_string_that_breaks_off_is_listed_if_it_calls_something() -> None:
+    for inner, names in ((named("os", "system"), []), (call(named("os", "system"), "true"), ["os.system"])):
+        report = check(torch_zip({"blob": raw(b"\x80\x02" + inner)}))
+        assert [one.name for one in report.globals] == names
+
+
 def test_an_opcode_that_torch_does_not_know_is_named() -> None:
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(2)}, buffer, pickle_protocol=4)

@@ -17,6 +17,7 @@ import pickle
 import random
 import types
 import uuid
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from click.testing import CliRunner
 from ckptool import CheckReport, check
 from ckptool.cli import cli
 from ckptool.pickles.grading import grade_of
+from tests.against_torch.test_joblib_files import dumped, wrapped
 from tests.build import (
     call,
     floats,
@@ -40,10 +42,11 @@ from tests.build import (
     raw,
     storage,
     tensor,
+    torch_tar,
     torch_zip,
     zip_file,
 )
-from tests.checking.test_containers import PACKED, streamed, zipped
+from tests.checking.test_containers import PACKED, Nested, streamed, zipped
 from tests.scale import step
 
 OS = named("os", "system")
@@ -70,6 +73,10 @@ PAYLOADS: dict[str, bytes] = {
     "getitem": call(
         call(named("builtins", "getattr"), call(named("operator", "getitem"), named("sys", "modules"), "os"), "system"),
         "true",
+    ),
+    "sys.modules.get": call(call(call(named("builtins", "getattr"), named("sys", "modules"), "get"), "os")),
+    "DataFrame.query": call(
+        call(named("builtins", "getattr"), call(named("pandas.core.frame", "DataFrame")), "query"), "@__import__('os')"
     ),
     "partial": call(call(named("functools", "partial"), OS, "true")),
     "partial by its state": call(named("functools", "partial"), named("builtins", "int"))
@@ -107,16 +114,34 @@ PAYLOADS: dict[str, bytes] = {
     "a method of text": call(call(named("builtins", "getattr"), ops("{0}"), "format"), 1),
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
+ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
 REFUSED = {"sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed"}
 """What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""
-CONTAINERS: dict[str, Callable[[bytes], bytes]] = PACKED | {
-    "pickle": lambda value: pickled({"x": value}),
-    "behind another pickle": lambda value: pickled([1]) + pickled(value),
-    "another member": lambda value: torch_zip(
-        {"w": tensor(storage())}, {"0": floats()}, members={"a/x": pickled(value)}
-    ),
-    "behind a legacy stream": lambda value: streamed(ops(None)) + pickled(value),
-}
+CONTAINERS: dict[str, Callable[[bytes], bytes]] = (
+    PACKED
+    | {
+        "pickle": lambda value: pickled({"x": value}),
+        "behind another pickle": lambda value: pickled([1]) + pickled(value),
+        "another member": lambda value: torch_zip(
+            {"w": tensor(storage())}, {"0": floats()}, members={"a/x": pickled(value)}
+        ),
+        "behind a legacy stream": lambda value: streamed(ops(None)) + pickled(value),
+        "before an array of joblib": lambda value: pickled([value, ARRAY]),
+        "after an array of joblib": lambda value: pickled([ARRAY, value]),
+        "gz of joblib": lambda value: gzip.compress(pickled({"a": ARRAY, "x": value})),
+        "zlib of joblib": lambda value: zlib.compress(pickled({"a": ARRAY, "x": value})),
+        "an array of objects of joblib": lambda value: pickled([ARRAY, wrapped(code="O8", elements=pickled([value]))]),
+        "after an array of objects": lambda value: pickled([wrapped(code="O8", elements=pickled([])), value]),
+        "joblib in a zip": lambda value: zip_file({"a.pth": zipped(ops(None)), "b": pickled([ARRAY, value])}),
+        "joblib in bytes": lambda value: zipped(raw(pickled([ARRAY, value]))),
+        "joblib with a large array": lambda value: pickled([wrapped((99_999,), elements=bytes(399_996)), value]),
+        "the tree of 0.1": lambda value: torch_tar([value]),
+    }
+    | {
+        f"the {name} of 0.1": functools.partial(lambda name, value: torch_tar(**{name: value}), name)
+        for name in ("storages", "storage", "views", "tensors", "tensor")
+    }
+)
 
 
 def system(report: CheckReport) -> list[str]:
@@ -136,6 +161,45 @@ def test_each_call_is_an_error_in_each_container(container: str, tmp_path: Path)
         assert report.error is None or payload in REFUSED, (payload, report.error)
     path.write_bytes(CONTAINERS[container](ops(None)))
     assert system(check(path)) == []
+
+
+@pytest.mark.parametrize("compress", [0, ("zlib", 3), ("gzip", 3), ("bz2", 3), ("lzma", 3), ("xz", 3)], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_joblib_writes_is_followed_past_its_arrays(compress: Any, nested: bool, tmp_path: Path) -> None:
+    array = np.arange(9)
+    late = np.array([Nested(), None], dtype=object) if nested else Nested()
+    path = tmp_path / "x.joblib"
+    path.write_bytes(dumped({"a": array, "o": np.array([None, "a"], dtype=object), "b": array, "x": late}, compress))
+
+    assert any(text.startswith("posix.system(") for text in system(check(path)))
+    assert CliRunner().invoke(cli, ["check", str(path)]).exit_code == 1
+    path.write_bytes(dumped({"a": array, "o": np.array([None, {"a": 1}], dtype=object), "b": array}, compress))
+    assert system(check(path)) == []
+
+
+@pytest.mark.parametrize("first", [b"\x8a\0", b"\x8b\0\0\0\0", b"\x8f", b"\x82\1", b"N", b"]", b"\x88", b"P1\n"])
+def test_a_pickle_in_a_member_may_begin_with_any_value(first: bytes) -> None:
+    data = torch_zip({"w": tensor(storage())}, {"0": floats()}, members={"a/x": first + call(OS, "true") + b"."})
+    assert system(check(data)) == ["os.system('true')"]
+
+
+def test_an_archive_behind_a_pickle_that_cannot_be_opened_is_looked_into() -> None:
+    report = check(pickled({"w": tensor(storage())}) + zipped(call(OS, "true")))
+    assert report.error is not None
+    assert system(report) == ["os.system('true')"]
+
+
+def test_what_joblib_skips_is_run_by_pickle() -> None:
+    elements = b"0" + call(OS, "true") + b"."
+    data = pickled([wrapped((len(elements),), code="u1", elements=elements)])
+    assert system(check(data)) == ["os.system('true')"]
+
+
+@pytest.mark.parametrize("start", range(0, 256, 16))
+def test_elements_that_only_look_like_opcodes_call_nothing(start: int) -> None:
+    for first in range(start, start + 16):
+        elements = bytes([first, 0x52, 0x81, 0x62, 0x6F, 0x2E]) + bytes(250)
+        assert system(check(pickled({"x": wrapped((256,), code="u1", elements=elements)}))) == []
 
 
 def test_the_command_says_so_and_fails(tmp_path: Path) -> None:
@@ -210,6 +274,11 @@ class Honest:
     def method(self) -> None: ...
 
 
+def test_an_array_in_a_file_is_pickled_as_data(tmp_path: Path) -> None:
+    array = np.memmap(tmp_path / "x", dtype="f4", mode="w+", shape=(3,))
+    assert system(check(pickle.dumps(array))) == system(check(dumped(array))) == []
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_what_honest_programs_pickle_never_reaches_the_system(protocol: int) -> None:
     honest: dict[str, Any] = {
@@ -272,6 +341,25 @@ def test_a_file_without_pickles_says_that_nothing_can_run(tmp_path: Path) -> Non
         ("mypkg.Net", "builds", "code"),
         ("mypkg.run", "calls", "code"),
         ("mypkg.Popen", "calls", "system"),
+        ("mypkg.cloudpickle.loads", "calls", "system"),
+        ("mypkg.import_string", "calls", "system"),
+        ("six.exec_", "calls", "system"),
+        ("pytest.main", "calls", "system"),
+        ("sympy.core.sympify.sympify", "calls", "system"),
+        ("sympy.core.symbol.Symbol", "calls", "code"),
+        ("yaml.unsafe_load_all", "calls", "system"),
+        ("pandas.read_csv", "calls", "system"),
+        ("pandas.io.pickle.read_pickle", "calls", "system"),
+        ("pandas._libs.internals._unpickle_block", "calls", "code"),
+        ("pandas.core.frame.DataFrame", "calls", "code"),
+        ("pandas.core.indexes.base._new_Index", "calls", "code"),
+        ("dill.session.load_module", "calls", "system"),
+        ("dill._dill._create_type", "calls", "code"),
+        ("hydra.utils.instantiate", "calls", "system"),
+        ("numpy.lib.npyio.NpzFile", "calls", "system"),
+        ("numpy._core.memmap.memmap", "calls", "system"),
+        ("torch.distributed.TCPStore", "calls", "system"),
+        ("torch._inductor.compile_worker.subproc_pool.SubprocPool", "calls", "system"),
         ("shlex.quote", "calls", "system"),
         ("email.message.Message", "builds", "code"),
         ("torch.jit.load", "calls", "system"),
