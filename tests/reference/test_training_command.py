@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ckptool.reference import data
 from ckptool.reference.command import main
 from ckptool.reference.nets import LeNet
-from tests.scale import exhaustive, some
+from tests.scale import exhaustive
 
 pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
 
