@@ -33,7 +33,7 @@ FIGURES = os.environ.get("CKPTOOL_FIGURES")
 EVERY = {
     "P1": 11,
     "P7": 3,
-    "P8": 10,
+    "P8": 11,
     "P11": 5,
     "P13": 2,
     "P14": 2,
