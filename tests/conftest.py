@@ -49,8 +49,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dear)
 
 
-def pytest_collection_finish() -> None:
-    """Keep thousands of tests and modules out of every later garbage collection, of which some tests ask for many."""
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_heap() -> None:
+    """Keep what is there before a module's tests out of every later garbage collection, of which some ask for many."""
     gc.collect()
     gc.freeze()
 

@@ -97,7 +97,13 @@ def _is_type_checking(node: ast.AST) -> bool:
 @cache
 def mentioned(tree: ast.AST) -> frozenset[str]:
     """Return every name, and every dotted name, in the code."""
-    return frozenset(ast.unparse(node) for node in nodes(tree) if isinstance(node, ast.Name | ast.Attribute))
+    return frozenset(_dotted(node) for node in nodes(tree) if isinstance(node, ast.Name | ast.Attribute))
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
 
 
 @each("name", TOOL)
@@ -114,15 +120,15 @@ def test_no_module_has_the_means_to_run_anything(name: str) -> None:
 
 @each("name", INSIDE)
 def test_no_module_looks_names_up_by_what_a_file_says(name: str) -> None:
-    calls = [node for node in ast.walk(TOOL[name]) if isinstance(node, ast.Call)]
-    loops = [node for node in ast.walk(TOOL[name]) if isinstance(node, ast.For | ast.comprehension)]
+    calls = [node for node in nodes(TOOL[name]) if isinstance(node, ast.Call)]
+    loops = [node for node in nodes(TOOL[name]) if isinstance(node, ast.For | ast.comprehension)]
     # ``for name in ("a", "b")`` asks for no other names than these.
     literal = {ast.unparse(loop.target) for loop in loops if _is_literal(loop.iter)}
 
-    assert {"globals", "vars", "locals"}.isdisjoint(ast.unparse(call.func) for call in calls)
+    assert {"globals", "vars", "locals"}.isdisjoint(_dotted(call.func) for call in calls)
     assert "sys.modules" not in mentioned(TOOL[name])
     for call in calls if name not in TABLES else ():
-        if ast.unparse(call.func) in ("getattr", "setattr", "hasattr", "delattr"):
+        if _dotted(call.func) in ("getattr", "setattr", "hasattr", "delattr"):
             assert isinstance(call.args[1], ast.Constant) or ast.unparse(call.args[1]) in literal
 
 
@@ -145,7 +151,7 @@ def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
 
 @each("name", sorted(name for name in INSIDE if not name.startswith(("sources/", "migration/output/"))))
 def test_only_sources_and_outputs_open_files(name: str) -> None:
-    called = {ast.unparse(node.func) for node in ast.walk(TOOL[name]) if isinstance(node, ast.Call)}
+    called = {_dotted(node.func) for node in nodes(TOOL[name]) if isinstance(node, ast.Call)}
 
     assert OPENS.isdisjoint(called)
     assert not [function for function in called if function.endswith(OPENING_METHODS)]
@@ -155,7 +161,7 @@ def test_only_sources_and_outputs_open_files(name: str) -> None:
 def test_only_errors_defines_exceptions(name: str) -> None:
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-        for node in ast.walk(MODULES[name])
+        for node in nodes(MODULES[name])
         if isinstance(node, ast.ClassDef)
     }
     known = {cls for cls in vars(ckptool.errors) if cls[0].isupper()}
@@ -170,13 +176,13 @@ def test_only_errors_defines_exceptions(name: str) -> None:
 
 @each("name", sorted(name for name in TOOL if not name.startswith("formats/")))
 def test_formats_are_known_by_their_traits_outside_of_their_own_package(name: str) -> None:
-    for node in ast.walk(TOOL[name]):
+    for node in nodes(TOOL[name]):
         looked_up: list[ast.expr] = []
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             looked_up = [node.left, *node.comparators]
         elif isinstance(node, ast.Subscript):  # a table of formats compares, too
             looked_up = [node.slice]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get"):
+        elif isinstance(node, ast.Call) and _dotted(node.func).endswith(".get"):
             looked_up = node.args[:1]
         for one in looked_up:
             assert not re.search(r"\.format\b(?!\()", ast.unparse(one)), ast.unparse(node)
@@ -213,7 +219,7 @@ SPELLS_OPTIONS = {f"checking/explain/{name}.py" for name in ("entry", "reading",
 
 @each("name", sorted(name for name in TOOL if not name.startswith("cli/")))
 def test_only_the_command_line_spells_options(name: str) -> None:
-    texts = [node.value for node in ast.walk(TOOL[name]) if isinstance(node, ast.Constant)]
+    texts = [node.value for node in nodes(TOOL[name]) if isinstance(node, ast.Constant)]
     spelled = [text for text in texts if isinstance(text, str) and re.search(r"(?<![\w-])--[a-z]", text)]
 
     assert bool(spelled) == (name in SPELLS_OPTIONS), spelled
@@ -289,7 +295,7 @@ def test_no_module_is_longer_than_400_lines(name: str) -> None:
 
 @each("name", MODULES)
 def test_no_function_is_longer_than_80_lines(name: str) -> None:
-    for node in ast.walk(MODULES[name]):
+    for node in nodes(MODULES[name]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < 80, node.name

@@ -12,6 +12,7 @@ import torch
 from ckptool.checking import sparse_indices
 from ckptool.checking.check import check
 from ckptool.torch_ops import values as torch_values
+from tests.scale import step
 
 warnings.filterwarnings("ignore", message="Sparse .* is in beta")
 
@@ -53,7 +54,7 @@ def test_an_index_is_outside_where_torch_says_so(name: str) -> None:
     tensor, names = LAYOUTS[name]
     refused = 0
     for which, part in enumerate(parts(tensor, names)):
-        for place in range(part.numel()):
+        for place in range(0, part.numel(), step(2)):
             for value in (-1, 0, 1, 2, 3, 4, 6, 7, 1 << 40):
                 found = parts(tensor, names)
                 found[which].view(-1)[place] = value

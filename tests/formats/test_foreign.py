@@ -24,6 +24,7 @@ from ckptool.errors import CkptoolError, NotACheckpoint, TruncatedFile, Unsuppor
 from ckptool.formats.identify import name_foreign, name_foreign_zip
 from ckptool.sources.source import BytesSource
 from tests.each import each
+from tests.scale import step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -375,7 +376,7 @@ def test_safetensors_are_not_named() -> None:
 
 def test_no_length_of_a_safetensors_header_is_mistaken_for_a_magic() -> None:
     body = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    wrong = [size for size in range(1, 1 << 16) if named(struct.pack("<Q", size) + body) is not None]
+    wrong = [size for size in range(1, 1 << 16, step(7)) if named(struct.pack("<Q", size) + body) is not None]
 
     assert wrong == []
 

@@ -33,7 +33,7 @@ FIGURES = os.environ.get("CKPTOOL_FIGURES")
 EVERY = {
     "P1": 11,
     "P7": 3,
-    "P8": 8,
+    "P8": 11,
     "P11": 5,
     "P13": 2,
     "P14": 2,
@@ -56,7 +56,7 @@ EVERY = {
 }
 SMALL = 12
 """Of those a small run takes every so manyth, and one of each row,"""
-DEAR = {"P11", "Z11"}
+DEAR = {"P11", "P12", "Z11"}
 """but none of rows that cost seconds a case: ``test_hostile_pickles`` and ``test_hostile_zips`` open some of them."""
 
 

@@ -780,8 +780,8 @@ def test_a_half_written_file_is_left_until_it_rests(files: tuple[Path, Path], tm
     with LiveModel(LeNet().eval(), path) as live:
         live.watch(str(path), every=0.3, on_reload=told.append)
         with path.open("wb", buffering=0) as stream:
-            for start in range(0, len(data), len(data) // 80):
-                stream.write(data[start : start + len(data) // 80])
+            for start in range(0, len(data), len(data) // 50):
+                stream.write(data[start : start + len(data) // 50])
                 time.sleep(0.01)
         assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
 
@@ -823,8 +823,8 @@ def test_a_file_that_is_written_anew_each_time_is_left_until_it_rests(files: tup
         live.watch(str(path), every=0.2, on_reload=told.append)
         path.unlink()
         with path.open("xb", buffering=0) as stream:  # another file, but not a whole one
-            for start in range(0, len(data), len(data) // 60):
-                stream.write(data[start : start + len(data) // 60])
+            for start in range(0, len(data), len(data) // 40):
+                stream.write(data[start : start + len(data) // 40])
                 time.sleep(0.01)
 
         assert within(20, lambda: bool(told))

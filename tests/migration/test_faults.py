@@ -253,7 +253,7 @@ def test_killed_at_every_system_call(
     whole = processes.run(job(source, target, named=named, kill_at=0, after=False, force=old))[0]
     assert whole.error is None
     published = []
-    for at in [*range(1, whole.calls, step(3)), *range(whole.calls, whole.calls + 12)]:  # over an old file, some more
+    for at in [*range(1, whole.calls + 11, step(4)), whole.calls + 11]:  # over an old file, some more
         target.unlink(missing_ok=True)
         if old:
             target.write_bytes(OLD)
@@ -314,8 +314,7 @@ def test_interrupted_at_any_moment(scene: Scene, processes: Processes, old: bool
 
 
 @scaled
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(("force", "named"), some(WAYS, 3))
 def test_sixteen_write_one_file(folder: Path, tmp_path: Path, processes: Processes, force: bool, named: bool) -> None:
     target = folder / "target.pth"
     sources, results = [], set()
@@ -804,7 +803,7 @@ def places(data: bytes) -> dict[str, int]:
         }
 
 
-@pytest.mark.parametrize("count", [1, 500])
+@pytest.mark.parametrize("count", [1, times(100, 500)])
 def test_every_kind_of_byte_is_compared(folder: Path, tmp_path: Path, count: int) -> None:
     tree = {f"w{i}": build.tensor(build.storage(str(i), 4)) for i in range(count)}
     data = build.torch_zip(tree, {str(i): build.floats() for i in range(count)})

@@ -71,9 +71,12 @@ def test_the_command_finds_a_module_in_the_current_folder(tmp_path: Path) -> Non
     code, text = run("migrate", "x.pth", "y.pth", "--model", "model:Net", cwd=here)
 
     assert code == 0, text
-    loads = "import torch; print(type(torch.load('y.pth', weights_only=False)))"
-    found = subprocess.run([sys.executable, "-c", loads], cwd=here, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "<class 'model.Net'>"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(here)
+        found = type(torch.load(here / "y.pth", weights_only=False))
+    assert (found.__module__, found.__name__) == ("model", "Net")
+    for name in ("model", "sizes"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("package", [False, True])

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ckptool.reference import data
 from ckptool.reference.command import main
 from ckptool.reference.nets import LeNet
-from tests.scale import exhaustive, some
+from tests.scale import exhaustive
 
 pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
 
@@ -70,14 +70,23 @@ def test_the_old_format_is_written_where_asked_for(tmp_path):
     assert target.read_bytes()[:2] == b"\x80\x02"
 
 
-@pytest.mark.parametrize("arguments", some([["--device", "cuda"], ["--device", "cuda:3"]], 2), ids=" ".join)
-def test_asking_for_cuda_where_there_is_none_is_two_lines_and_exit_2(arguments):
-    result = run_apart("ckptool.reference", *arguments)
+@exhaustive
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_asking_for_cuda_where_there_is_none_is_two_lines_and_exit_2(device):
+    result = run_apart("ckptool.reference", "--device", device)
 
-    assert result.returncode == 2
-    assert result.stdout == ""
-    error, hint = result.stderr.splitlines()
-    assert error.startswith(f"Error: no device '{arguments[1]}' to train on: ")
+    assert (result.returncode, result.stdout) == (2, "")
+    says_that_there_is_no_cuda(device, *result.stderr.splitlines())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_asking_for_cuda_within_a_process_is_two_lines_and_exit_2_too(device):
+    says_that_there_is_no_cuda(device, *lines(["--device", device]))
+
+
+def says_that_there_is_no_cuda(device: str, error: str, hint: str) -> None:
+    assert error.startswith(f"Error: no device '{device}' to train on: ")
     assert "CPU-only build" in error or "CUDA_VISIBLE_DEVICES" in error
     assert hint.startswith("Hint: ")
 

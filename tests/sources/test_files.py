@@ -29,6 +29,7 @@ from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import BytesSource, SliceSource, Source, StreamSource
 from ckptool.tensors.reading import LazyTensor
 from tests import build
+from tests.scale import times
 
 DATA = bytes(range(256)) * 4
 CHECKPOINT = build.torch_zip({"w": build.tensor(build.storage(numel=4096), (4096,))}, {"0": build.floats(4096)})
@@ -521,7 +522,7 @@ def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_a
     sys.setswitchinterval(1e-6)
     wrong: list[bytes] = []
     try:
-        for number in range(150):
+        for number in range(times(50, 150)):
             checkpoint, go = open_checkpoint(tmp_path / "a.pth"), threading.Event()
 
             def read(tensor: LazyTensor = checkpoint.tensors["w"], go: threading.Event = go) -> None:
