@@ -373,11 +373,11 @@ def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
     calls: dict[str, tuple[Callable[[Limits], Any], set[str]]] = {
         "open zip": (
             lambda limits: ckptool.open_checkpoint(a, limits=limits).close(),
-            {"read_entries", "_mark_holding", "collect", "_open", "move_window", "_read_usual", "damage"},
+            {"read_entries", "_mark_holding", "_walk", "_open", "move_window", "_read_usual", "damage"},
         ),
         "open model": (
             lambda limits: ckptool.open_checkpoint(tensors / "model.pth", limits=limits).close(),
-            {"walk_state_dict", "_add_model", "_add_attributes"},
+            {"walk_state_dict", "_add_model", "_below"},
         ),
         "load": (lambda limits: ckptool.load(a, limits=limits), {"_mapped_views", "prepare"}),
         "load, read": (lambda limits: ckptool.load(a, mmap=False, limits=limits), {"tensors", "_load", "_read"}),
