@@ -122,7 +122,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
 
     inside = [f"{checkpoint.path}::{path}" for path in find_embedded(checkpoint.extras)]
     if inside and not found:
-        error.hint = f"It holds files of torch.save(): open {some(list(map(for_shell, inside)))}."
+        error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
     raise with_candidates(error, found)
 
