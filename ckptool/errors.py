@@ -162,7 +162,7 @@ class AmbiguousFile(UnreadableFile):
 
 
 class SourceChanged(UnreadableFile):
-    """The file was changed or truncated while it was being read."""
+    """The file was written to or truncated while it was being read."""
 
     default_kind = "source-changed"
 

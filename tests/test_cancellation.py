@@ -381,6 +381,7 @@ def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
             {"walk_state_dict", "_add_model", "_below"},
         ),
         "load": (lambda limits: ckptool.load(a, limits=limits), {"_mapped_views", "prepare"}),
+        "load objects": (lambda limits: ckptool.load(objects, limits=limits), {"value"}),
         "load, read": (lambda limits: ckptool.load(a, mmap=False, limits=limits), {"tensors", "_load", "_read"}),
         "to safetensors": (
             lambda limits: ckptool.migrate(a, target("1.safetensors"), force=True, limits=limits),

@@ -1,5 +1,5 @@
 """
-Files inside values: bytes in a pickle that ``torch.save`` wrote to memory first. Found by how they begin, never opened.
+Files inside values: bytes in a pickle that ``torch.save`` or ``pickle`` wrote to memory first. Found, never opened.
 
 skorch, d3rlpy and others keep their weights so. ``FILE::PATH`` opens one; where the bytes are all, PATH is ``content``.
 """
@@ -18,6 +18,7 @@ _MOST: Final = 1_000
 _LONGEST_PATH: Final = 1_024
 _SHORTEST: Final = 64
 _HEAD_NBYTES: Final = 256
+_PICKLE: Final = tuple(bytes((0x80, protocol)) for protocol in (2, 3, 4, 5))
 _LEGACY_MAGIC: Final = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 
 
@@ -73,4 +74,7 @@ def _named(data: bytes | bytearray) -> str | None:
     head = data[:_HEAD_NBYTES]
     if head.startswith(LOCAL_MAGIC):
         return "a zip of torch.save()" if b"/data.pkl" in head else "a zip"
-    return "a stream of torch.save()" if _LEGACY_MAGIC in head[:24] else None
+    if _LEGACY_MAGIC in head[:24]:
+        return "a stream of torch.save()"
+    is_pickle = head.startswith(_PICKLE) and data.endswith(b".")
+    return "a pickle with tensors of torch" if is_pickle and b"_load_from_bytes" in data else None

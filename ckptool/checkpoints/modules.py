@@ -299,13 +299,18 @@ def _without(name: str, gone: set[str]) -> str:
     return ".".join(component for component, end in zip(components, ends, strict=True) if end not in gone)
 
 
+def is_version_known(class_name: str) -> bool:
+    """Say whether ``version_of`` knows the version of a class, and does not assume it."""
+    return class_name.startswith("torch.")
+
+
 def version_of(class_name: str) -> int:
     """
     Return the ``_version`` that a module of this class writes into ``state_dict()._metadata``.
 
-    It is an attribute of the class, so not in any file: torch's own are known, every other is 1.
+    It is an attribute of the class, so not in any file: torch's own are known, every other is assumed to be 1.
     """
-    if not class_name.startswith("torch."):
+    if not is_version_known(class_name):
         return 1
     if _is_quantized(class_name):
         from ckptool.checkpoints.quantized_modules import version_of as quantized_version

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
-from ckptool.checkpoints.modules import version_of
+from ckptool.checkpoints.modules import is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
@@ -77,6 +77,8 @@ class Weights(NamedTuple):
     """Names that the changes leave out, or that went with a wrapper."""
     texts: tuple[tuple[str, str], ...] = ()
     """The text of a safetensors file that records nothing about its tensors."""
+    assumed: frozenset[str] = frozenset()
+    """Paths of modules whose version is only assumed: no pickle of a whole model has that of a class outside torch."""
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +122,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
 
     inside = [f"{checkpoint.path}::{path}" for path in find_embedded(checkpoint.extras)]
     if inside and not found:
-        error.hint = f"It holds files of torch.save(): open {some(list(map(for_shell, inside)))}."
+        error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
     raise with_candidates(error, found)
 
@@ -194,6 +196,7 @@ def prepare(
     renamed = dict(zip(kept, renaming.rename(kept, rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = renaming.rename_metadata(list(modules), rules, kept)
+    assumed = {path for path, cls in _classes(checkpoint, state_dict) if not is_version_known(cls)}
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},
@@ -202,6 +205,7 @@ def prepare(
         {name: old for old, name in new.items()},
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
+        frozenset(new for old, new in zip(modules, paths, strict=True) if old in assumed and new is not None),
     )
 
 
@@ -245,11 +249,17 @@ def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, I
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
     if state_dict.class_name is not None:
-        walks = [walk for path, walk in checkpoint.walks if path == state_dict.key]
-        return {path: {"version": version_of(cls)} for path, cls in walks[0].modules} if walks else {}
+        return {path: {"version": version_of(cls)} for path, cls in _classes(checkpoint, state_dict)}
     node = state_dict.node
     metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(node), "_metadata")) if node is not None else None
     return facts_by_module(metadata or [])
+
+
+def _classes(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, str]]:
+    """Return the path and the class of each module of a whole model."""
+    if state_dict.class_name is None:
+        return []
+    return next((walk.modules for path, walk in checkpoint.walks if path == state_dict.key), [])
 
 
 def refuse_others(others: Sequence[str], *, drop: bool) -> None:

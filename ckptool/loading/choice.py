@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -105,6 +105,9 @@ def through_own_code(
     Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and how
     they were renamed; if that fails, for the weights under the file's names: the model may know more than it shows.
 
+    Where the file does not say which version of a class it was saved with, it is that of the model's own module; if
+    that does not fit, the first, which is what the class has a conversion for.
+
     Raises:
         WeightsNotFound: There are no weights, or several could be meant.
         CkptoolError: What ``load`` raises first.
@@ -115,17 +118,32 @@ def through_own_code(
 
     chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     changes, _ = name_changes(model, chosen.tensors)
-    if not changes:
-        return load(chosen, changes)
-    try:
+    ways: list[tuple[Weights, Renames]] = [(chosen, ())]
+    if changes:
         rules = tuple(change.rule for change in changes)
-        return load(prepare(checkpoint, chosen.state_dict, NameChanges(rules)), changes)
-    except MigrationRefused:  # of the entries that are no tensors, some have other names
-        return load(chosen, ())
-    except (WeightsMismatch, UnsupportedFeature) as error:
-        with suppress(WeightsMismatch, UnsupportedFeature):
-            return load(chosen, ())
-        raise error from error.__cause__
+        with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
+            ways.insert(0, (prepare(checkpoint, chosen.state_dict, NameChanges(rules)), changes))
+    if chosen.assumed:
+        ways = [(_with_versions_of(model, taken), changes) for taken, changes in ways] + ways
+    return _first_that_loads(ways, load)
+
+
+def _first_that_loads(ways: Sequence[tuple[Weights, Renames]], load: Callable[[Weights, Renames], T]) -> T:
+    """Return what ``load`` returns for the first weights that it takes; raise what it raises for the first of all."""
+    (weights, changes), *others = ways
+    try:
+        return load(weights, changes)
+    except (WeightsMismatch, UnsupportedFeature):
+        if others:
+            with suppress(WeightsMismatch, UnsupportedFeature):
+                return _first_that_loads(others, load)
+        raise
+
+
+def _with_versions_of(model: torch.nn.Module, weights: Weights) -> Weights:
+    """Return weights with the versions of the model's own modules where the file's are only assumed."""
+    own = {path: {"version": module._version} for path, module in model.named_modules() if path in weights.assumed}
+    return weights._replace(modules={**weights.modules, **own})
 
 
 def _choose(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from ckptool.cancellation import Cancellation, each
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.pickles import nodes as inert
@@ -45,7 +46,7 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     found: dict[str, Any] = {}
     for name, node in nodes.items():
         try:
-            found[name] = plain_value(node, note)
+            found[name] = plain_value(node, note, assembly.cancellation)
         except UnsupportedFeature as error:
             found[name] = error
     made = assembly.tensors(wanted)
@@ -55,7 +56,7 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
         return _torch_constant(inner) if tensor is None else tensor
 
     values = {name: value for name, value in found.items() if not isinstance(value, UnsupportedFeature)}
-    return found | {name: plain_value(nodes[name], leaf) for name in values}
+    return found | {name: plain_value(nodes[name], leaf, assembly.cancellation) for name in values}
 
 
 def _torch_constant(node: Inert) -> torch.dtype | torch.qscheme | None:
@@ -67,7 +68,9 @@ def _torch_constant(node: Inert) -> torch.dtype | torch.qscheme | None:
     return None
 
 
-def plain_value(node: Inert, leaf: Callable[[Inert], Any] | None = None) -> Any:
+def plain_value(
+    node: Inert, leaf: Callable[[Inert], Any] | None = None, cancellation: Cancellation | None = None
+) -> Any:
     """
     Return a node as Python has it; ordered and default dicts become dicts.
 
@@ -76,6 +79,7 @@ def plain_value(node: Inert, leaf: Callable[[Inert], Any] | None = None) -> Any:
     Raises:
         UnsupportedFeature: It holds something that only code could make; the message names it.
         LimitExceeded: It is nested too deep, or too large when written out.
+        Cancelled: ``cancellation`` was.
     """
     left = _MAX_NODES
 
@@ -90,14 +94,14 @@ def plain_value(node: Inert, leaf: Callable[[Inert], Any] | None = None) -> Any:
         if node is None or isinstance(node, bool | int | float | str | bytes):
             return node
         if isinstance(node, list | tuple):
-            return type(node)(value(item, depth + 1) for item in node)
+            return type(node)(value(item, depth + 1) for item in each(node, cancellation))
         scalar = numpy_scalar(node)
         if scalar is not None and isinstance(scalar[1], bool | int | float | str):
             return scalar[1]
         pairs = inert.mapping_pairs(node)
         if pairs is None:
             raise UnsupportedFeature(f"a value of type {_type(node)}", kind="no-plain-value")
-        return {_key(key): value(item, depth + 1) for key, item in pairs}
+        return {_key(key): value(item, depth + 1) for key, item in each(pairs, cancellation)}
 
     return value(node, 0)
 

@@ -132,7 +132,11 @@ class FileSource:
             self.fileno()
 
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened."""
+        """
+        Raise SourceChanged if the file, or one beside it that belongs to it, was written to since it was opened.
+
+        A file that was removed, or that another was renamed over, is whole as long as it is open: that is no change.
+        """
         status = self._status()
         *facts, changed_at = identity_of(status)
         # Another file that is renamed over this one takes its name away, which counts as a change of its status.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ckptool
 from ckptool import CkptoolError, MalformedFile, WeightsNotFound, open_checkpoint
@@ -113,3 +115,21 @@ def test_one_that_is_cut_short_is_an_error_when_it_is_opened(tmp_path: Path) -> 
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(f"{tmp_path}/x.pkl::torch")
     assert caught.value.path == str(tmp_path / "x.pkl")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_with_tensors_is_one_too(tmp_path: Path, protocol: int) -> None:
+    model = torch.nn.Linear(2, 1)
+    inside = pickle.dumps({"module_": model, "rate": 0.1}, protocol)
+    path = tmp_path / "net.pkl"
+    others = {"plain": pickle.dumps(list(range(100)), protocol), "cut": inside[:-1]}
+    path.write_bytes(pickle.dumps({"lr": 0.1, "attributes": inside, **others}, 4))
+
+    with pytest.raises(WeightsNotFound) as caught:
+        ckptool.load(path)
+    assert f"{path}::attributes" in (caught.value.hint or "")
+    with open_checkpoint(path) as checkpoint:
+        assert list(find_embedded(checkpoint.extras)) == ["attributes"]
+    found = ckptool.load(f"{path}::attributes")
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())

@@ -282,3 +282,64 @@ def test_a_live_model_serves_what_load_state_dict_makes(name: str, commit: Any) 
     assert found is None
     assert facts(live.model) == facts(theirs)
     assert live.digest is not None
+
+
+class Stem(nn.Module):
+    """The second version of a class, whose first had a narrower layer under another name."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.version: Any = "never asked"
+
+    def _load_from_state_dict(self, state: Any, prefix: str, facts: Any, *rest: Any) -> None:
+        self.version = facts.get("version")
+        if self.version is None or self.version < 2:
+            old = f"{prefix}narrow."
+            for name in [name for name in state if name.startswith(old)]:
+                state[f"{prefix}layer.{name.removeprefix(old)}"] = state.pop(name)
+            self.layer = nn.Linear(2, 4)
+        super()._load_from_state_dict(state, prefix, facts, *rest)
+
+
+@pytest.mark.parametrize("kept", ["alone", "inside", "in a training file", "in another model"])
+def test_a_version_that_no_file_has_is_the_model_s(kept: str) -> None:
+    source, model = nn.Sequential(Stem(), nn.BatchNorm1d(4)), nn.Sequential(Stem(), nn.BatchNorm1d(4))
+    written: Any = source
+    loaded: nn.Module = model
+    if kept == "alone":
+        written, loaded = source[0], model[0]
+    elif kept == "in a training file":
+        written = {"epoch": 1, "model": source}
+    elif kept == "in another model":
+        loaded = nn.DataParallel(model)
+    data = saved(written)
+
+    ckptool.load_into(loaded, data)
+    assert isinstance(model[0], Stem)
+    assert model[0].version == 2
+    expected = (source if kept != "alone" else source[0]).state_dict()
+    found = (model if kept != "alone" else model[0]).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert found._metadata == expected._metadata  # type: ignore[attr-defined]
+    with ckptool.LiveModel(nn.Sequential(Stem(), nn.BatchNorm1d(4)) if kept != "alone" else Stem()) as live:
+        live.reload(data)
+        assert torch.equal(next(live.model.parameters()), next(source.parameters()))
+
+
+def test_an_old_model_is_converted_by_the_new_class_and_a_state_dict_keeps_its_version() -> None:
+    old = Stem()
+    del old.layer
+    old.narrow = nn.Linear(2, 4)
+    state = old.state_dict()
+    state._metadata[""]["version"] = 1  # type: ignore[attr-defined]
+    for data in (saved(old), saved(state)):
+        model = Stem()
+        ckptool.load_into(model, data)
+        assert model.version == 1
+        assert torch.equal(model.layer.weight, old.narrow.weight)
+    model = Stem()
+    ckptool.load_into(model, saved(Stem().state_dict()))
+    assert model.version == 2

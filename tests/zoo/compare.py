@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,6 @@ import ckptool
 from tests.zoo import advice, truth
 from tests.zoo.box import Expected
 from tests.zoo.truth import Content
-
-logging.getLogger("ckptool").setLevel(logging.ERROR)
 
 
 class Comparison:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def main() -> None:
     from tests.zoo.compare import clear, compare
 
     warnings.simplefilter("ignore")
+    logging.getLogger("ckptool").setLevel(logging.ERROR)
     declared = declare_operators()
     torch.manual_seed(0)
     torch.set_num_threads(1)
