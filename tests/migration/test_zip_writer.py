@@ -19,6 +19,7 @@ from ckptool.migration.zip_writer import torch_zip_nbytes, write_torch_zip
 from ckptool.sources.files import FileSource
 from ckptool.tensors.payloads import BytesPayload
 from tests import build
+from tests.scale import exhaustive
 
 FULL = 0xFFFFFFFF
 
@@ -184,6 +185,7 @@ class Skipping:
         self.position += len(data)
 
 
+@exhaustive
 def test_more_than_4_gib_open_in_torch_and_here(tmp_path: Path) -> None:
     path, large = tmp_path / "x.pth", (1 << 32) + 100
     keys = (("a", "0", 4), ("large", "1", large), ("b", "2", 4))

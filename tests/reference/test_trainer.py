@@ -8,6 +8,7 @@ from ckptool.reference.expected import entries
 from ckptool.reference.forging import true_tag
 from ckptool.reference.nets import MLP, LeNet
 from ckptool.reference.trainer import Recipe, Watch, accuracy, train
+from tests.scale import exhaustive
 
 pytest.importorskip("sklearn", reason="the reference nets train on scikit-learn's digits")
 
@@ -22,6 +23,7 @@ def digests(model: torch.nn.Module) -> list[str]:
     return [entry["sha256"] for entry in entries(model, true_tag)]
 
 
+@exhaustive
 def test_lenet_learns_the_digits():
     split = data.digits(28, seed=0)
     trained = train(LeNet, split, Recipe(), CPU)

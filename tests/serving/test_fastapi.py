@@ -125,6 +125,7 @@ def test_a_file_that_cannot_be_loaded_leaves_the_old_weights_in_every_worker(tmp
         server.stop()
 
 
+@exhaustive
 def test_a_request_can_reload_and_is_told_why_not(tmp_path: Path) -> None:
     checkpoint = tmp_path / "model.pth"
     a = save_as_gpus_do(checkpoint, seed=1)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.scale import some
+from tests.scale import exhaustive, some
 from tests.serving.running import IMAGES, RECIPES, Server, free_ports, save_as_gpus_do, serving
 
 BODY = IMAGES.tolist()
@@ -67,6 +67,7 @@ SERVED = {
 }
 
 
+@exhaustive
 @pytest.mark.parametrize("name", some(SERVED, 3))
 def test_its_server_answers_and_follows_the_file(name: str, tmp_path: Path) -> None:
     recipe = SERVED[name]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ckptool
+from tests.scale import exhaustive
 from tests.zoo import advice, table
 from tests.zoo.box import Box, Net
 from tests.zoo.compare import Comparison, compare
@@ -79,6 +80,7 @@ def test_advice_that_does_not_help_is_found(box: Box, tmp_path: Path) -> None:
     assert "no such thing: exit 2" in found.bad_advice[1]
 
 
+@exhaustive
 def test_a_row_is_worse_with_one_file_less_that_is_equal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row = ("torch", "torch", "2", "3", "9", "2", "1", "0", "0", "0")
     page = tmp_path / "README.md"
