@@ -10,6 +10,7 @@ from ckptool.checking.safety import references
 from ckptool.messages import counted, some
 
 _SHOWN = 3
+_TRUST = "Unpickle it only if you trust where it comes from."
 
 
 def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
@@ -22,18 +23,18 @@ def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
             "CK206",
             "warning",
             f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
-            *(advice or ()),
+            *(advice or Advice(_TRUST)),
         )
     named = [f"{act.name} ({place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
-        yield Finding(
-            "CK207", "warning", f"the pickles name what reaches the system, though they do not call it: {some(named)}"
-        )
+        fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
+        yield Finding("CK207", "warning", fact, _TRUST)
     if survey.behind:
         more = counted(len(survey.behind), "more pickle")
-        yield Finding("CK208", "warning", f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}")
+        fact = f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}"
+        yield Finding("CK208", "warning", fact, _TRUST)
     if survey.unseen:
-        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}")
+        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
 
 
 def system_calls(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:

@@ -96,7 +96,8 @@ def test_what_is_no_checkpoint_is_named_for_what_it_is(row: dict[str, Any]) -> N
 def test_every_checkpoint_opens_as_the_format_that_it_is_in(row: dict[str, Any]) -> None:
     with checkpoint_of(row) as checkpoint:
         assert checkpoint.format == FORMATS[row["container"]]
-        assert bool(checkpoint.tensors or checkpoint.attributes) == (row["num_tensors"] != 0)
+        arrays = [tensor for tensor in checkpoint.tensors.values() if tensor.info.is_array]  # the manifest has none
+        assert bool(len(checkpoint.tensors) - len(arrays) or checkpoint.attributes) == (row["num_tensors"] != 0)
 
 
 @pytest.mark.parametrize("row", some([row for row in rows_of(readable=True) if row["num_tensors"]], 10), ids=name_of)
