@@ -17,6 +17,7 @@ from ckptool.checkpoints.modules import PickledModules, StateDictWalk, walk_stat
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 from tests.each import each
+from tests.scale import exhaustive
 
 LIMITS = Limits()
 
@@ -111,6 +112,7 @@ def test_a_module_that_holds_itself_is_refused(steps: int) -> None:
     assert caught.value.kind == "malformed-module"
 
 
+@exhaustive
 def test_children_shared_again_and_again_are_stopped_by_the_limit_on_names() -> None:
     node = module(p={"w": tensor()})
     for _ in range(60):

@@ -30,7 +30,7 @@ from ckptool import (
 )
 from tests import build
 from tests.each import each
-from tests.scale import scaled, times
+from tests.scale import exhaustive, scaled, times
 from tests.zip_bytes import (
     FULL16,
     FULL32,
@@ -533,6 +533,7 @@ def test_a_compressed_member_is_held_against_its_checksum() -> None:
     assert caught.value.kind == "damaged-record"
 
 
+@exhaustive
 @scaled
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak of memory")
 def test_many_bombs_in_one_archive_cost_no_more_than_one(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ckptool.migration.migrate import MigrationReport, migrate
 from ckptool.names import renaming
 from tests import build
 from tests.against_torch import oracle
-from tests.scale import examples
+from tests.scale import examples, exhaustive
 
 
 def converted(state: Any, folder: Path, **options: Any) -> tuple[Path, MigrationReport]:
@@ -239,6 +239,7 @@ def _make_big_endian(path: Path) -> None:
     path.write_bytes(build.zip_file(members | {"a/byteorder": b"big"}))
 
 
+@exhaustive
 def test_the_reference_reader_opens_it_where_numpy_is_missing_too(tmp_path: Path) -> None:
     torch.save({"a": torch.arange(4.0)}, tmp_path / "a.pth")
     program = (

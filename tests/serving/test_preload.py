@@ -51,6 +51,7 @@ print(*children)
 """
 
 
+@exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_workers_that_are_forked_after_loading_and_casting_answer(tmp_path: Path) -> None:
     torch.manual_seed(3)
