@@ -24,7 +24,7 @@ TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("ref
 EDGE = ("loading/", "torch_ops/")
 TRUSTED = "loading/load_model.py"
 # Two tables of our own names, whose modules are imported when they are asked for.
-TABLES = {"__init__.py", "cli/__init__.py"}
+TABLES = {"__init__.py", "cli/verbs.py"}
 INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
 
 LONG_MODULES: dict[str, str] = {}

@@ -14,7 +14,7 @@ from ckptool import __version__
 from ckptool.sources.paths import is_likely
 
 SECTIONS: Final = {
-    "Look into a checkpoint": ("inspect", "check", "diff", "explain"),
+    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
     "Write one": ("migrate",),
     "More": ("devices", "fixtures"),
 }
@@ -49,6 +49,10 @@ EXAMPLES: Final = {
     "diff": (
         "ckptool diff a.pth b.safetensors             are the weights the same",
         "ckptool diff a.pth b.pth --atol 1e-6         the same but for rounding",
+    ),
+    "stat": (
+        "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
+        "ckptool stat model.pth --depth 1             of each module",
     ),
     "explain": (
         'ckptool explain "Weights only load failed"   what the message means',

@@ -93,6 +93,13 @@ def test_what_is_printed_about_comparing_fixtures(tmp_path: Path) -> None:
     assert len(valid("diff", tmp_path / "a.pth", tmp_path / "b.pth", "--atol", "9")["close"]) == 1
 
 
+def test_what_is_printed_about_the_values_of_fixtures() -> None:
+    found = valid("stat", *ALL[:: step(4)])
+
+    assert any(row["values"] is None for one in found for row in one.get("rows", ()))
+    assert any("error" in one for one in found)
+
+
 def test_what_differs_from_a_schema_is_not_valid() -> None:
     found = valid("inspect", VALID[0])
 
@@ -112,7 +119,7 @@ def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> 
 
 
 def test_every_schema_is_that_of_something_that_is_printed() -> None:
-    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain"}
+    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "stat"}
     for name in SCHEMAS:
         names = {one["schema"]["const"] for one in objects(schema(name)) if "const" in one.get("schema", ())}
         assert [found.partition("/")[0] for found in names] == [f"ckptool.{name}"]
