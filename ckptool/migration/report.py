@@ -162,6 +162,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
             yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
         elif plan.weights.state_dict.class_name is not None:
             yield f"it holds weights alone: to load them, build {plan.weights.state_dict.class_name} first"
+            yield from _assumed_versions(plan.weights)
     if checkpoint.member:
         yield "the other files of the archive are left out"
     if checkpoint.class_sources:
@@ -180,6 +181,13 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     for pattern in plan.casting.keeps_nothing if plan.casting is not None else ():
         yield f"keep_dtype {pattern!r} keeps the type of no tensor"
     yield from selection.notes(checkpoint, plan.weights, plan.names)
+
+
+def _assumed_versions(weights: Weights) -> Iterator[str]:
+    """Yield for which classes a version is written that the file does not say."""
+    classes = list(dict.fromkeys(weights.assumed.values()))
+    if classes:
+        yield f"version 1 is assumed for {some(classes)}: a class with a later one takes such weights for old"
 
 
 def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
