@@ -16,7 +16,7 @@ from ckptool.pickles import opcodes
 from ckptool.pickles.effects import Effect, Tracer, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId, Set, state_pairs
 from ckptool.pickles.opcodes import RARE
-from ckptool.pickles.scanner import carried, carried_text
+from ckptool.pickles.scanner import may_hold_pickles
 
 _U32 = struct.Struct("<I").unpack_from
 _U16 = struct.Struct("<H").unpack_from
@@ -48,7 +48,7 @@ def _holding(step: Callable[[Tracer], None]) -> Callable[[Tracer], None]:
     def run(tracer: Tracer) -> None:
         step(tracer)
         value = tracer.stack[-1]
-        if value and (carried(value[:4]) if isinstance(value, bytes | bytearray) else carried_text(value[:4])):
+        if may_hold_pickles(value):
             text = value if isinstance(value, bytes | bytearray) else value.encode("utf-8", "surrogatepass")
             tracer.listener(Effect("holds", None, value, tracer.base + tracer.pos - len(text)))
 
