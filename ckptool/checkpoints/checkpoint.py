@@ -13,7 +13,6 @@ from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.sources.files import FileSource
 from ckptool.sources.source import Source
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -168,8 +167,9 @@ class Checkpoint:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""
-        if isinstance(self.source, FileSource):
-            self.source.check_unchanged()
+        check = getattr(self.source, "check_unchanged", None)
+        if check is not None:  # a file, or a folder: bytes and streams cannot tell
+            check()
 
     def check_index(self) -> None:
         """Raise DamagedFile if the index is not the one that was written, by its own checksum."""

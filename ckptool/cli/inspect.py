@@ -74,7 +74,7 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @click.option(
     "--json",
     "as_json",

@@ -50,7 +50,7 @@ class _InOrder(click.Command):
 
 
 @click.command(cls=_InOrder)
-@click.argument("paths", nargs=-1, required=True, metavar="SRC [DST]")
+@click.argument("paths", nargs=-1, required=True, metavar="SRC [DST]", type=click.Path())
 @click.option(
     "--form",
     type=click.Choice(["same", "state_dict", "safetensors", "model"]),
@@ -122,7 +122,7 @@ class _InOrder(click.Command):
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
-    Write a checkpoint again: for another device, in another form, under other names.
+    Write a checkpoint again: other device, form or names.
 
     Nothing in SRC runs. SRC is only read, and is replaced only if you name it as DST, with --force. DST is there only
     once it is complete, read back and compared; it may be a folder. Without DST, the result is written next to SRC, and

@@ -37,6 +37,8 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
+_POINTERS = (".metadata", "latest")
+"""Names of files that stand for the directory that they are in."""
 
 
 def formats_in_order() -> Iterator[Format]:
@@ -66,12 +68,12 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     Open a checkpoint of any known format, going by content and never by suffix.
 
     ``origin`` is a path, bytes, or a binary file object, which is read from its beginning, whatever its position;
-    a path may end in ``::MEMBER`` to pick one file of an archive, or be that of an index of shards, which have to be in
-    its folder. Only the index is read: no tensor data.
+    a path may end in ``::MEMBER`` to pick one file of an archive, be that of an index of shards, which have to be in
+    its folder, or be that of a directory. Only the index is read: no tensor data.
     No code in the file runs, and torch is not imported.
 
     Raises:
-        FileUnavailable: The path is missing, not permitted, or not a regular file.
+        FileUnavailable: The path is missing, not permitted, or neither a file nor a directory that is a checkpoint.
         NotACheckpoint: The file is something else, which the message names.
         UnknownFormat: No format recognises it.
         Cancelled: ``limits`` have a cancellation, and it was. No file is open.
@@ -79,7 +81,11 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     """
     path, member = _split_member(origin)
     with gc_paused(), _naming(path if isinstance(path, str) else None):
-        source, shown = open_source(path, limits.cancellation)
+        try:
+            source, shown = open_source(path, limits.cancellation)
+        except files.IsFolder:
+            assert isinstance(path, str | os.PathLike)  # noqa: S101 - nothing else is a directory
+            return _open_folder(os.fspath(path), member, limits)
         try:
             with _naming(shown):
                 probe = Probe(source, limits, _read)
@@ -90,6 +96,24 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         except BaseException:
             source.close()
             raise
+
+
+def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
+    from ckptool.formats import directories  # most are files
+    from ckptool.sources.folder import FolderSource
+
+    if member is not None:
+        return open_checkpoint(os.path.join(path, member), limits=limits)  # noqa: PTH118 - a name
+    folder = FolderSource(path, limits.cancellation)
+    try:
+        main = directories.main_file(folder)
+        if main is None:
+            return Checkpoint(path, folder, directories.read(folder, Probe(folder, limits, _read)))
+    except BaseException:
+        folder.close()
+        raise
+    folder.close()
+    return open_checkpoint(os.path.join(path, main), limits=limits)  # noqa: PTH118 - a name
 
 
 def _read(probe: Probe) -> Parsed:
@@ -120,6 +144,9 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     if not isinstance(origin, str | os.PathLike):
         return origin, None
     path = os.fspath(origin)
+    folder, name = os.path.split(path)
+    if name in _POINTERS and paths.exists(path):
+        return folder or ".", None
     if _MEMBER_MARK not in path or paths.exists(path):
         return path, None
     outer, _, member = path.partition(_MEMBER_MARK)

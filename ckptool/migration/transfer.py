@@ -16,6 +16,7 @@ from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs
 from ckptool.sources.files import FileSource
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.tensors.payloads import Payload
+from ckptool.tensors.pieces import Extent
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -45,26 +46,37 @@ class Transfer:
             OutputFailed: The disk is full, or cannot be written to.
             SourceChanged: The source ends before its bytes do.
         """
-        extent = payload.extent()
-        if extent is None:
-            found = 0
+        extents = payload.extents()
+        found = 0
+        if extents is None:
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
-        elif payload.nbytes < WORTH_A_THREAD:
-            data = self._read_ahead(*extent, payload.nbytes)
-            found = crc32(data)
-            self._output.write(data)
-        else:
-            if not self._checksums and (payload.known_crc32 or not checksum):
-                self._copy(*extent, payload.nbytes, checksum=False)
+        elif len(extents) == 1 and not self._checksums and (payload.known_crc32 or not checksum):
+            (extent,) = extents
+            if extent.nbytes >= WORTH_A_THREAD:
+                self._copy(extent, checksum=False)
                 return payload.known_crc32
-            found = self._copy(*extent, payload.nbytes, checksum=True)
+            found = self._send_extent(extent)
+        else:
+            for extent in extents:
+                of_extent = self._send_extent(extent)
+                extent.check(of_extent)
+                found = joined_crc32(found, of_extent, extent.nbytes)
         payload.check(found)
         return found
 
-    def _copy(self, file: FileSource, offset: int, nbytes: int, *, checksum: bool) -> int:
+    def _send_extent(self, extent: Extent) -> int:
+        """Append a run of bytes, and return their CRC-32."""
+        if extent.nbytes >= WORTH_A_THREAD:
+            return self._copy(extent, checksum=True)
+        data = self._read_ahead(extent.file, extent.offset, extent.nbytes)
+        self._output.write(data)
+        return crc32(data)
+
+    def _copy(self, extent: Extent, *, checksum: bool) -> int:
         """Append bytes of a file, and return their CRC-32, or 0."""
+        file, offset, nbytes, *_ = extent
         output = self._output
         shift = output.leave(nbytes) - offset
 

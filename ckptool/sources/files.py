@@ -24,6 +24,10 @@ from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, Str
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 
+class IsFolder(FileUnavailable):
+    """The path is that of a directory."""
+
+
 class FileSource:
     """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
@@ -177,6 +181,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
+        IsFolder: It is a directory, for ``FolderSource``.
         TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
@@ -218,10 +223,10 @@ def _open_regular(path: str) -> int:
     if stat.S_ISREG(mode):
         return fd
     os.close(fd)
-    from ckptool.sources.unavailable import directory, not_a_file
-
     if stat.S_ISDIR(mode):
-        raise directory(path)
+        raise IsFolder("a directory, not a file", kind="directory")
+    from ckptool.sources.unavailable import not_a_file
+
     kinds = (
         (stat.S_ISFIFO, "a pipe"),
         (stat.S_ISCHR, "a character device"),
