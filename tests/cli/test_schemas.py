@@ -72,7 +72,15 @@ def test_what_is_printed_about_every_fixture(verb: str) -> None:
 
 
 @scaled
-@pytest.mark.parametrize("options", [[], ["--form", "state_dict", "--dtype", "bfloat16"], ["--form", "safetensors"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--form", "state_dict", "--dtype", "bfloat16"],
+        ["--form", "safetensors"],
+        ["--max-shard-size", "40KB"],
+    ],
+)
 def test_what_is_printed_about_migrating_every_fixture(options: list[str], tmp_path: Path) -> None:
     found = valid("migrate", *VALID[:: step(4)], *options, "--out-dir", tmp_path)
 
