@@ -74,7 +74,7 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @click.option(
     "--json",
     "as_json",
@@ -140,7 +140,7 @@ def inspect(
     FILE is a checkpoint of any kind, or an index of shards; FILE::MEMBER picks one out of an archive. Only the index is
     read, so this takes milliseconds whatever the size. Exit code 2 means that a file could not be read.
     """
-    selection = Selection(_pattern(grep), Filter(include, exclude), sort)
+    selection = Selection(pattern(grep), Filter(include, exclude), sort)
     chosen = _columns(columns)
     if table_format is not None and table_format not in tables.table_formats():
         raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")
@@ -270,7 +270,7 @@ def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
     return inspect_object(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)), tensors)
 
 
-def _pattern(grep: str | None) -> re.Pattern[str] | None:
+def pattern(grep: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(grep) if grep is not None else None
     except re.error as error:

@@ -29,10 +29,6 @@ _MOST_ROWS = 1024
 """Buffers that one call fills: IOV_MAX of Linux."""
 
 
-class IsFolder(FileUnavailable):
-    """The path is that of a directory."""
-
-
 class FileSource:
     """A regular file, read with ``pread``; ``fd`` is the one under ``path``, where it was opened already."""
 
@@ -202,7 +198,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
-        IsFolder: It is a directory, for ``FolderSource``.
+            Its ``kind`` is ``directory`` where a ``FolderSource`` is for it.
         TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
@@ -245,7 +241,7 @@ def _open_regular(path: str) -> int:
         return fd
     os.close(fd)
     if stat.S_ISDIR(mode):
-        raise IsFolder("a directory, not a file", kind="directory")
+        raise FileUnavailable("a directory, not a file", kind="directory")
     from ckptool.sources.unavailable import not_a_file
 
     kinds = (
