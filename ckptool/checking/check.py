@@ -19,7 +19,7 @@ from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MissingPackage, TruncatedFile, about
+from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
@@ -204,6 +204,7 @@ def _examine(
         found += _of_member(checkpoint, member, its_findings)
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
+    surveys.append(("", safety.packed((checkpoint, *members), limits)))
     survey = safety.merged(surveys)
     found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:
@@ -314,8 +315,7 @@ def _nested(stock: TorchLoadVerdict) -> list[Finding]:
 
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
-    # Reading on may cost more than the limits allow.
-    survey = Survey() if isinstance(error, LimitExceeded) else safety.survey_origin(origin, limits)
+    survey = safety.survey_origin(origin, limits)
     found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
     return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
 

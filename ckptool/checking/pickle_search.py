@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import compression_of, decompress
+from ckptool.archives.compressed import compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
@@ -23,7 +23,7 @@ from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
 from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.scanner import Scan, carried, scan_around
+from ckptool.pickles.scanner import Scan, may_hold_pickles, scan_around
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -35,6 +35,8 @@ _MOST_NAMES: Final = 100_000
 _MOST_MEMBERS: Final = 100_000
 _HEAD: Final = 48
 _LOCAL_HEADER: Final = 30
+_NUMPY: Final = b"\x93NUMPY"
+_NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 
@@ -112,10 +114,10 @@ class Search:
     def survey(self) -> Survey:
         return Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
 
-    def take(self, other: Search, record: str) -> None:
-        """Keep what another search found in one record, or inside it."""
-        self.acts.update({key: act for key, act in other.acts.items() if act.record.startswith(record)})
-        self.names.update({name: None for name in other.names if name.record.startswith(record)})
+    def take(self, other: Search) -> None:
+        """Keep what another search found."""
+        self.acts.update(other.acts)
+        self.names.update(other.names)
 
     def stream(self, stream: Stream, record: str) -> None:
         """Follow the consecutive pickles that a format has read."""
@@ -161,7 +163,7 @@ class Search:
             for verdict in grading.judge(effect):
                 self._is_wary = self._is_wary or verdict.why is not None
                 self._note(verdict, record, effect.offset, nested_at)
-            if grading.loads_bytes(effect) and not carried(effect.arguments[0][:4]):
+            if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
                 self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)
             known = grading.result(effect)
             self._is_wary = self._is_wary or isinstance(known, Global)
@@ -228,19 +230,31 @@ class Search:
             pass  # bytes that only begin like an archive
 
     def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        """Look at whatever a source is: gzip, zip, tar, or pickles."""
+        """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
         compression = compression_of(head)
         if compression is not None:
-            content = decompress(source, compression, self.limits)
+            content, error = decompress_as_far(source, compression, self.limits)
             inner = BytesSource(content, source.cancellation, packed_nbytes=source.nbytes)
             self._deeper(inner, record, nested_at, depth)
+            if error is not None:
+                raise error
+        elif head.startswith(_NUMPY) and len(head) > _NUMPY_SHORTEST:
+            self._array(source, head, record, nested_at, depth)
         elif head.startswith(LOCAL_MAGIC):
             self._zip(source, record, nested_at, depth)
         elif source.nbytes >= 512 and tars.is_tar(source.read(0, 512)):
             self._archive(tars.read_tar(source, self.limits), record, nested_at, depth)
         else:
             self._pickles(source, head, record, nested_at, depth)
+
+    def _array(self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int) -> None:
+        """Look behind the header of an array of numpy: one of objects is a pickle, whatever the header says."""
+        width = 2 if head[len(_NUMPY)] == 1 else 4
+        length = len(_NUMPY) + 2
+        begin = length + width + int.from_bytes(head[length : length + width], "little")
+        if begin < source.nbytes:
+            self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def _zip(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         try:

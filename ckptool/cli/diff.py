@@ -18,8 +18,8 @@ SCHEMA = "ckptool.diff/2"
 
 
 @click.command()
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", type=click.Path())
+@click.argument("b", metavar="B", type=click.Path())
 @click.option("--key-a", metavar="PATH", help="Which state dict of A to compare.")
 @click.option("--key-b", metavar="PATH", help="Which state dict of B to compare.")
 @click.option("--ignore-wrappers", is_flag=True, help="Compare names without what training wrappers added to them.")

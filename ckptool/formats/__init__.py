@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import LimitExceeded, UnknownFormat, about
+from ckptool.errors import FileUnavailable, LimitExceeded, UnknownFormat, about
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import gc_paused
@@ -85,7 +85,9 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     with gc_paused(), _naming(path if isinstance(path, str) else None):
         try:
             source, shown = open_source(path, limits.cancellation)
-        except files.IsFolder:
+        except FileUnavailable as error:
+            if error.kind != "directory":
+                raise
             assert isinstance(path, str | os.PathLike)  # noqa: S101 - nothing else is a directory
             return _open_folder(os.fspath(path), member, limits)
         try:

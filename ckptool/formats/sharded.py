@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ckptool.archives.archive import Archive
@@ -67,6 +67,8 @@ _METADATA = "_metadata"
 class _Index(NamedTuple):
     shard_of: dict[str, str]
     announced_nbytes: int | None
+    texts: dict[str, str]
+    """What else it says in text: which names were left out as tied, say."""
 
 
 def read_shards(index: FileSource, probe: Probe) -> Parsed:
@@ -80,7 +82,7 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
         UnsupportedFeature: A shard is not a state dict.
         CkptoolError: A shard cannot be read; the message has its name.
     """
-    shard_of, announced_nbytes = _parse(index, probe.limits)
+    shard_of, announced_nbytes, texts = _parse(index, probe.limits)
     opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
     formats = list(dict.fromkeys(shard.format for shard in opened.values()))
     if len(formats) > 1:
@@ -89,7 +91,7 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
     tensors = {name: opened[shard].contents.tensors[name] for name, shard in shard_of.items()}
     contents = Contents(tensors)
     contents.groups.append(Group("", "mapping", list(tensors)))
-    metadata, notes = _metadata(opened)
+    metadata, notes = _metadata([texts, *(shard.metadata for shard in opened.values())])
     archives: list[Archive] = []
     streams: list[Stream] = []
     damage = None
@@ -141,8 +143,10 @@ def _parse(index: FileSource, limits: Limits) -> _Index:
     refuse_long("the name of a shard", *names)
     for name in names:
         components(name)
-    announced = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return _Index(shard_of, announced if type(announced) is int else None)
+    facts = metadata if isinstance(metadata, dict) else {}
+    announced = facts.get("total_size")
+    texts = {key: text for key, text in facts.items() if isinstance(text, str)}
+    return _Index(shard_of, announced if type(announced) is int else None, texts)
 
 
 def _object(data: bytes) -> dict[str, object]:
@@ -239,12 +243,12 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
         )
 
 
-def _metadata(opened: Mapping[str, Parsed]) -> tuple[dict[str, str], list[str]]:
-    """Return the text that shards keep beside tensors, and a note of what they do not agree on."""
+def _metadata(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Return the text that the index and the shards keep beside tensors, and a note of what they do not agree on."""
     found: dict[str, str] = {}
     differing: dict[str, None] = {}
-    for shard in opened.values():
-        for key, text in shard.metadata.items():
+    for one in texts:
+        for key, text in one.items():
             if found.setdefault(key, text) != text:
                 differing[key] = None
     notes = [f"shards differ in metadata, which is left out: {some(list(map(repr, differing)))}"] if differing else []

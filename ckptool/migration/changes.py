@@ -25,6 +25,11 @@ class Changes(NamedTuple):
 
     form: TargetForm | None = None
     """What to write; None goes by the target's suffix."""
+    max_shard_size: int | str | None = None
+    """
+    Write a folder of safetensors shards, none of which has more bytes of tensors than that unless one tensor alone
+    has: ``"5GB"``, ``"5GiB"``, or a number.
+    """
     to: DeviceTags | None = None
     """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: the others stay."""
     key: str | None = None
@@ -69,11 +74,17 @@ class Changes(NamedTuple):
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
 
+    @property
+    def makes_folder(self) -> bool:
+        """Whether the target is a folder, and no file."""
+        return self.max_shard_size is not None
+
 
 class ChangeOptions(TypedDict, total=False):
     """The fields of ``Changes`` as keywords, for type checkers: Python has no type that says so of another."""
 
     form: TargetForm | None
+    max_shard_size: int | str | None
     to: DeviceTags | None
     key: str | None
     weights: WeightsChoice

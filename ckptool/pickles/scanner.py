@@ -57,9 +57,17 @@ _COUNTED: Final = {
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
-_FIRST: Final = b"\x80\xc2P\x1f"
-"""What a string begins with that is a pickle or an archive: PROTO, or the first byte of that in UTF-8; a zip; gzip."""
-_ARCHIVES: Final = (b"PK\x03\x04", b"\x1f\x8b\x08")
+_FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
+"""What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
+_HOLDERS: Final = (
+    *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
+    *(b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"),
+)
+"""Zip, gzip, bzip2, xz, an array of numpy, zlib."""
+_TEXT_PICKLE: Final = b"c("
+"""What a pickle without PROTO begins with, mostly; then there is an end of line in it."""
+_LONGEST_TEXT: Final = 512
+"""Bytes in which a pickle without PROTO has the end of a line: of its first name, mostly."""
 _FRAME: Final = 0x95
 _STOP: Final = 0x2E
 _STEPS: Final = [
@@ -98,18 +106,18 @@ class Scan(NamedTuple):
     """Where a frame ends inside an opcode, or goes on after its pickle: loaders disagree about what follows."""
 
 
-def carried(head: bytes | bytearray) -> bool:
-    """Say whether bytes that begin like this may be a pickle of protocol 2 to 5, a zip, or gzip."""
-    return (head[0] == _PROTO and len(head) > 1 and head[1] <= _MAX_PROTOCOL) or head.startswith(_ARCHIVES)
-
-
-def carried_text(head: str) -> bool:
-    """Say the same of text, whose characters stand for bytes: protocol 2 has no bytes of its own."""
-    return head[0] in "\x80P\x1f" and head.isascii() is not (head[0] == "\x80") and carried(_as_bytes(head))
-
-
-def _as_bytes(text: str) -> bytes:
-    return text.encode("latin-1", "replace")
+def may_hold_pickles(value: str | bytes | bytearray) -> bool:
+    """Say whether a string may be a pickle, or hold some, by its first bytes. Characters of text stand for bytes."""
+    if not value:
+        return False
+    if isinstance(value, str):
+        first = ord(value[0])
+        if first > 0xFF or first not in _FIRST:
+            return False
+        value = value[:_LONGEST_TEXT].encode("latin-1", "replace")
+    if value[0] in _TEXT_PICKLE:
+        return b"\n" in value[:_LONGEST_TEXT]
+    return (value[0] == _PROTO and len(value) > 1 and value[1] <= _MAX_PROTOCOL) or value.startswith(_HOLDERS)
 
 
 def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # noqa: C901 - a hot loop
@@ -192,8 +200,8 @@ def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -
 
 
 def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:
-    head = source.read(offset, min(8, nbytes))
-    return carried_text(str(head, "utf-8", "replace")[:4]) if is_text else carried(head)
+    head = source.read(offset, min(_LONGEST_TEXT, nbytes))
+    return may_hold_pickles(str(head, "utf-8", "replace") if is_text else head)
 
 
 def _lines(data: bytes, pos: int, count: int) -> int:

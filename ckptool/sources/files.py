@@ -13,6 +13,7 @@ import io
 import mmap
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO, TypeAlias
 
@@ -24,8 +25,8 @@ from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, Str
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 
-class IsFolder(FileUnavailable):
-    """The path is that of a directory."""
+_MOST_ROWS = 1024
+"""Buffers that one call fills: IOV_MAX of Linux."""
 
 
 class FileSource:
@@ -79,6 +80,22 @@ class FileSource:
             if not count:
                 raise changed(offset, buffer.nbytes, filled, self.path)
             filled += count
+
+    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
+        """Fill several buffers of one size from ``offset``, one after the other."""
+        for start in range(0, len(rows), _MOST_ROWS):
+            group = rows[start : start + _MOST_ROWS]
+            nbytes = len(group) * group[0].nbytes
+            try:
+                count = os.preadv(self._fd, group, offset)
+            except OSError as error:
+                raise _unreadable(error, offset, self.path) from error
+            finally:
+                self.fileno()
+            for row in group if count < nbytes else ():
+                self.read_into(offset, row)
+                offset += row.nbytes
+            offset += nbytes if count == nbytes else 0
 
     def map(self) -> mmap.mmap:
         """
@@ -181,7 +198,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
-        IsFolder: It is a directory, for ``FolderSource``.
+            Its ``kind`` is ``directory`` where a ``FolderSource`` is for it.
         TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
@@ -224,7 +241,7 @@ def _open_regular(path: str) -> int:
         return fd
     os.close(fd)
     if stat.S_ISDIR(mode):
-        raise IsFolder("a directory, not a file", kind="directory")
+        raise FileUnavailable("a directory, not a file", kind="directory")
     from ckptool.sources.unavailable import not_a_file
 
     kinds = (
