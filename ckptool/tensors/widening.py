@@ -6,7 +6,7 @@ from struct import pack, unpack
 from typing import Final
 
 from ckptool.tensors import dtypes
-from ckptool.tensors.pieces import read_part
+from ckptool.tensors.pieces import Piece, PiecesSource
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 NARROW: Final = ("float16", "bfloat16")
@@ -24,15 +24,16 @@ class _WideningSource:
 
     def __init__(self, info: TensorInfo) -> None:
         assert info.storage is not None and info.dtype.name in NARROW  # noqa: S101, PT018 - the caller saw it
-        self._info = info
+        whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)
+        self._dtype = info.dtype.name
+        self._narrow = PiecesSource(info.shape, info.dtype, [whole], info.storage.source.cancellation)
         self.cancellation = info.storage.source.cancellation
         self.nbytes = 4 * info.numel
 
     def read(self, offset: int, nbytes: int) -> bytes:
         first, last = offset // 4, -(-(offset + nbytes) // 4)
-        narrow = bytearray(2 * (last - first))
-        read_part(self._info, 2 * first, memoryview(narrow))
-        if self._info.dtype.name == "bfloat16":  # the upper half of a float32
+        narrow = self._narrow.read(2 * first, 2 * (last - first))
+        if self._dtype == "bfloat16":  # the upper half of a float32
             wide = bytearray(2 * len(narrow))
             wide[2::4], wide[3::4] = narrow[0::2], narrow[1::2]
         else:
