@@ -86,7 +86,7 @@ class _InOrder(click.Command):
 @click.option("--key", metavar="PATH", help="Which state dict to take.")
 @click.option(
     "--weights",
-    type=click.Choice(["auto", "raw", "ema"]),
+    type=click.Choice(["auto", "raw", "ema", "module"]),
     default="auto",
     show_default=True,
     help="Which weights to take.",
