@@ -46,7 +46,6 @@ CODES: Final = {
     "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
     "CK152": Code("warning", "Names of the model have no values in any file of the folder."),
     "CK153": Code("warning", "State of the optimizer is not listed, for it is not there of every rank."),
-    "CK154": Code("info", "Tensors that every rank has are not equal: those of the first are taken."),
     "CK155": Code("warning", "The ranks' parts of tensors are listed rank by rank, for the files cannot join them."),
     "CK157": Code("warning", "A file of the folder is missing; no trained weight was in it."),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
