@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -149,10 +149,13 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
                 yield from (flag, one)
 
 
-def finding_lines(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding, and below it what to do, and the command that does it."""
-    yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
-    if finding.hint:
-        yield labelled("", show(finding.hint))
-    if finding.command:
-        yield labelled("", f"Run: {show(finding.command)}")
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield the line of each finding, and below it what to do, and the command that does it, unless it stood before."""
+    shown: set[str] = set()
+    for finding in findings:
+        yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
+        if finding.hint:
+            yield labelled("", show(finding.hint))
+        if finding.command and finding.command not in shown:
+            shown.add(finding.command)
+            yield labelled("", f"Run: {show(finding.command)}")
