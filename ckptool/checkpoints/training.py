@@ -199,8 +199,10 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
             if role is not None:
                 yield path, node, pairs, role
             for key, child in pairs if len(seen) < _MOST_VISITED else ():
+                if not isinstance(key, str | int) or not nodes.is_container(child) or nodes.is_leaf(child):
+                    continue
                 inner = role is not None and key in ("state", "param_groups")
-                if isinstance(key, str | int) and nodes.is_container(child) and not inner and id(child) not in seen:
+                if not inner and id(child) not in seen:
                     seen.add(id(child))
                     below.append((f"{path}.{key}" if path else str(key), child))
         level = below
@@ -209,7 +211,7 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
 def _pairs(node: Inert) -> Pairs:
     """Return what a mapping, a list or an object holds."""
     if isinstance(node, list | tuple):
-        return list(enumerate(node))
+        return list(enumerate(node[:_MOST_VISITED]))
     return nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
 
 
