@@ -15,12 +15,21 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.sources.paths import identity_of
-from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
+from ckptool.sources.source import (
+    CLOSED,
+    BytesSource,
+    FillsBuffers,
+    SliceSource,
+    Source,
+    StreamSource,
+    changed,
+    read_in_steps,
+)
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -188,6 +197,14 @@ def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
     while isinstance(source, SliceSource):
         source = source.whole
     return (source, position) if isinstance(source, FileSource) and position is not None else None
+
+
+def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None:
+    """Return what reads into memory without a copy, a file where it is one, and where in it ``offset`` lies."""
+    if not hasattr(os, "preadv"):
+        return None
+    own = getattr(source, "read_into", None)
+    return file_under(source, offset) or (None if own is None else (cast("FillsBuffers", source), offset))
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:

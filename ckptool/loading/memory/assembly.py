@@ -24,6 +24,7 @@ from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Source
+from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo
 
@@ -70,10 +71,10 @@ class Cost(NamedTuple):
 class _Block:
     """One storage, or the span of it that tensors use."""
 
-    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "root", "types")
+    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "root", "source", "types")
 
     def __init__(self, root: StorageRef) -> None:
-        self.root = root
+        self.root, self.source = root, root.source
         self.first = root.nbytes
         self.last = 0
         self.itemsize = 1
@@ -274,8 +275,10 @@ class Assembly:
         reached = 0
         for batch in self._batches(blocks):
             for block in each(batch, self.cancellation):
+                if self._verify and isinstance(block.source, PiecesSource):
+                    block.source = block.source.checked()
                 block.memory = self._memory(block).take(
-                    block.root.source, block.root.offset + block.first, block.nbytes, block.itemsize
+                    block.source, block.root.offset + block.first, block.nbytes, block.itemsize
                 )
             for memory in self._memories.values():
                 memory.fill(count)
@@ -316,6 +319,8 @@ class Assembly:
         memory = block.memory
         if memory is None or not memory.numel():
             return
+        if self._verify and isinstance(block.source, PiecesSource):
+            block.source.compare()
         saved = block.root.crc32 if self._verify else 0
         if saved and checksum_in_memory(buffer_of(memory), self.cancellation) != saved:
             raise DamagedFile(
