@@ -83,6 +83,14 @@ class Shard(NamedTuple):
     source: Source
 
 
+class Remark(NamedTuple):
+    """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""
+
+    code: str
+    what: str
+    hint: str | None = None
+
+
 class Recorded(NamedTuple):
     """What the text of a file says about its tensors, and the text that says nothing about them."""
 
@@ -123,6 +131,9 @@ class Parsed(NamedTuple):
     shards: tuple[Shard, ...] = ()
     shard_of: Mapping[str, str] = _NOTHING
     announced_nbytes: int | None = None
+    remarks: tuple[Remark, ...] = ()
+    absent: tuple[str, ...] = ()
+    unmerged: str | None = None
 
     @property
     def form(self) -> Form:
