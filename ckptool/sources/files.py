@@ -261,6 +261,8 @@ def _open_regular(path: str) -> int:
     try:
         fd = os.open(path, flags)
     except OSError as error:
+        if os.name == "nt" and os.path.isdir(path):  # noqa: PTH112 - a system call, like the others here
+            raise _folder() from error  # it is not permitted to open one there
         from ckptool.sources.unavailable import unavailable  # most files are there
 
         raise unavailable(path, error) from error
@@ -275,7 +277,7 @@ def _open_regular(path: str) -> int:
         return fd
     os.close(fd)
     if stat.S_ISDIR(mode):
-        raise FileUnavailable("a directory, not a file", kind="directory")
+        raise _folder()
     from ckptool.sources.unavailable import not_a_file
 
     kinds = (
@@ -285,6 +287,10 @@ def _open_regular(path: str) -> int:
     )
     what = next((name for test, name in kinds if test(mode)), "not a regular file")
     raise not_a_file(what)
+
+
+def _folder() -> FileUnavailable:
+    return FileUnavailable("a directory, not a file", kind="directory")
 
 
 def _status(fd: int) -> os.stat_result:
