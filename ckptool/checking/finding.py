@@ -39,7 +39,7 @@ CODES: Final = {
     "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
     "CK121": Code("warning", "Most tensors of the weights have no elements."),
     "CK130": Code(None, "Arrays of numpy are listed as tensors."),
-    "CK131": Code("info", "Bytes inside the file are a file of their own, written by torch.save()."),
+    "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),
     "CK133": Code("info", "The file is the index of a torch.distributed.checkpoint."),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import click
 
@@ -21,6 +22,9 @@ from ckptool.formats import open_checkpoint
 from ckptool.names.filter import Filter
 from ckptool.tables import plain_table
 from ckptool.tensors.reading import LazyTensor
+
+Body: TypeAlias = Callable[[Checkpoint, Sequence[LazyTensor]], Iterator[str]]
+"""What lists tensors."""
 
 _LINES_AT_ONCE = 1000
 
@@ -81,7 +85,9 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
     is_flag=True,
     help="Print one JSON object for each file; a list if there are several.",
 )
-@click.option("--tree", is_flag=True, help="Show the names as a tree instead of a table.")
+@click.option("--tree", is_flag=True, help="Show the names as a tree, with the parameters and the size of each module.")
+@click.option("--depth", type=click.IntRange(1), help="Levels of the tree to show.")
+@click.option("--no-fold", is_flag=True, help="Show layers that are alike one by one in the tree.")
 @click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
 @click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
@@ -123,6 +129,8 @@ def inspect(
     *,
     as_json: bool,
     tree: bool,
+    depth: int | None,
+    no_fold: bool,
     quiet: bool,
     grep: str | None,
     include: tuple[str, ...],
@@ -150,7 +158,12 @@ def inspect(
             return (messages.show(str(found)) for found in checkpoint.globals)
         if show_source:
             return _source_lines(checkpoint)
-        return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
+        body = None if quiet else partial(_plain, columns=chosen)
+        if body is not None and (tree or depth is not None):
+            from ckptool.cli.tree import tree_lines
+
+            body = partial(_tree, lines=partial(tree_lines, depth=depth, fold=not no_fold))
+        return _report(checkpoint, selection, chosen, table_format, body, show_all=show_all)
 
     failed = False
     for number, path in enumerate(files):
@@ -185,9 +198,8 @@ def _report(
     selection: Selection,
     columns: Sequence[str],
     table_format: str | None,
+    body: Body | None,
     *,
-    tree: bool,
-    quiet: bool,
     show_all: bool,
 ) -> Iterator[str]:
     tensors = selection.of(checkpoint.tensors.values())
@@ -202,11 +214,17 @@ def _report(
     nothing = selection.nothing(checkpoint.tensors, tensors)
     if nothing is not None:
         yield nothing
-    if not quiet and tensors:
+    if body is not None and tensors:
         yield ""
-        yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
+        yield from body(checkpoint, tensors)
     if show_all:
         yield from _everything_else(checkpoint, columns)
+
+
+def _tree(
+    _: Checkpoint, tensors: Sequence[LazyTensor], lines: Callable[[Sequence[LazyTensor]], Iterator[str]]
+) -> Iterator[str]:
+    return lines(tensors)
 
 
 def _everything_else(checkpoint: Checkpoint, columns: Sequence[str]) -> Iterator[str]:

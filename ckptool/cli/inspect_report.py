@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
@@ -13,7 +13,6 @@ from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
-from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.training import TrainingState
@@ -89,42 +88,6 @@ def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each value that is not a tensor: its path, its type, what it is."""
     for path, node in checkpoint.extras:
         yield show(f"{path or '(root)'}: {kind_of(node)} = {describe(node)}")
-
-
-def tree_lines(tensors: Iterable[LazyTensor]) -> Iterator[str]:
-    """Yield the names as a tree: each component once, with the count and size of what is below it."""
-    root = _Branch()
-    for tensor in tensors:
-        branch = root
-        for component in tensor.name.split("."):
-            branch.tensors += 1
-            branch.nbytes += tensor.info.total_nbytes
-            branch = branch.below.setdefault(component, _Branch())
-        branch.leaf = tensor
-    todo = [(branch, name, 0) for name, branch in reversed(root.below.items())]
-    while todo:
-        branch, name, depth = todo.pop()
-        # A chain of single components (module.encoder.) is one line.
-        while branch.leaf is None and len(branch.below) == 1:
-            ((component, only),) = branch.below.items()
-            name, branch = f"{name}.{component}", only
-        indent = "  " * min(depth, 40)
-        if branch.leaf is not None:
-            info = branch.leaf.info
-            yield f"{indent}{show(name)}  {list(info.shape)} {info.dtype} {show(info.location)}"
-        if branch.below:
-            yield f"{indent}{show(name)}  {counted(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
-        todo.extend((below, component, depth + 1) for component, below in reversed(branch.below.items()))
-
-
-class _Branch:
-    __slots__ = ("below", "leaf", "nbytes", "tensors")
-
-    def __init__(self) -> None:
-        self.below: dict[str, _Branch] = {}
-        self.leaf: LazyTensor | None = None
-        self.tensors = 0
-        self.nbytes = 0
 
 
 def _shards(checkpoint: Checkpoint) -> str:

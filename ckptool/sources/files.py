@@ -13,6 +13,7 @@ import io
 import mmap
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO, TypeAlias
 
@@ -22,6 +23,10 @@ from ckptool.sources.paths import identity_of
 from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
+
+
+_MOST_ROWS = 1024
+"""Buffers that one call fills: IOV_MAX of Linux."""
 
 
 class FileSource:
@@ -75,6 +80,22 @@ class FileSource:
             if not count:
                 raise changed(offset, buffer.nbytes, filled, self.path)
             filled += count
+
+    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
+        """Fill several buffers of one size from ``offset``, one after the other."""
+        for start in range(0, len(rows), _MOST_ROWS):
+            group = rows[start : start + _MOST_ROWS]
+            nbytes = len(group) * group[0].nbytes
+            try:
+                count = os.preadv(self._fd, group, offset)
+            except OSError as error:
+                raise _unreadable(error, offset, self.path) from error
+            finally:
+                self.fileno()
+            for row in group if count < nbytes else ():
+                self.read_into(offset, row)
+                offset += row.nbytes
+            offset += nbytes if count == nbytes else 0
 
     def map(self) -> mmap.mmap:
         """

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
 from ckptool.sources.files import FileSource
+from ckptool.sources.pool import Pool, PooledFile
 from ckptool.sources.siblings import open_below, open_folder, open_folder_below
 from ckptool.sources.source import CLOSED, Source
 
@@ -37,6 +39,7 @@ class FolderSource:
         self.cancellation = cancellation
         self._opened: dict[str, FileSource] = {}
         self._others: list[Source] = []
+        self._pool = Pool()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         try:
             self._fd = open_folder(path) if fd is None else fd
@@ -72,7 +75,8 @@ class FolderSource:
 
     def open(self, name: str) -> FileSource:
         """
-        Return the file under a name, which may be in a folder below. It is opened once, and closed with the folder.
+        Return the file under a name, which may be in a folder below. It is closed with the folder; of many files, those
+        that were read longest ago have no descriptor meanwhile.
 
         Raises:
             MalformedFile: The name could lead out of the folder.
@@ -81,21 +85,25 @@ class FolderSource:
         known = self._opened.get(name)
         if known is not None:
             return known
+        fd = self._descriptor(name)
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        reopen = partial(self._descriptor, name)
+        found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
+        return found
+
+    def _descriptor(self, name: str) -> int:
         if self._fd < 0:
             raise ValueError(CLOSED)
         try:
-            fd = open_below(self._fd, name)
+            return open_below(self._fd, name)
         except CkptoolError as error:
             error.message = f"{name!r}: {error.message}"
             raise
-        found = self._opened[name] = FileSource(os.path.join(self.path, name), self.cancellation, fd=fd)  # noqa: PTH118 - a name
-        return found
 
-    def detach(self, name: str) -> FileSource:
-        """Return the file under a name, as ``open`` does; it no longer ends with the folder."""
-        found = self.open(name)
-        del self._opened[name]
-        return found
+    def detached(self, name: str) -> FileSource:
+        """Return the file under a name, as ``open`` does; but it does not end with the folder."""
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        return FileSource(path, self.cancellation, fd=self._descriptor(name))
 
     def below(self, name: str) -> FolderSource:
         """

@@ -77,6 +77,10 @@ class Payload(Protocol):
         """Return the runs of files that hold these bytes as they are, in order; None where they have to be made."""
         ...
 
+    def pieces(self) -> PiecesSource | None:
+        """Return the tensor in pieces that these bytes are, from end to end; None if they are something else."""
+        ...
+
     def check(self, crc32: int) -> None:
         """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
         ...
@@ -97,6 +101,9 @@ class BytesPayload:
         yield self._data
 
     def extents(self) -> None:
+        return
+
+    def pieces(self) -> None:
         return
 
     def check(self, crc32: int) -> None:
@@ -151,6 +158,9 @@ class StoragePayload:
         under = file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
         return None if under is None else (Extent(*under, self.nbytes),)
 
+    def pieces(self) -> PiecesSource | None:
+        return self.storage.source if isinstance(self.storage.source, PiecesSource) else None
+
     def check(self, crc32: int) -> None:
         if self._unit == 1:
             self._compare(crc32)
@@ -186,6 +196,9 @@ class TensorPayload:
             return None
         under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
         return None if under is None else (Extent(*under, self.nbytes),)
+
+    def pieces(self) -> None:
+        return
 
     def check(self, crc32: int) -> None:
         """Nothing to compare with: checksums are of whole storages."""
