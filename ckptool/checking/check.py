@@ -314,9 +314,17 @@ def _nested(stock: TorchLoadVerdict) -> list[Finding]:
 
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
+    _let_go(error)
     survey = safety.survey_origin(origin, limits)
     found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
     return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the calls that ended in an error had in memory: a tree that was half read, mostly."""
+    while error is not None and error.__traceback__ is not None:  # one may be the context of its own cause
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:
