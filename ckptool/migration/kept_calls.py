@@ -44,7 +44,7 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
                 continue
             carried[one.name] = None
             if one.grade == "system":
-                system.setdefault(one.shown, one.why or "")
+                system.setdefault(one.shown(), one.why or "")
         return grading.result(effect)
 
     for data in inside:  # it grows: what torch.load() is called with lies in the bytes
