@@ -61,7 +61,7 @@ class CheckReport(NamedTuple):
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines(), *(line for one in self._reason() for line in finding_lines(one))])
+        return "\n".join([*self.lines(), *finding_lines(self._reason())])
 
     def _repr_html_(self) -> str:
         found = [*self._reason(), *self.findings]
@@ -79,8 +79,7 @@ class CheckReport(NamedTuple):
         if self.format is not None and self.file_nbytes is not None:
             shards = f" in {counted(self.shards, 'shard')}" if self.shards else ""
             yield labelled("format", f"{self.format}{shards}, {show_nbytes(self.file_nbytes)}")
-        for one in self.findings:
-            yield from finding_lines(one)
+        yield from finding_lines(self.findings)
         for use in self.globals if show_globals else ():
             allowed = "allowed" if use.is_allowed else "not allowed"
             yield labelled("global", f"{show(use.name)} {allowed}, {show(place_of(use))}")

@@ -60,7 +60,7 @@ class ModuleEntry(NamedTuple):
 class StateDictWalk:
     """What a module's state_dict() would hold, and what cannot be known about it."""
 
-    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "transient", "unlisted")
+    __slots__ = ("entries", "foreign_classes", "hooks", "modules", "transient", "unlisted", "versions")
 
     def __init__(self) -> None:
         self.entries: list[ModuleEntry] = []
@@ -68,6 +68,8 @@ class StateDictWalk:
         """Buffers that are not persistent: part of the model, but not of its state_dict()."""
         self.modules: list[tuple[str, str]] = []
         """Each module's path, and its class."""
+        self.versions: dict[str, int] = {}
+        """The version of each module that keeps one itself, by its path: it goes before that of the class."""
         self.hooks: list[tuple[str, str, str]] = []
         """State-dict hooks: the path and class of the module that has one, and the hook's name."""
         self.unlisted: list[tuple[str, str]] = []
@@ -83,6 +85,7 @@ class _Body(NamedTuple):
     children: Pairs
     non_persistent: frozenset[str]
     hooks: list[Inert]
+    version: Inert = None
 
 
 class PickledModules:
@@ -154,6 +157,8 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
                 actual=_MOST_MODULES,
             )
         walk.modules.append((prefix[:-1], body.class_name))
+        if type(body.version) is int:
+            walk.versions[prefix[:-1]] = body.version
         _note_doubts(walk, body, prefix, seen_classes)
         walk.entries.extend(_own_entries(body, prefix))
         if _is_quantized(body.class_name):
@@ -249,6 +254,7 @@ def _body(node: Inert) -> _Body | None:
         children,
         _names(nodes.lookup(attributes, "_non_persistent_buffers_set")),
         [hook for _, hook in hooks],
+        nodes.lookup(attributes, "_version"),
     )
 
 

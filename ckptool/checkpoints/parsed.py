@@ -83,6 +83,37 @@ class Shard(NamedTuple):
     source: Source
 
 
+class Remark(NamedTuple):
+    """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""
+
+    code: str
+    what: str
+    hint: str | None = None
+
+
+class Beside(NamedTuple):
+    """Something that lies in the same folder, and is no part of the checkpoint that was opened."""
+
+    name: str
+    role: str
+    """What it is for, by its name: ``optimizer``, ``scheduler``, ``rng``, ``duplicate``…"""
+    path: str
+    """The path to give, to open it."""
+    nbytes: int | None = None
+    """None for a folder."""
+    about: str | None = None
+    """What it says in short, where that is known without opening a checkpoint."""
+
+
+class PartOf(NamedTuple):
+    """The set of files that a file is one of."""
+
+    what: str
+    """What the file is, in words."""
+    path: str
+    """The path to give for all of them together."""
+
+
 class Recorded(NamedTuple):
     """What the text of a file says about its tensors, and the text that says nothing about them."""
 
@@ -123,6 +154,11 @@ class Parsed(NamedTuple):
     shards: tuple[Shard, ...] = ()
     shard_of: Mapping[str, str] = _NOTHING
     announced_nbytes: int | None = None
+    remarks: tuple[Remark, ...] = ()
+    absent: tuple[str, ...] = ()
+    unmerged: str | None = None
+    beside: tuple[Beside, ...] = ()
+    part_of: PartOf | None = None
 
     @property
     def form(self) -> Form:

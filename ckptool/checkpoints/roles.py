@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
@@ -40,6 +41,13 @@ _MOST_GENERATORS = 1024
 _RANDOM_STATE = {"key", "counter", "state", "buffer"}
 """What the state of a generator of numpy has for arrays."""
 
+_DATA_WORDS = {
+    "data", "dataset", "examples", "feature", "features", "image", "images", "img", "imgs", "input", "inputs", "label",
+    "labels", "sample", "samples", "target", "targets", "test", "train", "val", "valid", "x", "y"
+}  # fmt: skip
+_PLAIN_WEIGHTS = re.compile(r"(w|b|weights?|bias(es)?|kernel|gamma|beta)_?\d*")
+"""What arrays are called that are weights, where no layer has a name."""
+
 _SIDE_BY_SIDE = (
     {"generator", "gen", "netg", "g"},
     {"discriminator", "disc", "dis", "netd", "d"},
@@ -66,7 +74,7 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "ema"
     if words & _SCHEDULER_WORDS:
         return "scheduler"
-    if group.kind == "loose" or words & _OTHER_WORDS:
+    if group.kind == "loose" or words & _OTHER_WORDS or _is_data_set(group, contents):
         return "other"
     if group.kind in ("module", "packed"):
         return "model"
@@ -82,6 +90,18 @@ def _is_random_state(group: Group, contents: Contents) -> bool:
         return False
     names = {name.rpartition(".")[2] for name in group.names}
     return names <= _RANDOM_STATE and all(contents.tensors[name].is_array for name in group.names)
+
+
+def _is_data_set(group: Group, contents: Contents) -> bool:
+    """Say whether arrays of numpy are examples for a model, and no weights: ``{"data": …, "labels": …}``."""
+    is_named = group.key.rpartition(".")[2] in WEIGHT_KEYS
+    if is_named or not all(contents.tensors[name].is_array for name in group.names):
+        return False
+    start = len(group.key) + 1 if group.key else 0
+    names = [name[start:].lower() for name in group.names]
+    if any("." in name or _PLAIN_WEIGHTS.fullmatch(name) for name in names):
+        return False
+    return any(word in _DATA_WORDS for name in names for word in name.split("_"))
 
 
 def _is_averaged(group: Group) -> bool:

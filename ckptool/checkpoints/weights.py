@@ -7,13 +7,14 @@ the entries that are not tensors (packed parameters, extra state) and the metada
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.module_facts import ModuleFacts, facts_by_module
-from ckptool.checkpoints.modules import is_version_known, version_of
+from ckptool.checkpoints.modules import StateDictWalk, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, Role
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, MigrationRefused, WeightsNotFound
@@ -25,19 +26,23 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
-WeightsChoice: TypeAlias = Literal["auto", "raw", "ema"]
+WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
+_MODULE: Final = "module"
+"""Where DeepSpeed keeps the weights as the model computed with them, which may be rounded."""
 _STATES: Final[dict[Role, str]] = {
     "optimizer": "the state of an optimizer",
     "scheduler": "the state of a scheduler",
     "rng": "states of random number generators",
 }
 _LISTED: Final = 12
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _KINDS: Final[dict[WeightsChoice, str]] = {
     "ema": "averaged weights",
     "raw": "weights that are not averaged",
     "auto": "weights",
+    "module": "weights of an engine of DeepSpeed",
 }
 
 
@@ -77,8 +82,11 @@ class Weights(NamedTuple):
     """Names that the changes leave out, or that went with a wrapper."""
     texts: tuple[tuple[str, str], ...] = ()
     """The text of a safetensors file that records nothing about its tensors."""
-    assumed: frozenset[str] = frozenset()
-    """Paths of modules whose version is only assumed: no pickle of a whole model has that of a class outside torch."""
+    assumed: Mapping[str, str] = _NOTHING
+    """
+    The classes of modules whose version is only assumed, by path: no pickle of a whole model has that of a class
+    outside torch.
+    """
 
     @property
     def names(self) -> list[str]:
@@ -95,11 +103,15 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     """
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 
+    ``module`` means what the engine of DeepSpeed has under that name.
+
     Raises:
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
         WeightsNotFound: None is.
     """
     found = candidates(checkpoint)
+    if key is None and which == "module":
+        key = _MODULE
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
@@ -109,12 +121,14 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         return named[0]
     if checkpoint.form == "archive":
         raise _several_members(checkpoint)
-    meant = [one for one in found if one.role in _ROLES[which]]
+    meant = [one for one in found if one.role in _ROLES.get(which, ())]
     best = next((one for one in meant if one is checkpoint.weights), None)
     if best is None and len(meant) == 1 and which != "auto":
         best = meant[0]
     if best is not None:
         return best
+    if meant and checkpoint.unmerged is not None:
+        raise with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
     if meant:
         raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
@@ -142,7 +156,10 @@ def _instead(checkpoint: Checkpoint) -> str:
 def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
     """Return the error for an archive in which several members could be meant."""
     members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
-    error = AmbiguousWeights(f"an archive of {len(checkpoint.members):,} checkpoints", kind="archive")
+    error = AmbiguousWeights(
+        f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
+        kind="archive",
+    )
     head = f"{checkpoint.path}::" if checkpoint.path else ""
     error.candidates = tuple(f"{head}{one.name}" for one in members)
     error.hint = f"Pick one: {', '.join(error.candidates[:_LISTED])}"
@@ -196,7 +213,7 @@ def prepare(
     renamed = dict(zip(kept, renaming.rename(kept, rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = renaming.rename_metadata(list(modules), rules, kept)
-    assumed = {path for path, cls in _classes(checkpoint, state_dict) if not is_version_known(cls)}
+    assumed = _assumed(checkpoint, state_dict)
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},
@@ -205,7 +222,7 @@ def prepare(
         {name: old for old, name in new.items()},
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
-        frozenset(new for old, new in zip(modules, paths, strict=True) if old in assumed and new is not None),
+        {new: assumed[old] for old, new in zip(modules, paths, strict=True) if old in assumed and new is not None},
     )
 
 
@@ -238,8 +255,8 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
 def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
     """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
     if state_dict.class_name is not None:
-        entries = next((walk.entries for path, walk in checkpoint.walks if path == state_dict.key), [])
-        listed = [entry for entry in entries if entry.kind is None or entry.name in state_dict]
+        walk = _walk(checkpoint, state_dict)
+        listed = [entry for entry in (walk.entries if walk else ()) if entry.kind is None or entry.name in state_dict]
         return [(entry.name, entry.node) for entry in listed] if len(listed) > len(state_dict) else []
     if state_dict.node is None:
         return []
@@ -249,17 +266,28 @@ def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, I
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
     if state_dict.class_name is not None:
-        return {path: {"version": version_of(cls)} for path, cls in _classes(checkpoint, state_dict)}
+        walk = _walk(checkpoint, state_dict)
+        if walk is None:
+            return {}
+        return {path: {"version": walk.versions.get(path, version_of(cls))} for path, cls in walk.modules}
     node = state_dict.node
     metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(node), "_metadata")) if node is not None else None
     return facts_by_module(metadata or [])
 
 
-def _classes(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, str]]:
-    """Return the path and the class of each module of a whole model."""
+def _assumed(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, str]:
+    """Return the modules of a whole model whose version nothing says, by path, and their classes."""
+    walk = _walk(checkpoint, state_dict)
+    if walk is None:
+        return {}
+    return {path: cls for path, cls in walk.modules if not is_version_known(cls) and path not in walk.versions}
+
+
+def _walk(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | None:
+    """Return the walk through a whole model; None for what is none."""
     if state_dict.class_name is None:
-        return []
-    return next((walk.modules for path, walk in checkpoint.walks if path == state_dict.key), [])
+        return None
+    return next((walk for path, walk in checkpoint.walks if path == state_dict.key), None)
 
 
 def refuse_others(others: Sequence[str], *, drop: bool) -> None:

@@ -9,30 +9,18 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import click
 
 from ckptool import __version__
+from ckptool.cli.verbs import Verbs
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
 
-VERBS = ("inspect", "check", "migrate", "diff", "devices", "fixtures")
-"""Each is a command of the same name, in a module of the same name."""
 
-
-class _Verbs(click.Group):
-    """A group that imports a verb's module only when the verb is used, or help is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = getattr(import_module(f"ckptool.cli.{cmd_name}"), cmd_name)
-        return command
+class _Command(Verbs):
+    """The verbs, and what becomes of their errors."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; an error about a file or a device that it lets through is two lines, never a traceback."""
@@ -41,18 +29,29 @@ class _Verbs(click.Group):
         except CkptoolError as error:
             if _interrupts:
                 ctx.exit(130)
-            from ckptool.cli.text import error_text
+            from ckptool.cli.text import error_text, say
 
-            click.echo(error_text(error), err=True)
+            say(error_text(error), err=True)
             ctx.exit(2)
         except KeyboardInterrupt:
             ctx.exit(130)
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ckptool")
-def cli() -> None:
-    """Open any PyTorch checkpoint without running it: what is in it, what is wrong, write it again, compare two."""
+@click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="ckptool")
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colours: auto is on a terminal."
+)
+@click.pass_context
+def cli(ctx: click.Context, *, color: str) -> None:
+    """
+    Open any PyTorch checkpoint without running it.
+
+    'ckptool FILE' is 'ckptool inspect FILE'. 'ckptool VERB --help' says more about a verb.
+    """
+    ctx.color = None if color == "auto" else color == "always"
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 _interrupts: list[int] = []
@@ -135,7 +134,9 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _failed(message: str) -> int:
-    return _said(lambda: click.echo(f"Error: {show(message)}", err=True))
+    from ckptool.cli.text import say
+
+    return _said(lambda: say(f"Error: {show(message)}", err=True))
 
 
 def _said(say: Callable[[], object]) -> int:

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
-from ckptool.checking.finding import CODES, command_line
+from ckptool.checking.finding import CODES
 from ckptool.checking.pickle_search import Act
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
-from ckptool.cli.text import error_text, with_options
+from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError
-from ckptool.messages import show
-
-if TYPE_CHECKING:
-    from ckptool.checking.explain import Explanation
 
 SCHEMA = "ckptool.check/2"
-EXPLAIN_SCHEMA = "ckptool.explain/2"
 CODES_SCHEMA = "ckptool.codes/1"
-_MOST_TEXT = 1 << 20
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path())
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
@@ -68,14 +61,19 @@ _MOST_TEXT = 1 << 20
 )
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
-    Say whether checkpoints are whole and safe, will load, and fit; nothing in them runs.
+    Say whether checkpoints are whole and safe, and will load.
 
-    One line for each finding, with what to do about it below, and a verdict that claims no more than what was looked
-    at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an error was found, or
-    what --fail-on names; 2, a file cannot be opened.
+    Nothing in them runs. One line for each finding, with what to do about it below, and a verdict that claims no more
+    than what was looked at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an
+    error was found, or what --fail-on names; 2, a file cannot be opened.
     """
     if options["explain"] is not None:
-        sys.exit(_explain(options["explain"], files, as_json=options["as_json"]))
+        from ckptool.cli.explain import print_explanations
+
+        if len(files) > 1:
+            raise click.UsageError("--explain looks into one file.")
+        path = files[0] if files else None
+        sys.exit(print_explanations(options["explain"], path, as_json=options["as_json"]))
     if options["list_codes"]:
         _list_codes(as_json=options["as_json"])
         return
@@ -114,11 +112,11 @@ def check(files: tuple[str, ...], **options: Any) -> None:
 
 def _print(report: CheckReport, number: int, *, show_globals: bool) -> None:
     if number:
-        click.echo("")
+        say("")
     if report.error is not None:
-        click.echo(error_text(report.error), err=True)
+        say(error_text(report.error), err=True)
     if report.error is None or report.findings:
-        click.echo(with_options("\n".join(report.lines(show_globals=show_globals))))
+        say(with_options("\n".join(report.lines(show_globals=show_globals))))
 
 
 def _questions(value: str | None) -> tuple[str, ...]:
@@ -209,40 +207,4 @@ def _list_codes(*, as_json: bool) -> None:
         print_json({"schema": CODES_SCHEMA, "codes": codes})
         return
     for code, entry in CODES.items():
-        click.echo(f"{code}  {entry.severity or '':<9}{entry.says}")
-
-
-def _explain(text: str, files: tuple[str, ...], *, as_json: bool) -> int:
-    from ckptool.checking.explain import explain
-
-    if len(files) > 1:
-        raise click.UsageError("--explain looks into one file.")
-    path = files[0] if files else None
-    text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text
-    try:
-        found = explain(text, path)
-    except CkptoolError as error:
-        if not as_json:
-            raise
-        print_json({"schema": EXPLAIN_SCHEMA, "path": path, "error": error_object(error)})
-        return 2
-    if as_json:
-        print_json({"schema": EXPLAIN_SCHEMA, "path": path, "explanations": [one._asdict() for one in found]})
-    elif not found:
-        command = command_line(path or "FILE", "check")
-        click.echo(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
-    for number, one in enumerate(found if not as_json else ()):
-        if number:
-            click.echo("")
-        click.echo("\n".join(_explanation_lines(one, path)))
-    return 0 if found else 1
-
-
-def _explanation_lines(one: Explanation, path: str | None) -> Iterator[str]:
-    yield f"{one.kind}: {show(one.meaning)}"
-    if path is not None and one.in_file is not None:
-        yield f"{show(path)}: {show(one.in_file)}"
-    if one.hint is not None:
-        yield f"Hint: {show(with_options(one.hint))}"
-    if one.command is not None:
-        yield f"Run: {show(one.command)}"
+        say(f"{code}  {entry.severity or '':<9}{entry.says}")

@@ -163,7 +163,7 @@ def _choose(
         bare = _without_tensors(checkpoint, key) if weights == "auto" else None
         if bare is not None:
             return prepare(checkpoint, bare, NameChanges())
-        if key is not None or weights != "auto":
+        if key is not None or weights != "auto" or checkpoint.unmerged is not None:
             raise
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
         found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)
@@ -191,7 +191,8 @@ def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | Non
     if len(found) != 1 or not _is_state_dict(next(iter(found.values()))):
         return None
     path, node = found.popitem()
-    return StateDict(path, "model", {}, None, node)
+    walk = next((walk for at, walk in checkpoint.walks if at == path), None)
+    return StateDict(path, "model", {}, walk.modules[0][1] if walk else None, node)
 
 
 def _is_state_dict(node: Inert) -> bool:

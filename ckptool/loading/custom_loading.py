@@ -112,7 +112,7 @@ def fill(
             setattr(module, name, made[-1])  # of several the last counts, as where they are copied
     if rehearsed is not None and not has_post_hooks(model):
         return rehearsed
-    return _left_out(model, left, len(state), strict=strict)
+    return _left_out(model, left, state, strict=strict)
 
 
 def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:
@@ -153,7 +153,7 @@ def _tied_places(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str
 def _rehearsed(model: torch.nn.Module, state: Mapping[str, Any], how: Copying, *, strict: bool) -> OwnLoading | None:
     def left(prepared: Any) -> OwnLoading | None:
         found = tried(model, state, how, prepared, strict=strict)
-        return None if found is None else _left_out(model, found, len(state), strict=strict)
+        return None if found is None else _left_out(model, found, state, strict=strict)
 
     try:
         return left(drop_post_hooks)
@@ -166,9 +166,9 @@ def _rehearsed(model: torch.nn.Module, state: Mapping[str, Any], how: Copying, *
             raise mismatch from None
 
 
-def _left_out(model: torch.nn.Module, found: Left, total: int, *, strict: bool) -> OwnLoading:
+def _left_out(model: torch.nn.Module, found: Left, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
     """
-    Return what ``load_state_dict`` left out of a state dict with this number of entries.
+    Return what ``load_state_dict`` left out of a state dict; hooks may add names of their own to what it says.
 
     Raises:
         KeyMismatch: Names are missing or unexpected.
@@ -177,7 +177,7 @@ def _left_out(model: torch.nn.Module, found: Left, total: int, *, strict: bool) 
     lacking = tuple(name for name in found.missing if name not in tied)
     missing = tuple(name for name in lacking if not is_benign(name))
     unexpected = tuple(name for name in found.unexpected if not is_benign(name))
-    nothing_fits = total > 0 and len(unexpected) == total
+    nothing_fits = len(state) > 0 and set(unexpected) >= set(state)
     if (missing or unexpected) and (strict or nothing_fits):
         mismatch = KeyMismatch(
             f"the weights do not fit the model: missing {', '.join(missing[:8]) or 'nothing'}; "

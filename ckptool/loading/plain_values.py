@@ -1,4 +1,7 @@
-"""Inert tree → the plain values in it: numbers, text, lists, tuples, dicts, tensors. Nothing else is ever made."""
+"""
+Inert tree → the plain values in it: numbers, text, lists, tuples, dicts, tensors, and weights that torch keeps packed.
+Nothing else is ever made.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from ckptool.cancellation import Cancellation, each
 from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
+from ckptool.loading.packed_parameters import pack, packed_content
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
@@ -46,7 +50,7 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     found: dict[str, Any] = {}
     for name, node in nodes.items():
         try:
-            found[name] = plain_value(node, note, assembly.cancellation)
+            found[name] = plain_value(node, note, assembly.cancellation, lambda _, content: content)
         except UnsupportedFeature as error:
             found[name] = error
     made = assembly.tensors(wanted)
@@ -55,8 +59,13 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
         tensor = made.get(str(id(inner)))
         return _torch_constant(inner) if tensor is None else tensor
 
-    values = {name: value for name, value in found.items() if not isinstance(value, UnsupportedFeature)}
-    return found | {name: plain_value(nodes[name], leaf, assembly.cancellation) for name in values}
+    for name, value in found.items():
+        if not isinstance(value, UnsupportedFeature):
+            try:
+                found[name] = plain_value(nodes[name], leaf, assembly.cancellation, pack)
+            except UnsupportedFeature as error:
+                found[name] = error
+    return found
 
 
 def _torch_constant(node: Inert) -> torch.dtype | torch.qscheme | None:
@@ -69,12 +78,16 @@ def _torch_constant(node: Inert) -> torch.dtype | torch.qscheme | None:
 
 
 def plain_value(
-    node: Inert, leaf: Callable[[Inert], Any] | None = None, cancellation: Cancellation | None = None
+    node: Inert,
+    leaf: Callable[[Inert], Any] | None = None,
+    cancellation: Cancellation | None = None,
+    packer: Callable[[str, Any], Any] | None = None,
 ) -> Any:
     """
     Return a node as Python has it; ordered and default dicts become dicts.
 
-    ``leaf`` is asked first and returns what it makes of a node, or None.
+    ``leaf`` is asked first and returns what it makes of a node, or None. ``packer`` makes packed weights of the name of
+    their class and what they pickled.
 
     Raises:
         UnsupportedFeature: It holds something that only code could make; the message names it.
@@ -98,6 +111,9 @@ def plain_value(
         scalar = numpy_scalar(node)
         if scalar is not None and isinstance(scalar[1], bool | int | float | str):
             return scalar[1]
+        packed = packed_content(node) if packer is not None else None
+        if packer is not None and packed is not None:
+            return packer(packed[0], value(packed[1], depth + 1))
         pairs = inert.mapping_pairs(node)
         if pairs is None:
             raise UnsupportedFeature(f"a value of type {_type(node)}", kind="no-plain-value")

@@ -60,12 +60,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
         _refuse_suffix(dst, form)
         _refuse_part_of_source(dst, checkpoint)
         return dst
-    stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
-    if checkpoint.shards:  # model.safetensors.index.json
-        stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
-    if checkpoint.member:
-        inner, suffix = os.path.splitext(checkpoint.member.replace("::", "."))  # noqa: PTH122
-        stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
+    stem, suffix = _stem(checkpoint)
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
         return os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
@@ -73,6 +68,46 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
     return path if path != checkpoint.path else f"{stem}.migrated{suffix}"
+
+
+def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: Sequence[str]) -> str:
+    """
+    Return the path of a folder to write: ``dst``, or one beside the source.
+
+    Raises:
+        MigrationRefused: ``dst`` is named as a file is, or the source is in it.
+    """
+    kind = form.replace("safetensors", "shards")
+    if dst is None:
+        return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
+    _refuse_option(dst)
+    path = dst.rstrip(os.sep + (os.altsep or "")) or dst
+    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122
+    if suffix in _OTHER_BY_SUFFIX or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
+        raise MigrationRefused(
+            f"{os.path.basename(path)!r} is the name of a file, and a folder is to be written",  # noqa: PTH119
+            kind="another-suffix",
+            hint=f"Name it {os.path.splitext(os.path.basename(path))[0]!r}.",  # noqa: PTH119, PTH122
+        )
+    files = [one for file in _files(checkpoint) for one in (file, os.path.realpath(file))]
+    if any(is_same_file(path, os.path.dirname(file) or os.curdir) for file in files):  # noqa: PTH120
+        raise MigrationRefused(
+            f"{dst!r} is the folder that the source is in",
+            kind="part-of-source",
+            hint="Write to another folder.",
+        )
+    return path
+
+
+def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
+    stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
+    if checkpoint.shards:  # model.safetensors.index.json
+        stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
+    if checkpoint.member:
+        inner, suffix = os.path.splitext(checkpoint.member.replace("::", "."))  # noqa: PTH122
+        stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
+    return stem, suffix
 
 
 def is_folder(path: str) -> bool:
@@ -121,7 +156,7 @@ def _refuse_option(dst: str) -> None:
     for option, value in options.items():
         if value is not None:
             raise MigrationRefused(
-                f"{dst!r} as the name of the file to write",
+                f"{dst!r} as the name of what is to be written",
                 kind="option-as-name",
                 hint=f"Say `{option}={value!r}`, and leave the name out or give another; "
                 f"a file of this name is {os.path.join('.', dst)!r}.",  # noqa: PTH118

@@ -7,6 +7,7 @@ computes its CRC-32 and writes it to its position. Everything else goes in order
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -16,6 +17,7 @@ from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs
 from ckptool.sources.files import FileSource
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.tensors.payloads import Payload
+from ckptool.tensors.pieces import Extent, PiecesSource
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -45,26 +47,39 @@ class Transfer:
             OutputFailed: The disk is full, or cannot be written to.
             SourceChanged: The source ends before its bytes do.
         """
-        extent = payload.extent()
-        if extent is None:
-            found = 0
+        extents, pieces = payload.extents(), payload.pieces()
+        found = 0
+        if extents is None and pieces is not None and payload.nbytes >= WORTH_A_THREAD:
+            found = self._put_together(pieces, checksum=checksum or self._checksums)
+        elif extents is None:
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
-        elif payload.nbytes < WORTH_A_THREAD:
-            data = self._read_ahead(*extent, payload.nbytes)
-            found = crc32(data)
-            self._output.write(data)
-        else:
-            if not self._checksums and (payload.known_crc32 or not checksum):
-                self._copy(*extent, payload.nbytes, checksum=False)
+        elif len(extents) == 1 and not self._checksums and (payload.known_crc32 or not checksum):
+            (extent,) = extents
+            if extent.nbytes >= WORTH_A_THREAD:
+                self._copy(extent, checksum=False)
                 return payload.known_crc32
-            found = self._copy(*extent, payload.nbytes, checksum=True)
+            found = self._send_extent(extent)
+        else:
+            for extent in extents:
+                of_extent = self._send_extent(extent)
+                extent.check(of_extent)
+                found = joined_crc32(found, of_extent, extent.nbytes)
         payload.check(found)
         return found
 
-    def _copy(self, file: FileSource, offset: int, nbytes: int, *, checksum: bool) -> int:
+    def _send_extent(self, extent: Extent) -> int:
+        """Append a run of bytes, and return their CRC-32."""
+        if extent.nbytes >= WORTH_A_THREAD:
+            return self._copy(extent, checksum=True)
+        data = self._read_ahead(extent.file, extent.offset, extent.nbytes)
+        self._output.write(data)
+        return crc32(data)
+
+    def _copy(self, extent: Extent, *, checksum: bool) -> int:
         """Append bytes of a file, and return their CRC-32, or 0."""
+        file, offset, nbytes, *_ = extent
         output = self._output
         shift = output.leave(nbytes) - offset
 
@@ -76,15 +91,41 @@ class Transfer:
                 output.fill(position + shift, piece)
             return found
 
-        if self._pool is None:
-            self._pool = threads()
         work = runs(offset, offset + nbytes)
         found = 0
-        for (start, stop), of_run in zip(work, self._pool.map(copy, work), strict=True):
+        for (start, stop), of_run in zip(work, self._threads().map(copy, work), strict=True):
             output.filled(stop - start)
             if checksum:
                 found = joined_crc32(found, of_run, stop - start)
         return found
+
+    def _put_together(self, source: PiecesSource, *, checksum: bool) -> int:
+        """Append a tensor in pieces, band by band, and return the CRC-32 of its bytes, or 0."""
+        output, checked, band = self._output, source.checked(), source.band_nbytes
+        shift = output.leave(source.nbytes)
+        memory = threading.local()
+
+        def fill(start: int) -> int:
+            if not hasattr(memory, "view"):
+                memory.view = memoryview(bytearray(band))
+            view = memory.view[: source.nbytes - start]
+            checked.read_into(start, view)
+            output.fill(start + shift, view)
+            return crc32(view) if checksum else 0
+
+        found = 0
+        starts = range(0, source.nbytes, band)
+        for start, of_band in zip(starts, self._threads().map(fill, starts), strict=True):
+            nbytes = min(band, source.nbytes - start)
+            output.filled(nbytes)
+            found = joined_crc32(found, of_band, nbytes)
+        checked.compare()
+        return found if checksum else 0
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = threads()
+        return self._pool
 
     def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
         """Return a small range of a file: its neighbours are likely to be asked for next."""

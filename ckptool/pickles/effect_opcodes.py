@@ -23,6 +23,9 @@ _U16 = struct.Struct("<H").unpack_from
 _I32 = struct.Struct("<i").unpack_from
 _F64 = struct.Struct(">d").unpack_from
 
+_FAR: Final = 1 << 32
+"""From here on only text names an index of the memo; numbers could be chosen to have one hash."""
+
 
 def _leniently(step: Callable[[Tracer], None]) -> Callable[[Tracer], None]:
     """Read an argument whose value nobody can call: one that is malformed may be sound for Python."""
@@ -112,8 +115,6 @@ def _put(tracer: Tracer, index: int, step: int) -> None:
 
 
 def _get(tracer: Tracer, index: int, step: int) -> None:
-    if index < 0:
-        raise IndexError
     tracer.stack.append(tracer.memo[index])
     tracer.pos += step
 
@@ -123,6 +124,23 @@ def _text_index(tracer: Tracer) -> int:
     if index < 0:
         raise IndexError
     return index
+
+
+def _put_text(tracer: Tracer) -> None:
+    index = _text_index(tracer)
+    if index < _FAR:
+        tracer.put(index, tracer.stack[-1])
+    else:
+        tracer.far_memo[_far_key(index)] = tracer.stack[-1]
+
+
+def _get_text(tracer: Tracer) -> None:
+    index = _text_index(tracer)
+    tracer.stack.append(tracer.memo[index] if index < _FAR else tracer.far_memo[_far_key(index)])
+
+
+def _far_key(index: int) -> bytes:
+    return index.to_bytes((index.bit_length() + 7) // 8, "little")
 
 
 def _reduce(tracer: Tracer) -> None:
@@ -315,13 +333,13 @@ _OWN: Final[dict[int, Callable[[Tracer], None]]] = {
     0x85: _tuple_of(1),
     0x86: _tuple_of(2),
     0x87: _tuple_of(3),
-    0x94: lambda tracer: _put(tracer, len(tracer.memo), 1),
+    0x94: lambda tracer: _put(tracer, len(tracer.memo) + len(tracer.far_memo), 1),
     ord("q"): lambda tracer: _put(tracer, tracer.data[tracer.pos + 1], 2),
     ord("r"): lambda tracer: _put(tracer, _U32(tracer.data, tracer.pos + 1)[0], 5),
-    ord("p"): lambda tracer: _put(tracer, _text_index(tracer), 0),
+    ord("p"): _put_text,
     ord("h"): lambda tracer: _get(tracer, tracer.data[tracer.pos + 1], 2),
     ord("j"): lambda tracer: _get(tracer, _U32(tracer.data, tracer.pos + 1)[0], 5),
-    ord("g"): lambda tracer: _get(tracer, _text_index(tracer), 0),
+    ord("g"): _get_text,
     ord("R"): _reduce,
     ord("i"): _inst,
     ord("o"): _obj,

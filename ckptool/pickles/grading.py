@@ -24,6 +24,7 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
 _MOST_LOOKED_AT: Final = 1000
+_VALUES: Final = frozenset((type(None), bool, int, float, str, bytes))
 _MODULES_OF: Final = ("importlib.import_module", "builtins.__import__", "cloudpickle.cloudpickle.subimport")
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
@@ -326,17 +327,20 @@ def _passed(values: tuple[Inert, ...]) -> str | None:
         looked_at += 1
         if looked_at > _MOST_LOOKED_AT:
             return None
-        if isinstance(one, Unfollowed):
-            return one.why
-        if isinstance(one, Global):
+        kind = type(one)
+        if kind in _VALUES:
+            continue
+        if kind is tuple or kind is list:
+            todo.extend(one[:_MOST_LOOKED_AT])
+        elif kind is Global:
             name = canonical(one.module, one.name)
             if one.name and reaching(name, one.name):
                 return name
-        elif isinstance(one, list | tuple):
-            todo.extend(one[:_MOST_LOOKED_AT])
-        elif isinstance(one, Set):
+        elif kind is Unfollowed:
+            return str(one.why)
+        elif kind is Set:
             todo.extend(one.items[:_MOST_LOOKED_AT])
-        elif isinstance(one, Dict):
+        elif kind is Dict:
             for key, value in one.pairs[:_MOST_LOOKED_AT]:
                 todo += (key, value)
     return None

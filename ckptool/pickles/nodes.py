@@ -41,9 +41,9 @@ Pairs: TypeAlias = list[tuple[Inert, Inert]]
 CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 
 
-# All empty ones share these, which nothing changes: there may be one for each byte of a pickle.
-_NO_PAIRS: Final[Pairs] = []
-NO_ITEMS: Final[list[Inert]] = []
+# All empty ones share these, for there may be one for each byte of a pickle. Tuples, so that nothing can change them.
+_NO_PAIRS: Final[Pairs] = ()  # type: ignore[assignment]
+NO_ITEMS: Final[list[Inert]] = ()  # type: ignore[assignment]
 
 
 class Global:

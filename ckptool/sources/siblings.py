@@ -60,23 +60,60 @@ def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
     ``identity`` is the device and the inode of the file that was opened under ``path``.
 
     Raises:
+        SourceChanged: ``path`` is another file by now.
+        CkptoolError: What ``open_below`` raises.
+    """
+    components(name)
+    parent, own = os.path.split(path)
+    try:
+        folder = os.open(parent or ".", _FOLDER)
+    except OSError as error:
+        raise _unavailable(error) from error
+    try:
+        if _place_under(own, folder, follow=True) != identity:
+            raise SourceChanged("another file has its name by now", hint="Read it again once it is complete.")
+        return open_below(folder, name)
+    finally:
+        os.close(folder)
+
+
+def open_folder(path: str) -> int:
+    """Return a descriptor of a directory, which names can be opened below. Raises OSError."""
+    return os.open(path, _FOLDER)
+
+
+def open_folder_below(folder: int, name: str) -> int:
+    """
+    Return a descriptor of a directory in an open one, for ``open_below``.
+
+    Raises:
+        FileUnavailable: It is missing, no directory, or a link (``shard-link``).
+    """
+    try:
+        return os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
+    except OSError as error:
+        if _link(name, folder) is not None:
+            raise _refused_link() from error
+        raise _unavailable(error) from error
+
+
+def open_below(folder: int, name: str) -> int:
+    """
+    Return the descriptor of a regular file under ``name`` below an open folder. A pipe never blocks.
+
+    Raises:
         MalformedFile: The name could lead out of the folder.
         FileUnavailable: It is missing (``missing``), a link (``shard-link``), not permitted, or not a regular file.
-        SourceChanged: ``path`` is another file by now.
     """
     *folders, file = components(name)
     with ExitStack() as stack:
 
-        def opened(component: str, flags: int, folder: int | None) -> int:
-            fd = os.open(component, flags, dir_fd=folder)
+        def opened(component: str, flags: int, inside: int) -> int:
+            fd = os.open(component, flags, dir_fd=inside)
             stack.callback(os.close, fd)
             return fd
 
-        parent, own = os.path.split(path)
         try:
-            folder = opened(parent or ".", _FOLDER, None)
-            if _place_under(own, folder, follow=True) != identity:
-                raise SourceChanged("another file has its name by now", hint="Read it again once it is complete.")
             for component in folders:
                 if _link(component, folder) is not None:
                     raise _refused_link()

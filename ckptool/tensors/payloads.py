@@ -7,12 +7,13 @@ A payload is read in bounded pieces and never as a whole, so that memory does no
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 from zlib import crc32
 
 from ckptool.errors import DamagedFile
-from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.files import file_under
+from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
 from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef
 
@@ -24,21 +25,30 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
     Raises:
         DamagedFile: One of them is not what was saved.
     """
-    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    done: set[Place] = set()
+    in_pieces: list[PiecesSource] = []
+    for payload in copied:
+        pieces = payload.pieces()
+        if pieces is not None:
+            in_pieces.append(pieces)
+            done |= pieces.copied_whole()
+        elif isinstance(payload, StoragePayload):
+            done.add(place_of(payload.storage))
     todo = [tensor.info for tensor in tensors]
     while todo:
         info = todo.pop()
         todo.extend(part for _, part in info.parts)
         storage = info.storage
-        if storage is None or not storage.crc32 or _place(storage) in done:
+        if storage is None:
             continue
-        done.add(_place(storage))
-        payload = StoragePayload(storage, 1)
-        payload.check(checksum_of(payload))
-
-
-def _place(storage: StorageRef) -> tuple[int, int]:
-    return id(storage.source), storage.offset
+        if isinstance(storage.source, PiecesSource):
+            in_pieces.append(storage.source)
+        elif storage.crc32 and place_of(storage) not in done:
+            done.add(place_of(storage))
+            whole = StoragePayload(storage, 1)
+            whole.check(checksum_of(whole))
+    for pieces in in_pieces:
+        pieces.check(done)
 
 
 def checksum_of(payload: Payload) -> int:
@@ -65,12 +75,16 @@ class Payload(Protocol):
         """The CRC-32 of the bytes according to the source; 0 where it has none."""
         ...
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes | bytearray]:
         """Yield the bytes in order."""
         ...
 
-    def extent(self) -> tuple[FileSource, int] | None:
-        """Return the file that holds these bytes as they are, and their offset; None where they have to be made."""
+    def extents(self) -> Sequence[Extent] | None:
+        """Return the runs of files that hold these bytes as they are, in order; None where they have to be made."""
+        ...
+
+    def pieces(self) -> PiecesSource | None:
+        """Return the tensor in pieces that these bytes are, from end to end; None if they are something else."""
         ...
 
     def check(self, crc32: int) -> None:
@@ -92,7 +106,10 @@ class BytesPayload:
     def chunks(self) -> Iterator[bytes]:
         yield self._data
 
-    def extent(self) -> None:
+    def extents(self) -> None:
+        return
+
+    def pieces(self) -> None:
         return
 
     def check(self, crc32: int) -> None:
@@ -103,7 +120,8 @@ class StoragePayload:
     """
     A whole storage, in little-endian order, its checksum compared with the file's where that has one.
 
-    ``unit`` is the size in bytes of what swaps if the source is big-endian.
+    ``unit`` is the size in bytes of what swaps if the source is big-endian. Of a tensor in pieces, each piece is
+    compared with the checksum of its own.
     """
 
     __slots__ = ("_unit", "nbytes", "storage")
@@ -117,13 +135,17 @@ class StoragePayload:
     def known_crc32(self) -> int:
         return 0 if self._unit > 1 else self.storage.crc32
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes | bytearray]:
         """
         Yield the bytes.
 
         Raises:
-            DamagedFile: After the last chunk, if they had to be swapped and are not those that were saved.
+            DamagedFile: After the last chunk, if they had to be swapped, or put together, and are not those that were
+                saved.
         """
+        if isinstance(self.storage.source, PiecesSource):
+            yield from self.storage.source.chunks()
+            return
         storage = in_memory(self.storage)
         checksum = 0
         for start in range(0, storage.nbytes, CHUNK_NBYTES):
@@ -136,8 +158,14 @@ class StoragePayload:
         if self._unit > 1:
             self._compare(checksum)
 
-    def extent(self) -> tuple[FileSource, int] | None:
-        return file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
+    def extents(self) -> Sequence[Extent] | None:
+        if isinstance(self.storage.source, PiecesSource):
+            return self.storage.source.extents()
+        under = file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
+        return None if under is None else (Extent(*under, self.nbytes),)
+
+    def pieces(self) -> PiecesSource | None:
+        return self.storage.source if isinstance(self.storage.source, PiecesSource) else None
 
     def check(self, crc32: int) -> None:
         if self._unit == 1:
@@ -166,13 +194,17 @@ class TensorPayload:
 
     known_crc32 = 0
 
-    def extent(self) -> tuple[FileSource, int] | None:
+    def extents(self) -> Sequence[Extent] | None:
         info = self._tensor.info
         storage = info.storage
         as_it_is = info.is_contiguous and not (info.conj or info.neg) and info.dtype.packed == 1
         if storage is None or storage.big_endian or not as_it_is or not info.nbytes:
             return None
-        return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+        under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+        return None if under is None else (Extent(*under, self.nbytes),)
+
+    def pieces(self) -> None:
+        return
 
     def check(self, crc32: int) -> None:
         """Nothing to compare with: checksums are of whole storages."""

@@ -124,6 +124,10 @@ class Rebuilder:
             self._decoded[id(text)] = raw_bytes(text)
         return self._decoded[id(text)]
 
+    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
+        """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
+        return self._resolve(pid)
+
     def storage(self, node: Inert) -> TypedStorage | None:
         """Return the storage that ``node`` refers to, or None if it refers to none."""
         if isinstance(node, PersistentId):

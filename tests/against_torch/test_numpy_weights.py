@@ -177,6 +177,35 @@ def test_a_whole_model_with_arrays_keeps_its_names() -> None:
     assert list(ckptool.load(saved(net))) == ["weight", "bias"]
 
 
+PIXELS = np.zeros((4, 12), "u1")
+DATA_SETS: dict[str, Any] = {
+    "a batch of CIFAR": {"batch_label": "1 of 5", "labels": [1, 2, 3, 4], "data": PIXELS, "filenames": ["a.png"] * 4},
+    "parts": {"x_train": BASE, "y_train": np.zeros(3, int), "x_test": BASE, "mean": np.zeros(3)},
+    "features": {"Features": BASE, "ids": np.arange(3)},
+    "one below another": {"train": {"x": BASE, "y": np.arange(3)}, "test": {"x": BASE, "y": np.arange(3)}},
+}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_examples_for_a_model_are_no_weights(name: str) -> None:
+    data = pickle.dumps(DATA_SETS[name])
+    with ckptool.open_checkpoint(data) as found:
+        assert found.weights is None
+        assert {one.role for one in found.state_dicts} == {"other"}
+        keys = [one.key for one in found.state_dicts]
+    with pytest.raises(ckptool.WeightsNotFound):
+        ckptool.load(data)
+    assert all(ckptool.load(data, key=key) for key in keys)
+
+
+@pytest.mark.parametrize(
+    "names", [("W1", "b1", "x"), ("data.weight", "data.bias"), ("kernel", "target"), ("means", "scales")]
+)
+def test_arrays_with_names_of_weights_are_weights(names: tuple[str, ...]) -> None:
+    assert list(ckptool.load(pickle.dumps(dict.fromkeys(names, BASE)))) == list(names)
+    assert list(ckptool.load(pickle.dumps({"params": {"x": BASE}}))) == ["x"]
+
+
 def test_check_says_that_they_are_arrays() -> None:
     found = {one.code: one for one in ckptool.check(pickle.dumps({"model": ARRAYS, "n": 1})).findings}
 

@@ -20,7 +20,8 @@ from torch import nn
 
 import ckptool
 from ckptool.checkpoints import quantized_modules
-from ckptool.errors import IncompleteWeights
+from ckptool.errors import IncompleteWeights, UnsupportedFeature
+from ckptool.loading.packed_parameters import pack
 from tests.scale import exhaustive
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -149,7 +150,7 @@ def test_a_migrated_state_dict_is_the_one_that_the_model_gives(name: str, contai
     assert model.load_state_dict(found).missing_keys == []
 
 
-@pytest.mark.parametrize("name", ["static", "embeddings", "reference modules"])
+@pytest.mark.parametrize("name", [one for one in MODELS if one not in ("fx", "a module alone")])
 def test_a_state_dict_is_loaded_as_the_model_gives_it(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     torch.save(model, tmp_path / "whole.pt")
@@ -188,17 +189,79 @@ def test_a_whole_model_and_its_state_dict_do_not_differ(name: str, tmp_path: Pat
     assert ckptool.diff(tmp_path / "whole.pt", tmp_path / "weights.pt").same
 
 
+class Cells(nn.Module):
+    """Nothing but packed weights: its state dict has no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList([nn.LSTMCell(4, 3), nn.GRUCell(4, 3)])
+        self.gru = nn.GRU(4, 3)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [*self.cells[0](x), self.cells[1](x), *self.gru(x[None])]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 3, 2, bidirectional=True), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self.head(self.lstm(x[None])[0])]
+
+
+@pytest.mark.parametrize("kind", [Cells, Recurrent])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+@pytest.mark.parametrize("whole", [True, False])
+def test_packed_recurrent_layers_are_filled(
+    kind: type[nn.Module], dtype: torch.dtype, whole: bool, tmp_path: Path
+) -> None:
+    layers = {nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.Linear}
+    model, other = (ao.quantize_dynamic(kind(), layers, dtype=dtype) for _ in range(2))
+    torch.save(model if whole else model.state_dict(), tmp_path / "saved.pt")
+
+    ckptool.load_into(other, tmp_path / "saved.pt")
+
+    x = torch.randn(5, 4)
+    assert all(map(torch.equal, model(x), other(x)))
+    assert all(same(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    WEIGHT = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    PACKED = torch.ops.quantized.linear_prepack(WEIGHT, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    {
+        "no pair": ("quantized.LinearPackedParamsBase", [WEIGHT]),
+        "no tensor": ("quantized.LinearPackedParamsBase", ["weight", None]),
+        "one dimension": ("quantized.LinearPackedParamsBase", [WEIGHT[0], None]),
+        "another length": ("quantized.LinearPackedParamsBase", [WEIGHT, torch.ones(5)]),
+        "no cell": ("rnn.CellParamsBase", ["quantized_dynamic"]),
+        "a cell of old": ("rnn.CellParamsBase", ["quantized", [], [], [], [PACKED, PACKED]]),
+        "cells of tensors": ("rnn.CellParamsBase", ["quantized_fp16", [], [], [], [WEIGHT, WEIGHT]]),
+        "too few": ("rnn.CellParamsBase", ["quantized_dynamic", [], [], [1], [PACKED, PACKED]]),
+    }.values(),
+)
+def test_what_no_layer_packs_is_refused(name: str, content: Any) -> None:
+    with pytest.raises(UnsupportedFeature, match=rf"^packed weights of {name}: "):
+        pack(name, content)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_only_code_can_make_is_left_out_only_if_that_was_asked_for(whole: bool, tmp_path: Path) -> None:
-    model = dynamic()
-    torch.save(model if whole else model.state_dict(), tmp_path / "saved.pt")
+    state = {"layer.scale": torch.ones(1), "layer.packed": embeddings()["a"]._packed_params._packed_weight}
+    torch.save({"model": state} if whole else state, tmp_path / "saved.pt")
 
     with pytest.raises(IncompleteWeights) as caught:
         ckptool.load(tmp_path / "saved.pt")
 
-    assert caught.value.missing[0] == "lstm._all_weight_values.0.param"
+    assert caught.value.missing == ("layer.packed",)
     left = ckptool.load(tmp_path / "saved.pt", allow_missing=True)
-    assert list(left) == [key for key, value in model.state_dict().items() if not isinstance(value, torch.ScriptObject)]
+    assert list(left) == ["layer.scale"]
 
 
 @exhaustive

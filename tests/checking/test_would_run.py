@@ -117,10 +117,14 @@ PAYLOADS: dict[str, bytes] = {
         call(named("builtins", "getattr"), call(named("pathlib", "Path"), "/x"), "write_text"), "text"
     ),
     "a method of text": call(call(named("builtins", "getattr"), ops("{0}"), "format"), 1),
+    "a name from far out in the memo": call(OS + b"p%d\n0g%d\n" % (1 << 64, 1 << 64), "true"),
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
-REFUSED = {"sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed"}
+REFUSED = {
+    "sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed",
+    "a name from far out in the memo",
+}  # fmt: skip
 """What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""
 CONTAINERS: dict[str, Callable[[bytes], bytes]] = (
     PACKED

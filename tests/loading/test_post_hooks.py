@@ -65,6 +65,19 @@ def assert_fresh(model: Any, value: float) -> None:
 # load_into
 
 
+def test_names_that_a_hook_adds_do_not_make_a_file_one_of_which_nothing_fits() -> None:
+    def add(_: nn.Module, keys: Any) -> None:
+        keys.missing_keys.append("left")
+        keys.unexpected_keys.append("right")
+
+    model = Cached(own=True, hook=add)
+    report = ckptool.load_into(model, scaled(4.0), strict=False)
+    assert (report.missing, report.unexpected) == (("left",), ("right",))
+    assert model.scale.tolist() == [4.0] * 3
+    with pytest.raises(ckptool.KeyMismatch, match="missing left; unexpected right"):
+        ckptool.load_into(Cached(own=True, hook=add), scaled(4.0))
+
+
 @real_or_meta
 @plain_or_own
 def test_what_a_model_computes_from_its_weights_is_computed(own: bool, device: str) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ckptool import open_checkpoint
 from ckptool.checkpoints.summary import summarise
+from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import FileFacts
 
@@ -98,3 +99,36 @@ def test_what_will_not_be_possible_is_said_beforehand(note: str, tmp_path: Path)
 
     assert [words in said for said in plan.notes].count(True) == 1
     assert whole.notes == ()
+
+
+class Later(nn.Module):
+    _version = 3
+
+    def __init__(self, own: int | None = None) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        if own is not None:
+            self._version = own
+
+
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_versions_of_classes_that_no_file_has_are_assumed_with_a_note(form: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(Later(), nn.DataParallel(Later(own=7)), nn.BatchNorm1d(2))
+    torch.save({"model": model}, tmp_path / "whole.pth")
+    report = migrate(tmp_path / "whole.pth", tmp_path / "out", form=form)
+    with open_checkpoint(report.target) as found:
+        chosen = choose(found, None, "auto")
+        written = {path: facts["version"] for path, facts in prepare(found, chosen, NameChanges()).modules.items()}
+    expected = {path: facts["version"] for path, facts in model.state_dict()._metadata.items()}
+    assert written == {**expected, "0": 1}
+    (note,) = [note for note in report.notes if "version 1" in note]
+    assert note.startswith(f"version 1 is assumed for {__name__}.Later: ")
+
+
+def test_versions_that_are_known_need_no_note(tmp_path: Path) -> None:
+    torch.save(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), tmp_path / "whole.pth")
+    torch.save(Later().state_dict(), tmp_path / "plain.pth")
+    for name in ("whole.pth", "plain.pth"):
+        assert not any("version" in note for note in migrate(tmp_path / name, form="state_dict", dry_run=True).notes)
+    torch.save(Later(own=2), tmp_path / "own.pth")
+    assert not any("version" in note for note in migrate(tmp_path / "own.pth", form="state_dict", dry_run=True).notes)

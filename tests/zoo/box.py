@@ -18,6 +18,15 @@ class Expected(NamedTuple):
     choice: str = "auto"
     model: torch.nn.Module | None = None
     """A model of the right architecture, to load into; its own values are replaced by zeros first."""
+    member: str = ""
+    """Which of the files inside it."""
+    wrapped: bool = True
+    """Whether a name that wrappers have, as ``module``, is that of a wrapper; if not, names are kept as they are."""
+
+    @property
+    def origin(self) -> str:
+        """What ckptool is asked to open."""
+        return f"{self.path}::{self.member}" if self.member else str(self.path)
 
 
 class Box:
@@ -43,20 +52,25 @@ class Box:
         key: str | None = None,
         choice: str = "auto",
         fill: bool = True,
+        member: str = "",
+        wrapped: bool = True,
     ) -> None:
         """Say which weights must be found in a file; those of a module are also loaded into a copy of it."""
         model = entries if isinstance(entries, torch.nn.Module) else None
         state = entries.state_dict() if model is not None else entries
         kept = {name: value.detach().clone() if _is_plain(value) else value for name, value in state.items()}
         where = self.folder / path if isinstance(path, str) else path
-        self.expected.append(Expected(where, kept, key, choice, model if fill else None))
+        filled = model if fill else None
+        self.expected.append(Expected(where, kept, key, choice, filled, member, wrapped))
 
-    def save(self, name: str, content: Any, model: torch.nn.Module | None = None, **options: Any) -> Path:
+    def save(
+        self, name: str, content: Any, model: torch.nn.Module | None = None, *, wrapped: bool = True, **options: Any
+    ) -> Path:
         """Write with ``torch.save``; ``model`` is the one whose weights must be found."""
         path = self.path(name)
         torch.save(content, path, **options)
         if model is not None:
-            self.weights(path, model)
+            self.weights(path, model, wrapped=wrapped)
         return path
 
     def attempt(self, what: str, write: Callable[[], Any]) -> Any:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +53,48 @@ def test_tensors_that_are_not_read_are_wrong(box: Box, tmp_path: Path, monkeypat
     monkeypatch.setattr(ckptool.LazyTensor, "read", lambda self: bytes(self.nbytes))
     found = compared(box, "net.pt", tmp_path / "scratch")
     assert any("of 9 tensors are not read" in why for why in found.wrong)
+
+
+def test_what_a_class_adds_in_code_is_refused_and_what_the_file_has_is_not_excused(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ModuleType("bitsandbytes")  # known to save something else than parameters and buffers
+    package.Counting = Counting  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bitsandbytes", package)
+    monkeypatch.setattr(Counting, "__module__", "bitsandbytes")
+    box.save("whole.pt", torch.nn.Sequential(Counting(3, 2)))
+    found = compared(box, "whole.pt", tmp_path / "scratch")
+    assert (found.verdict, found.tensors) == ("refused", 3)
+    assert found.refused[0].startswith("load: IncompleteWeights")
+    assert "0 (bitsandbytes.Counting)" in found.refused[0]
+    monkeypatch.setattr(ckptool.LazyTensor, "read", lambda self: bytes(self.nbytes))
+    found = compared(box, "whole.pt", tmp_path / "scratch")
+    assert any(why.startswith("2 of 3 tensors are not read") for why in found.wrong)
+
+
+class Counting(torch.nn.Linear):
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}features"] = torch.tensor([self.in_features, self.out_features])
+
+
+def test_files_inside_values_are_opened(box: Box, tmp_path: Path) -> None:
+    model = Net()
+    inside = io.BytesIO()
+    torch.save(model.state_dict(), inside)
+    box.path("net.pkl").write_bytes(pickle.dumps({"net": inside.getvalue(), "seed": 3}))
+    box.weights("net.pkl", model, member="net")
+    found = compared(box, "net.pkl", tmp_path / "scratch")
+    assert (found.verdict, found.refused) == ("equal", [])
+
+
+def test_names_that_only_look_like_those_of_wrappers_are_kept(box: Box, tmp_path: Path) -> None:
+    model = torch.nn.Sequential()
+    model.module = torch.nn.Linear(3, 2)
+    box.save("net.pt", model.state_dict(), model, wrapped=False)
+    assert compared(box, "net.pt", tmp_path / "scratch").verdict == "equal"
+    box.weights("net.pt", model)
+    assert compared(box, "net.pt", tmp_path / "scratch").verdict == "wrong"
 
 
 def test_a_refusal_is_counted_with_its_reason(box: Box, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -78,6 +79,28 @@ def _safetensors(path: Path) -> Any:
     from safetensors.torch import load_file
 
     return load_file(path)
+
+
+def unpickled(path: Path) -> set[Content]:
+    """Return the tensors that are in the file itself: what unpickling rebuilds, before a class adds anything."""
+    found: set[Content] = set()
+
+    def noting(rebuild: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            tensor = rebuild(*arguments, **options)
+            found.update(named({"": tensor}).values())
+            return tensor
+
+        return call
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            one = super().find_class(module, name)
+            return noting(one) if name.startswith("_rebuild") else one
+
+    module = types.SimpleNamespace(__name__="pickle", Unpickler=Unpickler, load=pickle.load)
+    torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)
+    return found
 
 
 def content(tensor: torch.Tensor) -> Content:

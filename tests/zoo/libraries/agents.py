@@ -68,8 +68,8 @@ def tensordict(box: Box) -> None:
     box.save("state.pt", data.state_dict())
     data.memmap(str(box.path("mapped/x").parent))
     module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-    box.save("module.pt", module.state_dict(), module)
-    box.save("module_whole.pt", module, module)
+    box.save("module.pt", module.state_dict(), module, wrapped=False)
+    box.save("module_whole.pt", module, module, wrapped=False)
     parameters = TensorDictParams(TensorDict.from_module(Net()))
     box.weights(box.save("parameters.pt", parameters.state_dict()), dict(parameters.state_dict()), fill=False)
 
@@ -84,7 +84,7 @@ def torchrl(box: Box) -> None:
     from torchrl.objectives import DQNLoss
 
     actor = QValueActor(MLP(3, 2, num_cells=[4]), in_keys=["observation"], spec=None, action_space="one_hot")
-    box.save("actor.pt", actor.state_dict(), actor)
+    box.save("actor.pt", actor.state_dict(), actor, wrapped=False)
     loss = DQNLoss(actor, action_space="one_hot", delay_value=True)
     box.weights(box.save("loss.pt", loss.state_dict()), dict(loss.state_dict()), fill=False)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
@@ -92,7 +92,7 @@ def torchrl(box: Box) -> None:
     box.save("buffer.pt", buffer.state_dict())
     box.attempt("dumps", lambda: buffer.dumps(str(box.path("buffer/x").parent)))
     policy = TensorDictModule(MLP(3, 2, num_cells=[4]), in_keys=["observation"], out_keys=["action"])
-    box.save("policy.pt", policy.state_dict(), policy)
+    box.save("policy.pt", policy.state_dict(), policy, wrapped=False)
 
 
 @library("tianshou")

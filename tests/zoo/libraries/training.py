@@ -184,6 +184,8 @@ def skorch(box: Box) -> None:
     with box.path("net.pkl").open("wb") as file:
         pickle.dump(net, file)
     joblib.dump(net, box.path("net.joblib"))
+    for name in ("net.pkl", "net.joblib"):  # what it moves between devices is a pickle inside the pickle
+        box.weights(name, net.module_, member="__cuda_dependent_attributes__")
 
 
 @library("schedulefree")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import io
@@ -17,8 +16,10 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ckptool
+from ckptool.loading.hollow import model_on_cpu
 from tests.zoo import truth
 from tests.zoo.compare import _contents
 from tests.zoo.suites.tally import Tally
@@ -26,6 +27,8 @@ from tests.zoo.suites.tally import Tally
 FILES, MODELS = Tally("files"), Tally("models filled")
 TORCH_SAVE, TORCH_LOAD = torch.save, torch.load
 LOAD_STATE_DICT = torch.nn.Module.load_state_dict
+TLS = torch.serialization._serialization_tls
+"""What ``torch.serialization.skip_data`` sets while a test is inside it."""
 LARGEST = 100 << 20
 """Bytes of a file that is looked at."""
 _seen: set[bytes] = set()
@@ -39,11 +42,13 @@ def watched(function: Callable[[], None]) -> None:
         return
     _busy = True
     state = torch.get_rng_state()
+    skips, TLS.skip_data = TLS.skip_data, False
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unset_fake_temporarily():
             warnings.simplefilter("ignore")
             function()
     finally:
+        TLS.skip_data = skips
         torch.set_rng_state(state)
         _busy = False
 
@@ -104,23 +109,25 @@ def _load(f: Any, *arguments: Any, **options: Any) -> Any:
 
 def _filled(self: torch.nn.Module, state_dict: Mapping[str, Any], *arguments: Any, **options: Any) -> Any:
     strict = options.get("strict", arguments[0] if arguments else True)
-    watched(lambda: _compare_filled(self, state_dict, strict))
+    # load_into copies into the memory of the model, and makes memory where there is none: torch, if told to assign
+    assign = any(one.is_meta for one in (*self.parameters(), *self.buffers()))
+    watched(lambda: _compare_filled(self, state_dict, strict=strict, assign=assign))
     return LOAD_STATE_DICT(self, state_dict, *arguments, **options)
 
 
-def _compare_filled(model: torch.nn.Module, state: Mapping[str, Any], strict: bool) -> None:
+def _compare_filled(model: torch.nn.Module, state: Mapping[str, Any], **options: bool) -> None:
     """Fill a copy from a file, and another one as torch does from the same file."""
     buffer = io.BytesIO()
     try:
         TORCH_SAVE(state, buffer)
-        ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
+        ours, theirs = model_on_cpu(model), model_on_cpu(model)
         again = _torch_read(buffer.getvalue())
     except Exception as error:  # noqa: BLE001 - models that cannot be copied, state that cannot be saved
-        MODELS.skipped[f"cannot be copied or saved: {type(error).__name__}"] += 1
+        MODELS.skipped[f"cannot be copied or saved: {type(error).__name__}: {str(error)[:80]}"] += 1
         return
-    failed = _fill_as_torch(theirs, again, strict)
+    failed = _fill_as_torch(theirs, again, **options)
     try:
-        ckptool.load_into(ours, buffer.getvalue(), strict=strict)
+        ckptool.load_into(ours, buffer.getvalue(), strict=options["strict"])
     except Exception as error:  # noqa: BLE001 - hooks raise what they like
         if failed is not None and (isinstance(error, ckptool.CkptoolError) or type(error) is type(failed)):
             MODELS.equal += 1
@@ -131,7 +138,7 @@ def _compare_filled(model: torch.nn.Module, state: Mapping[str, Any], strict: bo
         return
     if failed is not None:
         said = " ".join(str(failed).split())[:150]
-        MODELS.differ(f"torch refuses, load_into does not: {type(failed).__name__}: {said}")
+        MODELS.fill_more(f"{type(failed).__name__}: {said}")
         return
     found, expected = truth.named(dict(ours.state_dict())), truth.named(dict(theirs.state_dict()))
     if found == expected:
@@ -140,9 +147,9 @@ def _compare_filled(model: torch.nn.Module, state: Mapping[str, Any], strict: bo
         MODELS.differ(f"{[name for name in expected if found.get(name) != expected[name]][:3]} differ")
 
 
-def _fill_as_torch(model: torch.nn.Module, state: Mapping[str, Any], strict: bool) -> Exception | None:
+def _fill_as_torch(model: torch.nn.Module, state: Mapping[str, Any], **options: bool) -> Exception | None:
     try:
-        LOAD_STATE_DICT(model, state, strict=strict)
+        LOAD_STATE_DICT(model, state, **options)
     except Exception as error:  # noqa: BLE001 - whatever torch or a hook raises
         return error
     return None

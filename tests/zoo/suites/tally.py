@@ -17,6 +17,8 @@ class Tally:
         self.equal = 0
         self.refused: Counter[str] = Counter()
         self.different: list[str] = []
+        self.more: list[str] = []
+        """What torch refuses and ckptool does: for people to judge."""
         self.skipped: Counter[str] = Counter()
 
     def refuse(self, error: ckptool.CkptoolError) -> None:
@@ -25,17 +27,27 @@ class Tally:
 
     def differ(self, why: str) -> None:
         """Note a difference, with the test that met it."""
-        test = os.environ.get("PYTEST_CURRENT_TEST", "?").removesuffix(" (call)")
-        self.different.append(f"{test}: {why[:300]}")
+        self.different.append(f"{_test()}: {why[:300]}")
+
+    def fill_more(self, why: str) -> None:
+        """Note what torch refuses, and why."""
+        self.more.append(f"{_test()}: {why[:300]}")
 
     def lines(self) -> Iterator[str]:
         """Yield the report."""
         refused = sum(self.refused.values())
-        total = self.equal + refused + len(self.different)
-        yield f"{self.kind}: {total}, {self.equal} equal, {refused} refused, {len(self.different)} different"
+        total = self.equal + refused + len(self.different) + len(self.more)
+        yield (
+            f"{self.kind}: {total}, {self.equal} equal, {refused} refused, {len(self.different)} different, "
+            f"{len(self.more)} that torch refuses"
+        )
         for reason, count in self.refused.most_common():
             yield f"  refused {count:5} {reason}"
         for reason, count in self.skipped.most_common():
             yield f"  left out {count:4} {reason}"
-        for one in self.different:
-            yield f"  different {one}"
+        yield from (f"  torch refuses {one}" for one in self.more)
+        yield from (f"  different {one}" for one in self.different)
+
+
+def _test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "?").removesuffix(" (call)")

@@ -1,0 +1,69 @@
+"""``ckptool explain``: what an error message means, and what in a file causes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptool.checking.finding import command_line
+from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.text import say, with_options
+from ckptool.errors import CkptoolError
+from ckptool.messages import show
+
+if TYPE_CHECKING:
+    from ckptool.checking.explain import Explanation
+
+SCHEMA = "ckptool.explain/2"
+_MOST_TEXT = 1 << 20
+
+
+@click.command()
+@click.argument("text", metavar="TEXT")
+@click.argument("path", required=False, metavar="[FILE]", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def explain(text: str, path: str | None, *, as_json: bool) -> None:
+    """
+    Say what an error message means, and what to do.
+
+    TEXT is the message, or all that was printed around it; '-' reads it from standard input. With a FILE, say what in
+    the file causes it. Exit code 1: the message is not known here; 2: the file cannot be opened.
+    """
+    sys.exit(print_explanations(text, path, as_json=as_json))
+
+
+def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
+    """Print what a message means, and return the exit code."""
+    from ckptool.checking.explain import explain as explanations
+
+    text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text
+    try:
+        found = explanations(text, path)
+    except CkptoolError as error:
+        if not as_json:
+            raise
+        print_json({"schema": SCHEMA, "path": path, "error": error_object(error)})
+        return 2
+    if as_json:
+        print_json({"schema": SCHEMA, "path": path, "explanations": [one._asdict() for one in found]})
+    elif not found:
+        command = command_line(path or "FILE", "check")
+        say(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
+    for number, one in enumerate(found if not as_json else ()):
+        if number:
+            say("")
+        say("\n".join(_lines(one, path)))
+    return 0 if found else 1
+
+
+def _lines(one: Explanation, path: str | None) -> Iterator[str]:
+    yield f"{one.kind}: {show(one.meaning)}"
+    if path is not None and one.in_file is not None:
+        yield f"{show(path)}: {show(one.in_file)}"
+    if one.hint is not None:
+        yield f"Hint: {show(with_options(one.hint))}"
+    if one.command is not None:
+        yield f"Run: {show(one.command)}"

@@ -1,0 +1,158 @@
+"""The verbs: which there are, the words that people try for them, and each one's module, imported when it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from ckptool import __version__
+from ckptool.sources.paths import is_likely
+
+SECTIONS: Final = {
+    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
+    "Write one": ("migrate",),
+    "More": ("devices", "fixtures"),
+}
+"""Each verb is a command of the same name, in a module of the same name."""
+VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
+WORDS: Final = {
+    "show": "inspect",
+    "info": "inspect",
+    "ls": "inspect",
+    "list": "inspect",
+    "cat": "inspect",
+    "verify": "check",
+    "scan": "check",
+    "validate": "check",
+    "compare": "diff",
+    "convert": "migrate",
+}
+"""Other words for verbs. None of them is in the help: one name for one thing."""
+
+# fmt: off
+EXAMPLES: Final = {
+    "inspect": (
+        "ckptool model.pth                            what is in it, tensor by tensor",
+        "ckptool inspect -q *.pth                     what each file is",
+        "ckptool inspect model.pth --sort size        the largest tensors first",
+    ),
+    "check": (
+        "ckptool check model.pth                      is it whole, is it safe, will it load",
+        "ckptool check --deep model.pth               read every byte, and compare checksums",
+        "ckptool check model.pth --model net.py:Net   does it fit this class",
+    ),
+    "diff": (
+        "ckptool diff a.pth b.safetensors             are the weights the same",
+        "ckptool diff a.pth b.pth --atol 1e-6         the same but for rounding",
+    ),
+    "stat": (
+        "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
+        "ckptool stat model.pth --depth 1             of each module",
+    ),
+    "explain": (
+        'ckptool explain "Weights only load failed"   what the message means',
+        "python train.py 2>&1 | ckptool explain -     whatever was printed",
+        'ckptool explain "Missing key(s)…" model.pth  and what in the file causes it',
+    ),
+    "migrate": (
+        "ckptool migrate gpu.pth --to cpu             everything, for the CPU",
+        "ckptool migrate last.ckpt model.safetensors  the weights alone",
+        "ckptool migrate ddp.pth --strip-module       names without 'module.'",
+    ),
+}
+# fmt: on
+
+_COLOR: Final = "--color"
+_HELP: Final = ("-h", "--help")
+_VERSION: Final = ("-V", "--version")
+
+
+class Verbs(click.Group):
+    """A group that imports a verb's module only when the verb is used, or help is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        verb = WORDS.get(cmd_name, cmd_name)
+        if verb not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(f"ckptool.cli.{verb}"), verb)
+        if not any(isinstance(one, _Version) for one in command.params):
+            command.params.append(_Version())
+            command.format_epilog = _examples(verb)  # type: ignore[assignment, method-assign]
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take files without a verb for something to inspect; a verb is never taken for a file."""
+        own, rest = _split(args)
+        if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and any(map(_is_path, rest)):
+            args = [*own, "inspect", *rest]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb that the first word names; answer a misspelt one with the nearest."""
+        word = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+            near = get_close_matches(word, [*VERBS, *WORDS], n=1)
+            hint = f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
+            ctx.fail(f"{word!r} is no verb, and no file that is there. {hint}")
+        name, command, rest = super().resolve_command(ctx, args)
+        return (command.name if command is not None else name), command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the verbs, by what they are for."""
+        width = max(map(len, VERBS))
+        for section, verbs in SECTIONS.items():
+            rows = []
+            for verb in verbs:
+                command = self.get_command(ctx, verb)
+                assert command is not None  # noqa: S101 - it is one of them
+                rows.append((verb.ljust(width), command.get_short_help_str(formatter.width)))
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+
+class _Version(click.Option):
+    """``--version`` behind a verb, where people who see a verb's help look for it."""
+
+    def __init__(self) -> None:
+        super().__init__([*_VERSION], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_show)
+
+
+def _show(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"ckptool, version {__version__}")
+        ctx.exit()
+
+
+def _examples(verb: str) -> Callable[[click.Context, click.HelpFormatter], None]:
+    """Return what prints a verb's examples below its options, as they are."""
+
+    def write(_: click.Context, formatter: click.HelpFormatter) -> None:
+        if verb in EXAMPLES:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in EXAMPLES[verb]))
+
+    return write
+
+
+def _split(args: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options that come before any verb, and the rest."""
+    at = 0
+    while at < len(args) and args[at].partition("=")[0] == _COLOR:
+        at += 1 if "=" in args[at] else 2
+    return args[:at], args[at:]
+
+
+def _is_path(word: str) -> bool:
+    """Say whether a word is the path of a file, or of a member of one: it is there, or looks like nothing else."""
+    looks_so = not word.startswith("-") and (word.startswith(".") or "/" in word or is_likely(word.partition("::")[0]))
+    return word == "-" or looks_so or os.path.lexists(word) or os.path.lexists(word.partition("::")[0])

@@ -1,0 +1,164 @@
+"""
+A directory as the source of a checkpoint that is several files: what is in it, and its files, opened by name.
+
+Nothing that a file says leads out of the folder, and no link does: see ``siblings``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
+from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
+from ckptool.sources.files import FileSource
+from ckptool.sources.pool import Pool, PooledFile
+from ckptool.sources.siblings import open_below, open_folder, open_folder_below
+from ckptool.sources.source import CLOSED, Source
+
+_MOST_NAMES = 1_000_000
+
+
+class FolderSource:
+    """
+    An open directory. It has no bytes of its own (``nbytes`` is 0); its files end with it.
+
+    ``files`` and ``folders`` are the names in it, sorted, as they were when it was opened.
+    """
+
+    is_compressed = False
+    is_folder = True
+    nbytes = 0
+    _fd = -1
+
+    def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
+        check_cancelled(cancellation)
+        self.path = path
+        self.cancellation = cancellation
+        self._opened: dict[str, FileSource] = {}
+        self._others: list[Source] = []
+        self._pool = Pool()
+        self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        try:
+            self._fd = open_folder(path) if fd is None else fd
+        except OSError as error:
+            raise FileUnavailable(f"cannot be opened: {os.strerror(error.errno or 0).lower()}") from error
+        self.files, self.folders = self.names("")
+
+    def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """
+        Return the names of the files, and of the folders, in a folder below this one; empty for this one itself.
+
+        Links count as what they lead to; a folder that cannot be listed is empty.
+        """
+        known = self._listed.get(folder)
+        if known is not None:
+            return known
+        files: list[str] = []
+        folders: list[str] = []
+        with suppress(OSError), os.scandir(os.path.join(self.path, folder) if folder else self.path) as entries:  # noqa: PTH118 - a name
+            for entry in entries:
+                check_cancelled(self.cancellation)
+                with suppress(OSError):
+                    (folders if entry.is_dir() else files).append(entry.name)
+                if len(files) + len(folders) > _MOST_NAMES:
+                    raise LimitExceeded(f"a folder of more than {_MOST_NAMES:,} files", actual=_MOST_NAMES)
+        found = self._listed[folder] = tuple(sorted(files)), tuple(sorted(folders))
+        return found
+
+    def has(self, name: str) -> bool:
+        """Say whether there is a file of this name; it may be in a folder below."""
+        folder, _, own = name.rpartition("/")
+        return own in self.names(folder)[0]
+
+    def open(self, name: str) -> FileSource:
+        """
+        Return the file under a name, which may be in a folder below. It is closed with the folder; of many files, those
+        that were read longest ago have no descriptor meanwhile.
+
+        Raises:
+            MalformedFile: The name could lead out of the folder.
+            FileUnavailable: It is missing, a link, not permitted, or not a regular file. The message has its name.
+        """
+        known = self._opened.get(name)
+        if known is not None:
+            return known
+        fd = self._descriptor(name)
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        reopen = partial(self._descriptor, name)
+        found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
+        return found
+
+    def _descriptor(self, name: str) -> int:
+        if self._fd < 0:
+            raise ValueError(CLOSED)
+        try:
+            return open_below(self._fd, name)
+        except CkptoolError as error:
+            error.message = f"{name!r}: {error.message}"
+            raise
+
+    def detached(self, name: str) -> FileSource:
+        """Return the file under a name, as ``open`` does; but it does not end with the folder."""
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        return FileSource(path, self.cancellation, fd=self._descriptor(name))
+
+    def below(self, name: str) -> FolderSource:
+        """
+        Return a folder in this one, which does not end with it.
+
+        Raises:
+            FileUnavailable: It is a link, or not there any more.
+        """
+        if self._fd < 0:
+            raise ValueError(CLOSED)
+        fd = open_folder_below(self._fd, name)
+        return FolderSource(os.path.join(self.path, name), self.cancellation, fd=fd)  # noqa: PTH118 - a name
+
+    def adopt(self, source: Source) -> None:
+        """Let a source end with this folder."""
+        self._others.append(source)
+
+    def nbytes_of(self, name: str) -> int | None:
+        """Return the size of a file in it; None if it is not there any more."""
+        try:
+            return os.stat(name, dir_fd=self._fd).st_size
+        except OSError:
+            return None
+
+    def opened(self) -> Iterator[tuple[str, FileSource]]:
+        """Yield the files that were opened so far, by name."""
+        yield from self._opened.items()
+
+    def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
+        """There is nothing to read: ``nbytes`` is 0."""
+        if self._fd < 0:
+            raise ValueError(CLOSED)
+        return b""
+
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
+        """No offset of a folder is one of a file."""
+        return
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if one of its files was written to since it was opened."""
+        for one in (*self._opened.values(), *self._others):
+            check = getattr(one, "check_unchanged", None)
+            if check is not None:  # a file, or a folder
+                check()
+
+    def close(self) -> None:
+        """Close the folder and its files."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        for one in (*self._opened.values(), *self._others):
+            one.close()
+
+    def __del__(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)

@@ -1,0 +1,358 @@
+"""
+Tensors in pieces: several boxes, in several files, that together are one tensor.
+
+A box is a pair ``(offsets, sizes)`` inside the shape of the whole, in elements. ``PiecesSource`` makes of them a source
+of the whole tensor's bytes, packed in row-major order: whoever reads, copies or compares a storage reads it as any
+other. A tensor that was flattened before it was cut is one of pieces of a shape of one dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from zlib import crc32
+
+from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.checksums import checksum_of_range, joined_crc32
+from ckptool.sources.files import FileSource, file_under
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.scatter import WIDE, rows_in, scatter
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Extent", "Piece", "PiecesSource", "check_tiling", "in_pieces"]
+
+_BAND_NBYTES: Final = 1 << 22
+"""What is put together at a time."""
+
+
+Place: TypeAlias = tuple[object, int]
+"""Where a storage is."""
+
+
+class Piece(NamedTuple):
+    """A box of a tensor, and where its bytes are."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    """Name of the file that holds it, for people."""
+    open: Callable[[], TensorInfo]
+    """Returns the facts of the piece as a tensor of its own, of shape ``sizes``. May read headers; is called once."""
+
+    @property
+    def numel(self) -> int:
+        return prod(self.sizes)
+
+
+class Extent(NamedTuple):
+    """Consecutive bytes of a tensor that a file holds as they are."""
+
+    file: FileSource
+    offset: int
+    nbytes: int
+    crc32: int = 0
+    """Of these bytes, as the file has it; 0 where it has none."""
+    what: str = ""
+    """What the checksum is of, for the message."""
+
+    def check(self, found: int) -> None:
+        """Raise DamagedFile if the file has a checksum of these bytes, and it is not this one."""
+        if self.crc32:
+            _compare(found, self.crc32, self.what)
+
+
+class PiecesSource:
+    """
+    The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
+
+    A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it.
+    """
+
+    is_compressed = False
+    sums: _Checksums | None = None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        pieces: Sequence[Piece],
+        cancellation: Cancellation | None = None,
+        *,
+        name: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.shape = shape or (1,)
+        self.dtype = dtype
+        self.cancellation = cancellation
+        self.name = name
+        self.nbytes = prod(shape) * dtype.itemsize
+        own = [one if shape else one._replace(offsets=(0,), sizes=(1,)) for one in pieces]
+        self.pieces = tuple(sorted((one for one in own if one.numel), key=lambda one: one.offsets))
+        """Those that have elements, in row-major order of their first ones."""
+        self._limits = limits
+        self._steps = row_major(self.shape)
+        self._index = BoxIndex([one[:2] for one in self.pieces])
+        self._infos: dict[int, TensorInfo] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def band_nbytes(self) -> int:
+        """What is best read at a time, beginning at a multiple of it: whole rows, where they are not too large."""
+        rows = (step * self.dtype.itemsize for step in self._steps)
+        row = next((nbytes for nbytes in rows if nbytes <= _BAND_NBYTES), self.dtype.itemsize)
+        return _BAND_NBYTES // row * row
+
+    def info(self, index: int) -> TensorInfo:
+        """
+        Return the facts of a piece, as a tensor of its own.
+
+        Raises:
+            MalformedFile: It is not of the size or type that was said.
+            LimitExceeded: It is far larger than what the file holds of it.
+            CkptoolError: It cannot be read.
+        """
+        known = self._infos.get(index)
+        if known is None:
+            with self._lock:
+                known = self._infos.get(index)
+                if known is None:
+                    known = self._infos[index] = self._opened(self.pieces[index])
+        return known
+
+    def _opened(self, piece: Piece) -> TensorInfo:
+        found = piece.open()
+        if len(piece.sizes) == 1 and found.numel == piece.numel and found.is_contiguous:
+            found = found._replace(shape=piece.sizes, stride=(1,))
+        if found.shape != piece.sizes:
+            raise self._contradiction(piece, f"has shape {list(found.shape)}, not {list(piece.sizes)}")
+        if found.dtype != self.dtype:
+            raise self._contradiction(piece, f"is of {found.dtype}, not {self.dtype}")
+        if found.storage is None or found.layout != "strided" or found.dtype.packed > 1:
+            raise self._contradiction(piece, "is no plain tensor")
+        allowed = self._limits.expanded(found.storage.nbytes)
+        if found.nbytes > allowed:
+            what = f"{self._place(piece)} repeats {found.storage.nbytes:,} bytes into {found.nbytes:,}"
+            raise LimitExceeded(what, needed=found.nbytes, actual=allowed)
+        return found
+
+    def _contradiction(self, piece: Piece, what: str) -> MalformedFile:
+        hint = "Get the folder again, from one save."
+        return MalformedFile(f"the piece of {self._place(piece)} {what}", kind="piece", hint=hint)
+
+    def _place(self, piece: Piece) -> str:
+        return f"{self.name!r} at {list(piece.offsets)} in {piece.file!r}"
+
+    def extents(self) -> list[Extent] | None:
+        """Return the bytes as runs of files, in order; None where a piece is not such a run, or is not as it is."""
+        if not all(self._is_run(piece) for piece in self.pieces):
+            return None
+        found = []
+        for index, piece in enumerate(self.pieces):
+            info = self.info(index)
+            storage = info.storage
+            assert storage is not None  # noqa: S101 - info() saw it
+            under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
+            if under is None or not _is_as_it_is(info):
+                return None
+            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece)))
+        return found
+
+    def _is_run(self, piece: Piece) -> bool:
+        """Say whether the elements of a piece are consecutive in the whole."""
+        axis = next((at for at, size in enumerate(piece.sizes) if size != 1), len(piece.sizes))
+        return piece.sizes[axis + 1 :] == self.shape[axis + 1 :]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        buffer = bytearray(nbytes)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer with the bytes from ``offset``. Only the pieces that they are in are read."""
+        itemsize = self.dtype.itemsize
+        while buffer.nbytes:
+            first, skipped = divmod(offset, itemsize)
+            count = 0 if skipped else buffer.nbytes // itemsize
+            if count:
+                done = count * itemsize
+                self._fill(first, count, buffer[:done])
+            else:  # a part of an element
+                element = bytearray(itemsize)
+                self._fill(first, 1, memoryview(element))
+                done = min(itemsize - skipped, buffer.nbytes)
+                buffer[:done] = element[skipped : skipped + done]
+            offset, buffer = offset + done, buffer[done:]
+
+    def _fill(self, first: int, count: int, buffer: memoryview) -> None:
+        """Fill a buffer with elements, from the ``first`` on."""
+        for box in boxes_of(self.shape, first, first + count):
+            for index, common in self._index.meeting(box):
+                for part in cut_up(common, _BAND_NBYTES // self.dtype.itemsize):
+                    check_cancelled(self.cancellation)
+                    self._copy(index, part, buffer, first)
+
+    def _copy(self, index: int, box: Box, buffer: memoryview, first: int) -> None:
+        """Copy what a piece has of a box to its place in a buffer, which begins with the ``first`` element."""
+        info, piece, itemsize = self.info(index), self.pieces[index], self.dtype.itemsize
+        inside = [at - offset for at, offset in zip(box[0], piece.offsets, strict=True)]
+        skipped = sum(at * step for at, step in zip(inside, info.stride, strict=True))
+        info = info._replace(shape=box[1], storage_offset=info.storage_offset + skipped)
+        begin = sum(at * step for at, step in zip(box[0], self._steps, strict=True)) - first
+        storage = info.storage
+        assert storage is not None  # noqa: S101 - info() saw it
+        under = None
+        if _is_as_it_is(info):
+            under = file_under(storage.source, storage.offset + info.storage_offset * itemsize)
+        width, places = rows_in(box[1], self._steps, begin, itemsize)
+        if under is not None and width >= WIDE:
+            rows = [buffer[place : place + width] for place in places]
+            under[0].read_rows(under[1], rows)
+        else:
+            data = LazyTensor(self.name, info).read(limits=self._limits)
+            scatter(data, box[1], buffer, self._steps, begin, itemsize)
+            rows = [memoryview(data)]
+        if self.sums is not None and _known_crc32(self.info(index)):
+            at = sum(place * step for place, step in zip(inside, row_major(piece.sizes), strict=True))
+            self.sums.add(index, at * itemsize, rows)
+
+    def chunks(self) -> Iterator[bytes | bytearray]:
+        """
+        Yield all bytes in order, and compare pieces with the checksums that their files have, as ``compare`` does.
+
+        Raises:
+            DamagedFile: At the end, if a piece is not what was saved.
+        """
+        checked = self.checked()
+        for start in range(0, self.nbytes, self.band_nbytes):
+            band = bytearray(min(self.band_nbytes, self.nbytes - start))
+            checked.read_into(start, memoryview(band))
+            yield band
+        checked.compare()
+
+    def checked(self) -> Self:
+        """Return the same source for reading each byte once: ``compare`` then knows the checksums of the pieces."""
+        found = copy.copy(self)
+        found.sums = _Checksums()
+        return found
+
+    def compare(self, done: set[Place] | None = None) -> None:
+        """
+        Compare each piece that was read, and that is a storage of its own, with the checksum that its file has.
+
+        Those that were compared are added to ``done``; ``check`` reads the others, whose bytes were not read in their
+        order, or not all.
+
+        Raises:
+            DamagedFile: One is not what was saved.
+        """
+        for index, info in sorted(self._infos.items()):
+            storage = info.storage
+            if storage is not None and storage.crc32 and info.nbytes == storage.nbytes:
+                found = None if self.sums is None else self.sums.of(index, info.nbytes)
+                if found is not None:
+                    _compare(found, storage.crc32, self._place(self.pieces[index]))
+                    if done is not None:
+                        done.add(place_of(storage))
+
+    def copied_whole(self) -> set[Place]:
+        """Return the storages whose checksums are compared when all bytes are copied in order."""
+        infos = self._infos.values()
+        return {place_of(info.storage) for info in infos if info.storage is not None and _known_crc32(info)}
+
+    def check(self, done: set[Place] | None = None) -> None:
+        """
+        Compare every storage that a piece is on with the checksum in its file, each once: all its bytes are read.
+
+        ``done`` are those that were compared before; what is compared here is added.
+
+        Raises:
+            DamagedFile: One is not what was saved.
+        """
+        done = set() if done is None else done
+        for index, piece in enumerate(self.pieces):
+            check_cancelled(self.cancellation)
+            storage = self.info(index).storage
+            if storage is not None and storage.crc32 and place_of(storage) not in done:
+                done.add(place_of(storage))
+                found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
+                _compare(found, storage.crc32, self._place(piece))
+
+    def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
+        """The whole is in no file as it is."""
+        return
+
+    def close(self) -> None:
+        """Its files belong to the folder, which closes them."""
+
+
+class _Checksums:
+    """CRC-32 checksums of the parts of pieces, in whatever order threads read them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[int, int, int]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, index: int, start: int, rows: Sequence[memoryview]) -> None:
+        """Note the bytes of a piece from ``start`` on."""
+        with self._lock:
+            parts = self._parts.setdefault(index, [])
+            goes_on = bool(parts) and parts[-1][0] + parts[-1][1] == start
+            begin, nbytes, found = parts.pop() if goes_on else (start, 0, 0)
+        for row in rows:
+            found = crc32(row, found)
+            nbytes += row.nbytes
+        with self._lock:
+            parts.append((begin, nbytes, found))
+
+    def of(self, index: int, nbytes: int) -> int | None:
+        """Return the checksum of a piece; None if not each of its bytes was noted once."""
+        found = end = 0
+        for start, part_nbytes, of_part in sorted(self._parts.get(index, ())):
+            if start != end:
+                return None
+            found = joined_crc32(found, of_part, part_nbytes)
+            end += part_nbytes
+        return found if end == nbytes else None
+
+
+def _compare(found: int, saved: int, what: str) -> None:
+    if found != saved:
+        raise DamagedFile(
+            f"the piece of {what} is damaged: its CRC-32 is {found:08x}, not {saved:08x}",
+            hint="Get the file again.",
+        )
+
+
+def place_of(storage: StorageRef) -> Place:
+    """Return what no two storages that are alive have in common, whatever opened their file."""
+    under = file_under(storage.source, storage.offset)
+    return (id(storage.source), storage.offset) if under is None else (under[0].place, under[1])
+
+
+def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSource, location: str) -> TensorInfo:
+    """Return the facts of the whole tensor: packed, in row-major order, on a storage that is ``source``."""
+    storage = StorageRef(name, location, source.nbytes, source, 0)
+    return TensorInfo(dtype, shape, row_major(shape), 0, storage, location)
+
+
+def _is_as_it_is(info: TensorInfo) -> bool:
+    """Say whether the storage holds the tensor's elements as they are, one after the other."""
+    storage = info.storage
+    swapped = storage is not None and storage.big_endian and info.dtype.swap_nbytes > 1
+    return info.is_contiguous and not (info.conj or info.neg or swapped)
+
+
+def _known_crc32(info: TensorInfo) -> int:
+    """Return the checksum that the file has of a tensor's elements in their order; 0 where it has none."""
+    storage = info.storage
+    return storage.crc32 if storage is not None and info.nbytes == storage.nbytes and _is_as_it_is(info) else 0

@@ -1,0 +1,117 @@
+"""The words that people try: no verb, other words for verbs, misspelt ones, help, versions, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ckptool import __version__
+from ckptool.cli import cli
+from ckptool.cli.verbs import EXAMPLES, VERBS, WORDS
+
+FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth")
+
+
+def run(*arguments: str, **options: str) -> Result:
+    return CliRunner().invoke(cli, arguments, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[FIXTURE], ["-q", FIXTURE], [FIXTURE, "-q"], ["--json", FIXTURE], [FIXTURE, FIXTURE]]
+)
+def test_files_without_a_verb_are_inspected(arguments: list[str]) -> None:
+    found, expected = run(*arguments), run("inspect", *arguments)
+
+    assert (found.exit_code, found.output) == (0, expected.output)
+
+
+def test_a_file_that_is_not_there_is_named_as_such() -> None:
+    found = run("model.pth")
+
+    assert found.exit_code == 2
+    assert "model.pth: no such file" in found.output
+
+
+def test_a_verb_is_never_taken_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "devices").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+
+    assert run("devices", "--help").output.startswith("Usage: cli devices")
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_other_words_for_verbs(word: str) -> None:
+    assert run(word, "--help").output == run(WORDS[word], "--help").output
+
+
+@pytest.mark.parametrize(("word", "meant"), [("inspct", "inspect"), ("migarte", "migrate"), ("convrt", "migrate")])
+def test_a_misspelt_verb_is_answered_with_the_nearest(word: str, meant: str) -> None:
+    found = run(word)
+
+    assert found.exit_code == 2
+    assert f"Did you mean '{meant}'?" in found.output
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest() -> None:
+    assert "'--quiet'" in run("inspect", FIXTURE, "--quite").output
+
+
+def test_no_word_at_all_is_a_wish_for_help() -> None:
+    assert (run().exit_code, run().output) == (0, run("--help").output)
+    assert all(f"\n  {verb} " in run().output for verb in VERBS)
+    assert "..." not in run().output.partition("Look into")[2], "a first line is cut"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-V"], ["--version"], *([verb, option] for verb in VERBS for option in ("-V", "--version"))]
+)
+def test_the_version_is_told_wherever_it_is_asked_for(arguments: list[str]) -> None:
+    assert (run(*arguments).exit_code, run(*arguments).output) == (0, f"ckptool, version {__version__}\n")
+
+
+@pytest.mark.parametrize("verb", sorted(EXAMPLES))
+def test_the_help_of_a_verb_ends_with_examples(verb: str) -> None:
+    shown = run(verb, "--help").output
+
+    assert shown.endswith("".join(f"  {line}\n" for line in EXAMPLES[verb]))
+
+
+def test_colours_are_for_terminals_and_for_whoever_asks() -> None:
+    plain = run("check", FIXTURE, "--strict").output + run("check", "absent.pth").output
+    always = run("--color", "always", "absent.pth")
+
+    assert "\x1b" not in plain
+    assert "\x1b[31m\x1b[1mError:\x1b[0m absent.pth: no such file" in always.output
+    assert "\x1b" not in run("--color=never", FIXTURE).output
+    assert re.sub(r"\x1b\[\d+m", "", always.output) == run("absent.pth").output
+
+
+def test_explain_is_what_check_explains() -> None:
+    message = "PytorchStreamReader failed reading zip archive: failed finding central directory"
+    by_option, by_verb = run("check", "--explain", message, FIXTURE), run("explain", message, FIXTURE)
+
+    assert (by_verb.exit_code, by_verb.output) == (by_option.exit_code, by_option.output)
+    assert by_verb.output.startswith("truncated-zip: ")
+    assert run("explain", "-", input=message).output == run("explain", message).output
+
+
+def test_standard_input_is_answered_alike() -> None:
+    assert run("-").output == run("inspect", "-").output
+    assert "standard input" in run("-").output
+
+
+@pytest.mark.skipif(os.name != "posix", reason="shells")
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_it(shell: str) -> None:
+    environment = os.environ | {"_CKPTOOL_COMPLETE": f"{shell}_source"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptool"], capture_output=True, text=True, env=environment, check=False
+    )
+
+    assert "_CKPTOOL_COMPLETE" in done.stdout
