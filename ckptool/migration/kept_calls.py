@@ -77,7 +77,7 @@ def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
                 continue
             carried[one.name] = None
             if one.grade == "system":
-                system.setdefault(one.shown, one.why or "")
+                system.setdefault(one.shown(), one.why or "")
         return grading.result(effect)
 
     for data in inside:  # it grows: what torch.load() is called with lies in the bytes
