@@ -122,7 +122,7 @@ def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> 
         if missing:
             raise sharded.missing_shards(missing, len(candidate.files))
         return folder, sharded.read_set(folder, candidate.files, probe)
-    source = folder.detach(candidate.name)
+    source = folder.detached(candidate.name)
     try:
         with about(source.path):
             parsed = probe.beside(source).read()
