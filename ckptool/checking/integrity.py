@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record, inflated_crc32
 from ckptool.checking.finding import Finding
+from ckptool.checking.stored_pieces import StoredPieces
 from ckptool.checking.value_survey import _MOST_FINDINGS
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
@@ -44,26 +45,36 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     """
     findings: list[Finding] = []
     records = matching = 0
+    pieces = StoredPieces(checkpoint)
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
         if not any(archive.source is source for archive in checkpoint.archives):
-            checksums_of_file(source, [(0, source.nbytes)])  # for the reading: a disk that cannot says so
+            pieces.read(source)  # in any case: a disk that cannot says so
+    pieces.read_rest()
+    findings += [Finding("CK105", "error", fact, _AGAIN) for fact in pieces.damaged[:_MOST_FINDINGS]]
+    findings += _further(len(pieces.damaged))
     bare: list[Record] = []
     for archive in checkpoint.archives:
         damaged, without = _check_records(archive, limits)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:_MOST_FINDINGS]]
-        if len(damaged) > _MOST_FINDINGS:
-            more = f"{counted(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
-            findings.append(Finding("CK105", "error", more, _AGAIN))
+        findings += _further(len(damaged))
         bare += without
         records += len(archive)
         matching += len(archive) - len(damaged) - len(without)
     checkpoint.check_unchanged()
-    if bare:
-        nbytes = sum(record.nbytes for record in bare)
-        which = f"{counted(len(bare), 'record')} of {nbytes:,} bytes"
+    sizes = [*(record.nbytes for record in bare), *pieces.bare]
+    if sizes:
+        which = f"{counted(len(sizes), 'record')} of {sum(sizes):,} bytes"
         what = f"no checksum for {which}: a changed byte there would not show"
         findings.append(Finding("CK104", "info", what))
-    return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching)
+    return Integrity(tuple(findings), checkpoint.file_nbytes, records + pieces.count, matching + pieces.matching)
+
+
+def _further(damaged: int) -> list[Finding]:
+    """CK105: how many more there are than are listed."""
+    if damaged <= _MOST_FINDINGS:
+        return []
+    more = f"{counted(damaged - _MOST_FINDINGS, 'record')} more do not match their checksums"
+    return [Finding("CK105", "error", more, _AGAIN)]
 
 
 def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record, str]], list[Record]]:
