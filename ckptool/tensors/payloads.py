@@ -25,7 +25,8 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
     Raises:
         DamagedFile: One of them is not what was saved.
     """
-    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    storages = [payload.storage for payload in copied if isinstance(payload, StoragePayload)]
+    done = {_place(storage) for storage in storages}
     todo = [tensor.info for tensor in tensors]
     while todo:
         info = todo.pop()
@@ -34,11 +35,17 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
         if storage is None or _place(storage) in done:
             continue
         done.add(_place(storage))
+        storages.append(storage)
         if isinstance(storage.source, PiecesSource):
             storage.source.check()
         elif storage.crc32:
             payload = StoragePayload(storage, 1)
             payload.check(checksum_of(payload))
+    for source in [one.source for one in storages if isinstance(one.source, PiecesSource)]:
+        for storage in source.shared_storages():
+            if source.shared is not None and _place(storage) not in done:
+                done.add(_place(storage))
+                source.shared.compare(storage)
 
 
 def _place(storage: StorageRef) -> tuple[int, int]:

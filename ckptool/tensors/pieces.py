@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
@@ -23,6 +24,7 @@ from ckptool.sources.files import FileSource, file_under
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.scatter import WIDE, rows_in, scatter
+from ckptool.tensors.shared_storages import SharedStorages
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up
 
@@ -60,11 +62,15 @@ class Extent(NamedTuple):
     """Of these bytes, as the file has it; 0 where it has none."""
     what: str = ""
     """What the checksum is of, for the message."""
+    note: Callable[[int], None] | None = None
+    """Takes the checksum of these bytes, where they are a part of what the file has one of."""
 
     def check(self, found: int) -> None:
         """Raise DamagedFile if the file has a checksum of these bytes, and it is not this one."""
         if self.crc32:
             _compare(found, self.crc32, self.what)
+        if self.note is not None:
+            self.note(found)
 
 
 class PiecesSource:
@@ -86,6 +92,7 @@ class PiecesSource:
         *,
         name: str = "",
         limits: Limits = DEFAULT_LIMITS,
+        shared: SharedStorages | None = None,
     ) -> None:
         self.shape = shape or (1,)
         self.dtype = dtype
@@ -96,6 +103,8 @@ class PiecesSource:
         self.pieces = tuple(sorted((one for one in own if one.numel), key=lambda one: one.offsets))
         """Those that have elements, in row-major order of their first ones."""
         self._limits = limits
+        self.shared = shared
+        """What compares storages of which a piece is only a part; None where each is compared on its own."""
         self._steps = row_major(self.shape)
         self._index = BoxIndex([one[:2] for one in self.pieces])
         self._infos: dict[int, TensorInfo] = {}
@@ -160,8 +169,19 @@ class PiecesSource:
             under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
             if under is None or not _is_as_it_is(info):
                 return None
-            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece)))
+            note = None
+            if self.shared is not None and _is_part(info):
+                start = info.storage_offset * info.dtype.itemsize
+                note = partial(self.shared.note, storage, start, info.nbytes)
+            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece), note))
         return found
+
+    def shared_storages(self) -> Iterator[StorageRef]:
+        """Yield the storages of which a piece is only a part, and of which the file has a checksum."""
+        for index in range(len(self.pieces) if self.shared is not None else 0):
+            info = self.info(index)
+            if info.storage is not None and _is_part(info):
+                yield info.storage
 
     def _is_run(self, piece: Piece) -> bool:
         """Say whether the elements of a piece are consecutive in the whole."""
@@ -252,7 +272,7 @@ class PiecesSource:
         """
         for index, info in sorted(self._infos.items()):
             storage = info.storage
-            if storage is None or not storage.crc32:
+            if storage is None or not storage.crc32 or (self.shared is not None and _is_part(info)):
                 continue
             found = None if self.sums is None else self.sums.of(index, info.nbytes)
             if found is None:
@@ -328,6 +348,11 @@ def _is_as_it_is(info: TensorInfo) -> bool:
     storage = info.storage
     swapped = storage is not None and storage.big_endian and info.dtype.swap_nbytes > 1
     return info.is_contiguous and not (info.conj or info.neg or swapped)
+
+
+def _is_part(info: TensorInfo) -> bool:
+    storage = info.storage
+    return storage is not None and storage.crc32 != 0 and info.nbytes < storage.nbytes
 
 
 def _known_crc32(info: TensorInfo) -> int:
