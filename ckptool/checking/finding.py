@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -46,10 +46,12 @@ CODES: Final = {
     "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
     "CK152": Code("warning", "Names of the model have no values in any file of the folder."),
     "CK153": Code("warning", "State of the optimizer is not listed, for it is not there of every rank."),
-    "CK154": Code("info", "Tensors that every rank has are not equal: those of the first are taken."),
     "CK155": Code("warning", "The ranks' parts of tensors are listed rank by rank, for the files cannot join them."),
-    "CK156": Code("warning", "The file is one of several, of a rank each, that are one checkpoint."),
     "CK157": Code("warning", "A file of the folder is missing; no trained weight was in it."),
+    "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
+    "CK161": Code("info", "A folder holds the same weights once more, in another file."),
+    "CK162": Code("warning", "A folder holds shards that its index does not name."),
+    "CK163": Code("warning", "A folder holds downloads that were not finished."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
     "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),
@@ -147,10 +149,13 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
                 yield from (flag, one)
 
 
-def finding_lines(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding, and below it what to do, and the command that does it."""
-    yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
-    if finding.hint:
-        yield labelled("", show(finding.hint))
-    if finding.command:
-        yield labelled("", f"Run: {show(finding.command)}")
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield the line of each finding, and below it what to do, and the command that does it, unless it stood before."""
+    shown: set[str] = set()
+    for finding in findings:
+        yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
+        if finding.hint:
+            yield labelled("", show(finding.hint))
+        if finding.command and finding.command not in shown:
+            shown.add(finding.command)
+            yield labelled("", f"Run: {show(finding.command)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from ckptool.checking import allowed
+from ckptool.checking import allowed, folders
 from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checking.folders import absent_names, parts_apart, remarks
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
@@ -49,14 +49,16 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
     others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
+    where = "a folder" if checkpoint.is_folder else "an archive"
+    if not others:
+        return
     if checkpoint.form == "archive":
-        yield Finding(
-            "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
-        )
-    elif others:
-        yield Finding(
-            "CK102", "info", f"the archive also holds {some(others)}", *run(checkpoint, "inspect", member=others[0])
-        )
+        fact = f"{where} of {len(others):,} checkpoints"
+    elif checkpoint.is_folder:
+        fact = f"{len(others):,} checkpoints together; each can be opened alone"
+    else:
+        fact = f"the archive also holds {some(others)}"
+    yield Finding("CK102", "info", fact, *run(checkpoint, "inspect", member=others[0]))
 
 
 def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -363,6 +365,10 @@ CHECKS: tuple[Check, ...] = (
     unopened_members,
     embedded_files,
     announced_size,
+    folders.one_of_a_set,
+    folders.once_more,
+    folders.leftovers,
+    folders.unfinished,
     clashing_names,
     empty_stubs,
     bound_method,

@@ -98,6 +98,10 @@ class Checkpoint:
         """For each tensor, the name of the shard that holds it."""
         self.announced_nbytes = parsed.announced_nbytes
         """The size of all tensors, as an index of shards has it (``total_size``)."""
+        self.beside = parsed.beside
+        """What lies in the same folder and is no part of it, where a folder was opened."""
+        self.part_of = parsed.part_of
+        """The set of files that the one file is a part of, going by its name."""
         self.metadata = parsed.metadata
         """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
         self.recorded = parsed.recorded
@@ -172,6 +176,11 @@ class Checkpoint:
         found = self.state_dicts
         chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
         return None if chosen is None else self.state_dicts[chosen]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is read from files of a folder, and no one of them stands for it."""
+        return getattr(self.source, "is_folder", False)
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""

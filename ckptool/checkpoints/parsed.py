@@ -91,6 +91,29 @@ class Remark(NamedTuple):
     hint: str | None = None
 
 
+class Beside(NamedTuple):
+    """Something that lies in the same folder, and is no part of the checkpoint that was opened."""
+
+    name: str
+    role: str
+    """What it is for, by its name: ``optimizer``, ``scheduler``, ``rng``, ``duplicate``…"""
+    path: str
+    """The path to give, to open it."""
+    nbytes: int | None = None
+    """None for a folder."""
+    about: str | None = None
+    """What it says in short, where that is known without opening a checkpoint."""
+
+
+class PartOf(NamedTuple):
+    """The set of files that a file is one of."""
+
+    what: str
+    """What the file is, in words."""
+    path: str
+    """The path to give for all of them together."""
+
+
 class Recorded(NamedTuple):
     """What the text of a file says about its tensors, and the text that says nothing about them."""
 
@@ -134,6 +157,8 @@ class Parsed(NamedTuple):
     remarks: tuple[Remark, ...] = ()
     absent: tuple[str, ...] = ()
     unmerged: str | None = None
+    beside: tuple[Beside, ...] = ()
+    part_of: PartOf | None = None
 
     @property
     def form(self) -> Form:

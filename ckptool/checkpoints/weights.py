@@ -156,7 +156,10 @@ def _instead(checkpoint: Checkpoint) -> str:
 def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
     """Return the error for an archive in which several members could be meant."""
     members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
-    error = AmbiguousWeights(f"an archive of {len(checkpoint.members):,} checkpoints", kind="archive")
+    error = AmbiguousWeights(
+        f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
+        kind="archive",
+    )
     head = f"{checkpoint.path}::" if checkpoint.path else ""
     error.candidates = tuple(f"{head}{one.name}" for one in members)
     error.hint = f"Pick one: {', '.join(error.candidates[:_LISTED])}"

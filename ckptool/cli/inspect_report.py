@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.parsed import Beside
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
@@ -18,8 +19,24 @@ if TYPE_CHECKING:
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _EXTRAS_SHOWN = 8
+_BESIDE_SHOWN = 16
 _WORD = 32
 _LONGEST_PATH = 48
+
+
+_ROLES = {
+    "rng": "states of random number generators",
+    "arguments": "arguments of the training",
+    "scaler": "gradient scaler",
+    "trainer": "state of the trainer",
+    "data": "position in the data",
+    "adapter": "adapter",
+    "duplicate": "the same weights",
+    "variant": "another variant",
+    "leftover": "shard of another save",
+    "incomplete": "incomplete",
+}
+"""What lies beside checkpoints, in words."""
 
 
 def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> Iterator[str]:
@@ -55,6 +72,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         for found in checkpoint.members
     ]
     yield from listed("members", members, most=None)
+    yield from listed("beside", [_beside(one) for one in checkpoint.beside], most=_BESIDE_SHOWN)
     if checkpoint.metadata:
         yield labelled(
             "metadata", show(", ".join(f"{key}={value[:200]}" for key, value in checkpoint.metadata.items())[:200])
@@ -62,8 +80,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
         yield labelled("also holds", _extras(extras))
-    for finding in findings:
-        yield from map(with_options, finding_lines(finding))
+    yield from map(with_options, finding_lines(findings))
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
@@ -101,6 +118,14 @@ def _extra(path: str, node: Inert) -> str:
         return _clip(path)
     shown = f"{value:.6g}" if isinstance(value, float) else value
     return f"{_clip(path)}={shown}"
+
+
+def _beside(found: Beside) -> str:
+    """Return one line about a file or folder that lies beside the checkpoint."""
+    facts = [_ROLES.get(found.role, found.role)]
+    facts += [show(found.about)] if found.about else []
+    facts += [show_nbytes(found.nbytes)] if found.nbytes is not None else []
+    return f"{show(found.path)}: {', '.join(facts)}"
 
 
 def _training(found: TrainingState) -> str:

@@ -107,6 +107,7 @@ def inspect_object(
         "attributes": [_tensor_json(tensor, {}) for tensor in checkpoint.attributes.values()],
         "members": [member._asdict() for member in checkpoint.members],
         "shards": [{"name": one.name, "tensors": one.tensors, "nbytes": one.nbytes} for one in checkpoint.shards],
+        "beside": [one._asdict() for one in checkpoint.beside],
         "metadata": {cut(key): cut(value) for key, value in checkpoint.metadata.items()},
         "extras": [
             {"name": path, "type": kind_of(node), "value": scalar_of(node), "text": describe(node)}

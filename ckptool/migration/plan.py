@@ -119,7 +119,7 @@ def _refuse_archive(checkpoint: Checkpoint) -> None:
     if checkpoint.form == "archive":
         members = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:12]]
         raise MigrationRefused(
-            f"an archive of {len(checkpoint.members):,} checkpoints",
+            f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
             kind="archive",
             hint=f"Pick one: {', '.join(members)}",
         )
@@ -134,7 +134,7 @@ def _form(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetFo
     )
     if form == "same" and checkpoint.traits.is_plain:
         form = "safetensors"
-    elif form == "same" and checkpoint.shards:  # each shard is a tree of its own
+    elif form == "same" and checkpoint.shards and checkpoint.root is None:  # each shard is a tree of its own
         form = "state_dict"
     _refuse_contradictions(form, changes, picks=picks)
     return form

@@ -11,9 +11,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -24,7 +23,6 @@ from ckptool.sources.files import FileSource, file_under
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.scatter import WIDE, rows_in, scatter
-from ckptool.tensors.shared_storages import SharedStorages
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up
 
@@ -35,6 +33,10 @@ __all__ = ["Extent", "Piece", "PiecesSource", "check_tiling", "in_pieces"]
 
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
+
+
+Place: TypeAlias = tuple[object, int]
+"""Where a storage is."""
 
 
 class Piece(NamedTuple):
@@ -62,15 +64,11 @@ class Extent(NamedTuple):
     """Of these bytes, as the file has it; 0 where it has none."""
     what: str = ""
     """What the checksum is of, for the message."""
-    note: Callable[[int], None] | None = None
-    """Takes the checksum of these bytes, where they are a part of what the file has one of."""
 
     def check(self, found: int) -> None:
         """Raise DamagedFile if the file has a checksum of these bytes, and it is not this one."""
         if self.crc32:
             _compare(found, self.crc32, self.what)
-        if self.note is not None:
-            self.note(found)
 
 
 class PiecesSource:
@@ -92,7 +90,6 @@ class PiecesSource:
         *,
         name: str = "",
         limits: Limits = DEFAULT_LIMITS,
-        shared: SharedStorages | None = None,
     ) -> None:
         self.shape = shape or (1,)
         self.dtype = dtype
@@ -103,8 +100,6 @@ class PiecesSource:
         self.pieces = tuple(sorted((one for one in own if one.numel), key=lambda one: one.offsets))
         """Those that have elements, in row-major order of their first ones."""
         self._limits = limits
-        self.shared = shared
-        """What compares storages of which a piece is only a part; None where each is compared on its own."""
         self._steps = row_major(self.shape)
         self._index = BoxIndex([one[:2] for one in self.pieces])
         self._infos: dict[int, TensorInfo] = {}
@@ -169,19 +164,8 @@ class PiecesSource:
             under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
             if under is None or not _is_as_it_is(info):
                 return None
-            note = None
-            if self.shared is not None and _is_part(info):
-                start = info.storage_offset * info.dtype.itemsize
-                note = partial(self.shared.note, storage, start, info.nbytes)
-            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece), note))
+            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece)))
         return found
-
-    def shared_storages(self) -> Iterator[StorageRef]:
-        """Yield the storages of which a piece is only a part, and of which the file has a checksum."""
-        for index in range(len(self.pieces) if self.shared is not None else 0):
-            info = self.info(index)
-            if info.storage is not None and _is_part(info):
-                yield info.storage
 
     def _is_run(self, piece: Piece) -> bool:
         """Say whether the elements of a piece are consecutive in the whole."""
@@ -243,7 +227,7 @@ class PiecesSource:
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
-        Yield all bytes in order, and compare the pieces with the checksums that their files have.
+        Yield all bytes in order, and compare pieces with the checksums that their files have, as ``compare`` does.
 
         Raises:
             DamagedFile: At the end, if a piece is not what was saved.
@@ -261,35 +245,47 @@ class PiecesSource:
         found.sums = _Checksums()
         return found
 
-    def compare(self) -> None:
+    def compare(self, done: set[Place] | None = None) -> None:
         """
-        Compare each piece that was read with the checksum that its file has.
+        Compare each piece that was read, and that is a storage of its own, with the checksum that its file has.
 
-        Those whose bytes were not read in their order, or not all, are read again.
+        Those that were compared are added to ``done``; ``check`` reads the others, whose bytes were not read in their
+        order, or not all.
 
         Raises:
             DamagedFile: One is not what was saved.
         """
         for index, info in sorted(self._infos.items()):
             storage = info.storage
-            if storage is None or not storage.crc32 or (self.shared is not None and _is_part(info)):
-                continue
-            found = None if self.sums is None else self.sums.of(index, info.nbytes)
-            if found is None:
-                found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
-            _compare(found, storage.crc32, self._place(self.pieces[index]))
+            if storage is not None and storage.crc32 and info.nbytes == storage.nbytes:
+                found = None if self.sums is None else self.sums.of(index, info.nbytes)
+                if found is not None:
+                    _compare(found, storage.crc32, self._place(self.pieces[index]))
+                    if done is not None:
+                        done.add(place_of(storage))
 
-    def check(self) -> None:
+    def copied_whole(self) -> set[Place]:
+        """Return the storages whose checksums are compared when all bytes are copied in order."""
+        infos = self._infos.values()
+        return {place_of(info.storage) for info in infos if info.storage is not None and _known_crc32(info)}
+
+    def check(self, done: set[Place] | None = None) -> None:
         """
-        Read every piece that has a checksum in its file, and compare it.
+        Compare every storage that a piece is on with the checksum in its file, each once: all its bytes are read.
+
+        ``done`` are those that were compared before; what is compared here is added.
 
         Raises:
             DamagedFile: One is not what was saved.
         """
-        for index in range(len(self.pieces)):
+        done = set() if done is None else done
+        for index, piece in enumerate(self.pieces):
             check_cancelled(self.cancellation)
-            self.info(index)
-        self.compare()
+            storage = self.info(index).storage
+            if storage is not None and storage.crc32 and place_of(storage) not in done:
+                done.add(place_of(storage))
+                found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
+                _compare(found, storage.crc32, self._place(piece))
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
         """The whole is in no file as it is."""
@@ -337,6 +333,12 @@ def _compare(found: int, saved: int, what: str) -> None:
         )
 
 
+def place_of(storage: StorageRef) -> Place:
+    """Return what no two storages that are alive have in common, whatever opened their file."""
+    under = file_under(storage.source, storage.offset)
+    return (id(storage.source), storage.offset) if under is None else (under[0].place, under[1])
+
+
 def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSource, location: str) -> TensorInfo:
     """Return the facts of the whole tensor: packed, in row-major order, on a storage that is ``source``."""
     storage = StorageRef(name, location, source.nbytes, source, 0)
@@ -348,11 +350,6 @@ def _is_as_it_is(info: TensorInfo) -> bool:
     storage = info.storage
     swapped = storage is not None and storage.big_endian and info.dtype.swap_nbytes > 1
     return info.is_contiguous and not (info.conj or info.neg or swapped)
-
-
-def _is_part(info: TensorInfo) -> bool:
-    storage = info.storage
-    return storage is not None and storage.crc32 != 0 and info.nbytes < storage.nbytes
 
 
 def _known_crc32(info: TensorInfo) -> int:

@@ -172,7 +172,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     assert caught.value.hint == "Name one that is there: global_step4"
 
 
-@pytest.mark.parametrize("text", ["../../etc", "/etc", "a/b", "..", "", "global_step2\nother", "a\0b"])
+@pytest.mark.parametrize("text", ["../../etc", "/etc", "a/b", "..", "global_step2\nother", "a\0b"])
 def test_latest_cannot_lead_away(text: str, tmp_path: Path) -> None:
     folder = Engine(2, 1).save(tmp_path / "run")
     (folder / "latest").write_text(text)

@@ -23,7 +23,6 @@ from ckptool.formats.directories.deepspeed.states import ANOTHER_SAVE, ModelStat
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
-from ckptool.tensors.shared_storages import SharedStorages
 from ckptool.tensors.tensor import TensorInfo
 
 Shape = tuple[int, ...]
@@ -81,7 +80,6 @@ class Partitions:
     def __init__(self, folder: FolderSource, model: ModelStates, files: Sequence[OptimStates]) -> None:
         self._folder = folder
         self._files = files
-        self._shared = SharedStorages()
         agree("numbers of flat tensors", [(one.name, len(one.flats)) for one in files])
         agree("element types", [(one.name, flat.dtype.name) for one in files for flat in one.flats])
         groups = model.groups or []
@@ -174,7 +172,7 @@ class Partitions:
                     Piece((at,), (taken,), self._files[flat.rank].name, partial(part_of, info, inside, taken))
                 )
                 at += taken
-        source = PiecesSource((at,), dtype, pieces, self._folder.cancellation, name=name, shared=self._shared)
+        source = PiecesSource((at,), dtype, pieces, self._folder.cancellation, name=name)
         return in_pieces(name, place.shape, dtype, source, "cpu")
 
     def flats_of(self, key: str) -> list[list[TensorInfo | None]]:
