@@ -91,6 +91,7 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
         for stream in checkpoint.streams
         for one in stream.globals
         if not (own and allowed.is_torchscripts(one.module, one.name))
+        and not (stream.is_index and allowed.is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
     return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]

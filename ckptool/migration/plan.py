@@ -11,7 +11,7 @@ from shlex import quote
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import refuse_incomplete
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import safetensors_plan, selection, torch_plan
@@ -80,6 +80,8 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
         drop = tuple(changes.drop)
+        refuse_lost(checkpoint)
+        refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
         whole = torch_plan.plan_same(
             checkpoint,
             names,
@@ -97,6 +99,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
+    refuse_broken(weights.tensors.values())
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":

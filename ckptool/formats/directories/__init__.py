@@ -93,10 +93,6 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
             _refuse_repeated(folder, parsed, probe.limits)
             used = [name for name, _ in folder.opened()]
             return folder, _with_beside(folder, parsed, used, Choice(()), checkpoint_folders(folder))
-    if any(name.endswith(".distcp") for name in folder.files):
-        from ckptool.formats.directories import several
-
-        raise several.unfinished(folder)
     choice, folders = offers(folder)
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
