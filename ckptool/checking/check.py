@@ -61,7 +61,7 @@ class CheckReport(NamedTuple):
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines(), *(line for one in self._reason() for line in finding_lines(one))])
+        return "\n".join([*self.lines(), *finding_lines(self._reason())])
 
     def _repr_html_(self) -> str:
         found = [*self._reason(), *self.findings]
@@ -79,8 +79,7 @@ class CheckReport(NamedTuple):
         if self.format is not None and self.file_nbytes is not None:
             shards = f" in {counted(self.shards, 'shard')}" if self.shards else ""
             yield labelled("format", f"{self.format}{shards}, {show_nbytes(self.file_nbytes)}")
-        for one in self.findings:
-            yield from finding_lines(one)
+        yield from finding_lines(self.findings)
         for use in self.globals if show_globals else ():
             allowed = "allowed" if use.is_allowed else "not allowed"
             yield labelled("global", f"{show(use.name)} {allowed}, {show(place_of(use))}")
@@ -315,9 +314,17 @@ def _nested(stock: TorchLoadVerdict) -> list[Finding]:
 
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
+    _let_go(error)
     survey = safety.survey_origin(origin, limits)
     found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
     return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the calls that ended in an error had in memory: a tree that was half read, mostly."""
+    while error is not None and error.__traceback__ is not None:  # one may be the context of its own cause
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
@@ -234,11 +234,11 @@ class Search:
         head = source.read(0, min(_HEAD, source.nbytes))
         compression = compression_of(head)
         if compression is not None:
-            content, error = decompress_as_far(source, compression, self.limits)
+            content, wrong = decompress_as_far(source, compression, self.limits)
             inner = BytesSource(content, source.cancellation, packed_nbytes=source.nbytes)
             self._deeper(inner, record, nested_at, depth)
-            if error is not None:
-                raise error
+            if wrong is not None:
+                raise MalformedFile(wrong)
         elif head.startswith(_NUMPY) and len(head) > _NUMPY_SHORTEST:
             self._array(source, head, record, nested_at, depth)
         elif head.startswith(LOCAL_MAGIC):

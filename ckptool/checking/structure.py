@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from ckptool.checking import allowed, folders
 from ckptool.checking.finding import Advice, Finding, run
+from ckptool.checking.folders import absent_names, parts_apart, remarks
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
@@ -358,6 +359,9 @@ Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     damaged_index,
+    remarks,
+    absent_names,
+    parts_apart,
     container_notes,
     other_members,
     unopened_members,

@@ -102,7 +102,7 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
 
 def _container(checkpoint: Checkpoint) -> list[Refusal]:
     """Return what is wrong with the file as such, for torch.load."""
-    if checkpoint.shards:
+    if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.traits.loader != "torch.load":
         return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.loader}()")]

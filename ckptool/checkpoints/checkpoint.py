@@ -109,6 +109,12 @@ class Checkpoint:
         self.class_sources = parsed.class_sources
         self.notes = parsed.notes
         """What is odd about the container though nothing in it can be misread."""
+        self.remarks = parsed.remarks
+        """What is notable about how the files of a directory fit together."""
+        self.absent = parsed.absent
+        """Names that the weights should have, and that have no values in any of its files."""
+        self.unmerged = parsed.unmerged
+        """Why the state dicts, which are parts of one model, cannot be put together; None where that is not so."""
         self.rest = parsed.rest
         """Where bytes of the source begin that stand behind what is loaded; None if none do."""
         self.damage = parsed.damage
@@ -165,6 +171,8 @@ class Checkpoint:
     @cached_property
     def weights(self) -> StateDict | None:
         """The state dict that is the model's weights, or None if none is, or several could be."""
+        if self.unmerged is not None:
+            return None
         found = self.state_dicts
         chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
         return None if chosen is None else self.state_dicts[chosen]

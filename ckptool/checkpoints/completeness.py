@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
-from ckptool.messages import some
+from ckptool.messages import counted, some
 from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
@@ -63,6 +63,10 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
     stubs = stubs_in(checkpoint, state_dict)
     if stubs is not None and any(wanted.takes(name) for name in stubs.names):
         raise _incomplete(stubs.names, stubs.fact, MERGE_PARTITIONS)
+    absent = [name for name in checkpoint.absent if wanted.takes(name)] if state_dict is checkpoint.weights else []
+    if absent:
+        fact = f"{counted(len(absent), 'name')} of the model without a value in any file: {some(absent)}"
+        raise _incomplete(absent, fact, "Get the files that are missing.")
     gaps = [gap for gap in _gaps(checkpoint, state_dict) if wanted.takes(gap.entry)]
     if gaps:
         listed = some([f"{gap.name or 'the model itself'} ({gap.why})" for gap in gaps])

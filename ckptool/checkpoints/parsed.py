@@ -83,6 +83,14 @@ class Shard(NamedTuple):
     source: Source
 
 
+class Remark(NamedTuple):
+    """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""
+
+    code: str
+    what: str
+    hint: str | None = None
+
+
 class Beside(NamedTuple):
     """Something that lies in the same folder, and is no part of the checkpoint that was opened."""
 
@@ -146,6 +154,9 @@ class Parsed(NamedTuple):
     shards: tuple[Shard, ...] = ()
     shard_of: Mapping[str, str] = _NOTHING
     announced_nbytes: int | None = None
+    remarks: tuple[Remark, ...] = ()
+    absent: tuple[str, ...] = ()
+    unmerged: str | None = None
     beside: tuple[Beside, ...] = ()
     part_of: PartOf | None = None
 

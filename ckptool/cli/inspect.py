@@ -16,7 +16,7 @@ from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
-from ckptool.cli.text import error_text
+from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.names.filter import Filter
@@ -72,7 +72,7 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
     tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
     if len(tried) < len(tensors):
         long = messages.counted(len(tensors) - len(tried), "name")
-        click.echo(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
+        say(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
     trials = Trials()
     return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
 
@@ -181,7 +181,7 @@ def inspect(
             else:
                 if show_globals:
                     _print(_names_up_to_there(path))
-                click.echo(error_text(error), err=True)
+                say(error_text(error), err=True)
     sys.exit(2 if failed else 0)
 
 
@@ -207,7 +207,7 @@ def _report(
         yield _formatted(checkpoint, tensors, columns, table_format)
         nothing = selection.nothing(checkpoint.tensors, tensors)
         if nothing is not None:
-            click.echo(nothing.strip(), err=True)
+            say(nothing.strip(), err=True)
         return
     summary = summarise(checkpoint)
     yield from inspect_report.head_lines(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)))
@@ -310,7 +310,7 @@ def _print(lines: Iterable[str]) -> None:
     for line in lines:
         batch.append(line)
         if len(batch) == _LINES_AT_ONCE:
-            click.echo("\n".join(batch))
+            say("\n".join(batch))
             batch.clear()
     if batch:
-        click.echo("\n".join(batch))
+        say("\n".join(batch))

@@ -13,7 +13,7 @@ import click
 
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
-from ckptool.cli.text import error_text, with_options
+from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -86,7 +86,7 @@ class _InOrder(click.Command):
 @click.option("--key", metavar="PATH", help="Which state dict to take.")
 @click.option(
     "--weights",
-    type=click.Choice(["auto", "raw", "ema"]),
+    type=click.Choice(["auto", "raw", "ema", "module"]),
     default="auto",
     show_default=True,
     help="Which weights to take.",
@@ -149,10 +149,10 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             code = max(code, 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2)
             reports.append(error_as_json(source, outcome))
             if not as_json:
-                click.echo(error_text(outcome), err=True)
+                say(error_text(outcome), err=True)
         else:
             if not as_json:
-                click.echo(with_options("\n".join(["" for _ in reports[:1]] + [str(outcome)])))
+                say(with_options("\n".join(["" for _ in reports[:1]] + [str(outcome)])))
             reports.append(report_as_json(outcome))
     if as_json:
         print_json(reports[0] if len(sources) == 1 else reports)

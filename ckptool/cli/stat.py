@@ -14,7 +14,7 @@ from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import tables
 from ckptool.cli.inspect import Selection, pattern
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.text import error_text
+from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
@@ -71,15 +71,15 @@ def stat(
             if as_json:
                 print_json({"schema": SCHEMA, "path": path, "error": error_object(error)}, number, len(files))
             else:
-                click.echo(error_text(error), err=True)
+                say(error_text(error), err=True)
             continue
         if as_json:
             objects = [_object(row) for row in rows]
             print_json({"schema": SCHEMA, "path": path, "rows": objects}, number, len(files))
             continue
         if table_format is None:
-            click.echo("\n" * bool(number) + show(path))
-        click.echo(nothing if nothing is not None else "\n".join(_lines(rows, table_format)))
+            say("\n" * bool(number) + show(path))
+        say(nothing if nothing is not None else "\n".join(_lines(rows, table_format)))
     sys.exit(2 if failed else 0)
 
 

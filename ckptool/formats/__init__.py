@@ -40,8 +40,10 @@ class Format(Protocol):
 _MEMBER_MARK = "::"
 _OF_A_SET = re.compile(r"-of-[0-9]|rank_?[0-9]|_states\.pt|\.distcp")
 """What the names of files have in them that are one of several. Most have none of it."""
-_POINTERS = (".metadata", "latest")
+_POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
+_LONGEST_POINTER = 512
+"""A line of text is no longer, and no checkpoint shorter."""
 
 
 def formats_in_order() -> Iterator[Format]:
@@ -157,12 +159,17 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
         return origin, None
     path = os.fspath(origin)
     folder, name = os.path.split(path)
-    if name in _POINTERS and paths.exists(path):
+    if name in _POINTERS and paths.exists(path) and _is_pointer(path):
         return folder or ".", None
     if _MEMBER_MARK not in path or paths.exists(path):
         return path, None
     outer, _, member = path.partition(_MEMBER_MARK)
     return outer, member
+
+
+def _is_pointer(path: str) -> bool:
+    """Say whether a file that has the name of a pointer may be one: a line of text, or an index."""
+    return path.endswith(_POINTERS[0]) or os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
 
 
 @contextmanager

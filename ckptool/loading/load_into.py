@@ -40,7 +40,7 @@ from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show
 from ckptool.names.matching import Renames, is_benign
-from ckptool.sources.files import Origin, file_under
+from ckptool.sources.files import Origin, filler_under
 from ckptool.tensors.payloads import check_storages
 
 _PIECE_NBYTES: Final = 4 << 20
@@ -195,7 +195,7 @@ def _fill(targets: list[Target], progress: Progress | None) -> None:
             continue
         memory = _bytes_of(target.tensor)
         offset = storage.offset + info.storage_offset * info.dtype.itemsize
-        under = file_under(storage.source, offset)
+        under = filler_under(storage.source, offset)
         if device != CPU:
             devices.setdefault(device, DeviceMemory(device)).read_into(storage.source, offset, memory)
         elif under is not None:

@@ -35,7 +35,10 @@ class Changes(NamedTuple):
     key: str | None = None
     """Which state dict to take, by its path in the source."""
     weights: WeightsChoice = "auto"
-    """Which weights to take where there are several: ``raw``, ``ema``, or ``auto`` for the model's."""
+    """
+    Which weights to take where there are several: ``raw``, ``ema``, or ``auto`` for the model's; ``module`` for those
+    that DeepSpeed's model computed with, which may be rounded.
+    """
     strip_module: bool = False
     """Remove what DataParallel and DistributedDataParallel added to names."""
     strip_wrappers: bool = False

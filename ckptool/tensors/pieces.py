@@ -12,7 +12,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -33,6 +33,10 @@ __all__ = ["Extent", "Piece", "PiecesSource", "check_tiling", "in_pieces"]
 
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
+
+
+Place: TypeAlias = tuple[object, int]
+"""Where a storage is."""
 
 
 class Piece(NamedTuple):
@@ -223,7 +227,7 @@ class PiecesSource:
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
-        Yield all bytes in order, and compare the pieces with the checksums that their files have.
+        Yield all bytes in order, and compare pieces with the checksums that their files have, as ``compare`` does.
 
         Raises:
             DamagedFile: At the end, if a piece is not what was saved.
@@ -241,35 +245,47 @@ class PiecesSource:
         found.sums = _Checksums()
         return found
 
-    def compare(self) -> None:
+    def compare(self, done: set[Place] | None = None) -> None:
         """
-        Compare each piece that was read with the checksum that its file has.
+        Compare each piece that was read, and that is a storage of its own, with the checksum that its file has.
 
-        Those whose bytes were not read in their order, or not all, are read again.
+        Those that were compared are added to ``done``; ``check`` reads the others, whose bytes were not read in their
+        order, or not all.
 
         Raises:
             DamagedFile: One is not what was saved.
         """
         for index, info in sorted(self._infos.items()):
             storage = info.storage
-            if storage is None or not storage.crc32:
-                continue
-            found = None if self.sums is None else self.sums.of(index, info.nbytes)
-            if found is None:
-                found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
-            _compare(found, storage.crc32, self._place(self.pieces[index]))
+            if storage is not None and storage.crc32 and info.nbytes == storage.nbytes:
+                found = None if self.sums is None else self.sums.of(index, info.nbytes)
+                if found is not None:
+                    _compare(found, storage.crc32, self._place(self.pieces[index]))
+                    if done is not None:
+                        done.add(place_of(storage))
 
-    def check(self) -> None:
+    def copied_whole(self) -> set[Place]:
+        """Return the storages whose checksums are compared when all bytes are copied in order."""
+        infos = self._infos.values()
+        return {place_of(info.storage) for info in infos if info.storage is not None and _known_crc32(info)}
+
+    def check(self, done: set[Place] | None = None) -> None:
         """
-        Read every piece that has a checksum in its file, and compare it.
+        Compare every storage that a piece is on with the checksum in its file, each once: all its bytes are read.
+
+        ``done`` are those that were compared before; what is compared here is added.
 
         Raises:
             DamagedFile: One is not what was saved.
         """
-        for index in range(len(self.pieces)):
+        done = set() if done is None else done
+        for index, piece in enumerate(self.pieces):
             check_cancelled(self.cancellation)
-            self.info(index)
-        self.compare()
+            storage = self.info(index).storage
+            if storage is not None and storage.crc32 and place_of(storage) not in done:
+                done.add(place_of(storage))
+                found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
+                _compare(found, storage.crc32, self._place(piece))
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
         """The whole is in no file as it is."""
@@ -315,6 +331,12 @@ def _compare(found: int, saved: int, what: str) -> None:
             f"the piece of {what} is damaged: its CRC-32 is {found:08x}, not {saved:08x}",
             hint="Get the file again.",
         )
+
+
+def place_of(storage: StorageRef) -> Place:
+    """Return what no two storages that are alive have in common, whatever opened their file."""
+    under = file_under(storage.source, storage.offset)
+    return (id(storage.source), storage.offset) if under is None else (under[0].place, under[1])
 
 
 def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSource, location: str) -> TensorInfo:

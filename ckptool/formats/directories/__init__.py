@@ -45,9 +45,10 @@ class Layout(Protocol):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
-    from ckptool.formats.directories import dcp
+    from ckptool.formats.directories import dcp, deepspeed
 
     yield dcp
+    yield deepspeed
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
