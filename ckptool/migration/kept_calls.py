@@ -8,7 +8,6 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import Plan
-from ckptool.migration.torch_plan import TorchPlan
 from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
     """
     from ckptool.pickles import grading  # its tables are for files that hold more than weights
 
-    if not isinstance(plan.file, TorchPlan) or plan.weights is not None:
+    if plan.weights is not None or not plan.file.pickles:
         return ()  # weights alone
     if all(grading.is_plain(one.module, one.name) for one in checkpoint.globals):
         return ()
@@ -34,7 +33,7 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
     carried: dict[str, None] = {}
     system: dict[str, str] = {}
 
-    inside = [plan.file.pickled]
+    inside = list(plan.file.pickles)
 
     def listen(effect: Effect) -> object:
         if grading.loads_bytes(effect):
