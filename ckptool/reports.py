@@ -10,7 +10,7 @@ from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeCha
 from ckptool.diffing.trees import Change as Difference
 from ckptool.diffing.values import ValueDiff
 from ckptool.migration.casting import Cast
-from ckptool.migration.report import FileFacts, MigrationReport
+from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile
 from ckptool.names.matching import Rename
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "Rename",
     "ShapeChange",
     "ValueDiff",
+    "WrittenFile",
 ]

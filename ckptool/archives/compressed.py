@@ -7,15 +7,18 @@ joblib writes all of them; a state dict that was packed by hand is in one, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from ckptool.archives.archive import too_large
-from ckptool.errors import MalformedFile, UnsupportedFeature
+from ckptool.errors import LimitExceeded, MalformedFile, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.sources.source import Source
 
 _CHUNK: Final = 1 << 16
 """What may be inflated to a thousand times as much before the next is read."""
+_PIECE: Final = 1 << 20
+"""Bytes that are unpacked at once."""
 _XZ_MEMORY: Final = 1 << 28
 """What unpacking may take for its dictionary; the largest preset takes a quarter."""
 
@@ -105,7 +108,7 @@ def _errors() -> tuple[type[Exception], ...]:
     return (*found, lzma.LZMAError)
 
 
-def decompress(source: Source, kind: Compression, limits: Limits) -> bytes:
+def decompress(source: Source, kind: Compression, limits: Limits) -> bytearray:
     """
     Return what a compressed file holds, all members joined.
 
@@ -114,8 +117,31 @@ def decompress(source: Source, kind: Compression, limits: Limits) -> bytes:
         MalformedFile: It is damaged or ends too early.
         UnsupportedFeature: This Python was built without what unpacks it.
     """
-    allowed = limits.inflated(source.nbytes)
     output = bytearray()
+    _decompress(source, kind, limits, output)
+    return output
+
+
+def decompress_as_far(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, str | None]:
+    """Return what can be unpacked of a compressed file, to the byte, and what is wrong with the rest, in words."""
+    output = bytearray()
+    try:
+        _decompress(source, kind, limits, output)
+    except LimitExceeded as error:
+        return output, error.message
+    except MalformedFile as error:
+        finer = bytearray()
+        with suppress(MalformedFile):
+            _decompress(source, kind, limits, finer, finer_from=len(output))
+        return finer, error.message
+    return output, None
+
+
+def _decompress(
+    source: Source, kind: Compression, limits: Limits, output: bytearray, *, finer_from: int | None = None
+) -> None:
+    """Unpack to ``output``: piece by piece, for a piece is lost with what is wrong in it; then byte by byte."""
+    allowed = limits.inflated(source.nbytes)
     position = 0
     pending = b""
     try:
@@ -128,9 +154,15 @@ def decompress(source: Source, kind: Compression, limits: Limits) -> bytes:
                 if not pending.startswith(kind.magic[:1]):
                     break  # padding after the last member, as tar on tape leaves it
                 unpacker = kind.start()
-            output += unpacker.decompress(pending, allowed + 1 - len(output))
-            if len(output) > allowed:
-                raise too_large(f"of the {kind.name} file", len(output), allowed)
+            is_full = True
+            while is_full and not unpacker.eof:
+                longest = _PIECE if finer_from is None else min(_PIECE, max(1, finer_from - len(output)))
+                piece = unpacker.decompress(pending, longest)
+                output += piece
+                if len(output) > allowed:
+                    raise too_large(f"of the {kind.name} file", len(output), allowed)
+                pending = getattr(unpacker, "unconsumed_tail", b"")  # the others keep it themselves
+                is_full = bool(pending) or len(piece) == longest
             pending = unpacker.unused_data if unpacker.eof else b""
     except ImportError as error:
         raise UnsupportedFeature(
@@ -144,4 +176,3 @@ def decompress(source: Source, kind: Compression, limits: Limits) -> bytes:
             kind=f"truncated-{kind.name}",
             hint="Download the file again.",
         )
-    return bytes(output)

@@ -106,8 +106,8 @@ def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list
     None if it is not possible, or would not open without tensors or arrays that it takes.
     """
     from ckptool.migration.plan import make_plan
-    from ckptool.migration.safetensors_plan import SafetensorsPlan
     from ckptool.migration.selection import refuse_nothing
+    from ckptool.migration.torch_plan import TorchPlan
 
     changes = _changes(options, renames)
     if not (changes.form or checkpoint.shards or _are_allowed(checkpoint.globals)):
@@ -121,7 +121,7 @@ def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list
         raise
     except CkptoolError:
         return None
-    if isinstance(plan.file, SafetensorsPlan) or _opens(plan.file.pickled):
+    if not isinstance(plan.file, TorchPlan) or _opens(plan.file.pickled):
         return []
     if plan.weights is None:
         return None

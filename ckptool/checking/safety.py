@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking.allowed import is_usual
+from ckptool.checking.allowed import is_expected
 from ckptool.checking.pickle_search import Act, Search, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
@@ -51,7 +51,7 @@ def quick(checkpoint: Checkpoint) -> Survey:
         one = todo.pop()
         todo += reversed(one.inside.values())
         for stream in one.streams:
-            if not all(is_usual(name.module, name.name) for name in stream.globals):
+            if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
                 search.stream(stream, record)
     return search.survey()
@@ -99,23 +99,46 @@ def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:
     )
 
 
-def _beside(search: Search, checkpoint: Checkpoint) -> None:
-    """Look at the members of a checkpoint's archives that no format made a checkpoint of."""
-    outermost = checkpoint.archives[0]
-    for name, _ in checkpoint.unopened:
-        outer = name.partition("::")[0]
-        if outer in outermost:
-            unopened = Search(search.limits)
-            unopened.member(outermost, outer, outer, 0)
-            search.take(unopened, name)  # but not what could not be looked at: that it cannot be opened is known
+def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -> Survey:
+    """Look at the members of archives that only pack others, but for those that are ``checkpoints``."""
+    search = Search(limits)
+    opened = [one.member for one in checkpoints if one.member is not None]
+    unopened = {name for one in checkpoints for name, _ in one.unopened}
+    done: set[int] = set()
+    for one in checkpoints:
+        place = ""
+        own = _own_records(one)
+        for archive in () if one.shards else one.archives:
+            if any(name in archive for name in own):
+                break
+            for name, record in archive.items() if id(archive) not in done else ():
+                full = place + name
+                if record.nbytes and not any(f"{known}::".startswith(f"{full}::") for known in opened):
+                    unseen = Search(limits) if full in unopened else search
+                    unseen.member(archive, name, full, 0)
+                    if unseen is not search:
+                        search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
+            done.add(id(archive))
+            inner = f"{one.member or ''}::".removeprefix(place)
+            place += next((f"{name}::" for name in archive if inner.startswith(f"{name}::")), "")
+    return search.survey()
+
+
+def _own_records(checkpoint: Checkpoint) -> set[str]:
     known = {stream.record.partition("::")[0] for stream in checkpoint.streams}
     if checkpoint.shards:
         known = {name[len(shard.name) + 1 :] for shard in checkpoint.shards for name in known}
+    return known
+
+
+def _beside(search: Search, checkpoint: Checkpoint) -> None:
+    """Look at the members of a checkpoint's own archives that are neither its streams nor its storages."""
+    known = _own_records(checkpoint)
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
     for archive in checkpoint.archives:
         if not any(name in archive for name in known):
-            continue  # all members of one that only packs others were opened, or tried
+            continue
         for name, record in archive.items():
             folder, _, last = name.rpartition("/")
             is_storage = last in keys and folder.endswith(("data", "constants"))

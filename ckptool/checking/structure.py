@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from ckptool.checking import allowed
+from ckptool.checking import allowed, folders
 from ckptool.checking.finding import Advice, Finding, run
+from ckptool.checking.folders import absent_names, parts_apart, remarks
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
@@ -48,14 +49,16 @@ def other_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK102: the archive holds more checkpoints than the one that was opened."""
     found = [member for member in checkpoint.members if member.name != checkpoint.member]
     others = [one.name for one in sorted(found, key=lambda one: (one.form == "training", -one.tensors))]
+    where = "a folder" if checkpoint.is_folder else "an archive"
+    if not others:
+        return
     if checkpoint.form == "archive":
-        yield Finding(
-            "CK102", "info", f"an archive of {len(others):,} checkpoints", *run(checkpoint, "inspect", member=others[0])
-        )
-    elif others:
-        yield Finding(
-            "CK102", "info", f"the archive also holds {some(others)}", *run(checkpoint, "inspect", member=others[0])
-        )
+        fact = f"{where} of {len(others):,} checkpoints"
+    elif checkpoint.is_folder:
+        fact = f"{len(others):,} checkpoints together; each can be opened alone"
+    else:
+        fact = f"the archive also holds {some(others)}"
+    yield Finding("CK102", "info", fact, *run(checkpoint, "inspect", member=others[0]))
 
 
 def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -84,7 +87,7 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK107: an index of shards announces another size than its tensors have."""
     said = checkpoint.announced_nbytes
-    if said is None:
+    if said is None or said == summary.nbytes:
         return
     # Writers count what is tied under each name, or once; or the memory that is saved with it.
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
@@ -122,11 +125,13 @@ def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
-    names = [
+    found = [
         str(one)
-        for one in checkpoint.globals
-        if not allowed.is_usual(one.module, one.name) and not (own and allowed.is_torchscripts(one.module, one.name))
+        for stream in checkpoint.streams
+        for one in stream.globals
+        if not allowed.is_expected(stream, one) and not (own and allowed.is_torchscripts(one.module, one.name))
     ]
+    names = list(dict.fromkeys(found))
     if names:
         yield Finding(
             "CK201",
@@ -206,6 +211,8 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
+    if summary.nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
+        return
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
     why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
@@ -321,7 +328,8 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     members = [checkpoint]
     for one in members:
         members += one.inside.values()
-    if all(allowed.is_usual(one.module, one.name) for member in members for one in member.globals):
+    streams = [stream for member in members for stream in member.streams]
+    if all(allowed.is_expected(stream, one) for stream in streams for one in stream.globals):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names
 
@@ -354,11 +362,18 @@ Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     damaged_index,
+    remarks,
+    absent_names,
+    parts_apart,
     container_notes,
     other_members,
     unopened_members,
     embedded_files,
     announced_size,
+    folders.one_of_a_set,
+    folders.once_more,
+    folders.leftovers,
+    folders.unfinished,
     clashing_names,
     empty_stubs,
     bound_method,

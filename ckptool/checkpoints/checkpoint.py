@@ -98,6 +98,10 @@ class Checkpoint:
         """For each tensor, the name of the shard that holds it."""
         self.announced_nbytes = parsed.announced_nbytes
         """The size of all tensors, as an index of shards has it (``total_size``)."""
+        self.beside = parsed.beside
+        """What lies in the same folder and is no part of it, where a folder was opened."""
+        self.part_of = parsed.part_of
+        """The set of files that the one file is a part of, going by its name."""
         self.metadata = parsed.metadata
         """The text that the format keeps beside the tensors (safetensors' ``__metadata__``)."""
         self.recorded = parsed.recorded
@@ -105,6 +109,16 @@ class Checkpoint:
         self.class_sources = parsed.class_sources
         self.notes = parsed.notes
         """What is odd about the container though nothing in it can be misread."""
+        self.remarks = parsed.remarks
+        """What is notable about how the files of a directory fit together."""
+        self.lost = parsed.lost
+        """Names of values that the index has, and that cannot be read."""
+        self.parts = parsed.parts
+        """The files inside the files of a directory, which are opened one by one."""
+        self.absent = parsed.absent
+        """Names that the weights should have, and that have no values in any of its files."""
+        self.unmerged = parsed.unmerged
+        """Why the state dicts, which are parts of one model, cannot be put together; None where that is not so."""
         self.rest = parsed.rest
         """Where bytes of the source begin that stand behind what is loaded; None if none do."""
         self.damage = parsed.damage
@@ -161,9 +175,16 @@ class Checkpoint:
     @cached_property
     def weights(self) -> StateDict | None:
         """The state dict that is the model's weights, or None if none is, or several could be."""
+        if self.unmerged is not None:
+            return None
         found = self.state_dicts
         chosen = choose_weights([(one.key, one.role) for one in found], lambda index: found[index].numel)
         return None if chosen is None else self.state_dicts[chosen]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is read from files of a folder, and no one of them stands for it."""
+        return getattr(self.source, "is_folder", False)
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file, or a shard of it, was written to since it was opened."""

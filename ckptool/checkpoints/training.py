@@ -185,6 +185,7 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
     seen = {id(checkpoint.root), *weights}
     level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
     left = _MOST_ENTRIES
+    tensor = checkpoint.rebuilder.tensor if checkpoint.rebuilder else lambda _: None
     for _ in range(_DEEPEST + 1):
         below: list[tuple[str, Inert]] = []
         for path, node in level:
@@ -199,9 +200,13 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
             if role is not None:
                 yield path, node, pairs, role
             for key, child in pairs if len(seen) < _MOST_VISITED else ():
+                if not isinstance(key, str | int) or not nodes.is_container(child) or nodes.is_leaf(child):
+                    continue
                 inner = role is not None and key in ("state", "param_groups")
-                if isinstance(key, str | int) and nodes.is_container(child) and not inner and id(child) not in seen:
-                    seen.add(id(child))
+                if inner or id(child) in seen:
+                    continue
+                seen.add(id(child))
+                if tensor(child) is None:
                     below.append((f"{path}.{key}" if path else str(key), child))
         level = below
 
@@ -209,11 +214,13 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
 def _pairs(node: Inert) -> Pairs:
     """Return what a mapping, a list or an object holds."""
     if isinstance(node, list | tuple):
-        return list(enumerate(node))
+        return list(enumerate(node[:_MOST_VISITED]))
     return nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
 
 
 def _role(pairs: Pairs) -> TrainingRole | None:
+    if len(pairs) < 2:
+        return None
     keys = {key for key, _ in pairs if isinstance(key, str)}
     if keys >= {"state", "param_groups"}:
         return "optimizer"

@@ -26,9 +26,11 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
-WeightsChoice: TypeAlias = Literal["auto", "raw", "ema"]
+WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
+_MODULE: Final = "module"
+"""Where DeepSpeed keeps the weights as the model computed with them, which may be rounded."""
 _STATES: Final[dict[Role, str]] = {
     "optimizer": "the state of an optimizer",
     "scheduler": "the state of a scheduler",
@@ -40,6 +42,7 @@ _KINDS: Final[dict[WeightsChoice, str]] = {
     "ema": "averaged weights",
     "raw": "weights that are not averaged",
     "auto": "weights",
+    "module": "weights of an engine of DeepSpeed",
 }
 
 
@@ -100,11 +103,15 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     """
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 
+    ``module`` means what the engine of DeepSpeed has under that name.
+
     Raises:
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
         WeightsNotFound: None is.
     """
     found = candidates(checkpoint)
+    if key is None and which == "module":
+        key = _MODULE
     if key is not None:
         named = [one for one in checkpoint.state_dicts if one.key == key]
         if len(named) != 1:
@@ -114,12 +121,14 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
         return named[0]
     if checkpoint.form == "archive":
         raise _several_members(checkpoint)
-    meant = [one for one in found if one.role in _ROLES[which]]
+    meant = [one for one in found if one.role in _ROLES.get(which, ())]
     best = next((one for one in meant if one is checkpoint.weights), None)
     if best is None and len(meant) == 1 and which != "auto":
         best = meant[0]
     if best is not None:
         return best
+    if meant and checkpoint.unmerged is not None:
+        raise with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
     if meant:
         raise with_candidates(AmbiguousWeights(f"several state dicts could be the {_KINDS[which]}"), meant)
     error = WeightsNotFound(f"there are no {_KINDS[which]}{_instead(checkpoint)}", kind="which-weights")
@@ -147,7 +156,10 @@ def _instead(checkpoint: Checkpoint) -> str:
 def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
     """Return the error for an archive in which several members could be meant."""
     members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
-    error = AmbiguousWeights(f"an archive of {len(checkpoint.members):,} checkpoints", kind="archive")
+    error = AmbiguousWeights(
+        f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
+        kind="archive",
+    )
     head = f"{checkpoint.path}::" if checkpoint.path else ""
     error.candidates = tuple(f"{head}{one.name}" for one in members)
     error.hint = f"Pick one: {', '.join(error.candidates[:_LISTED])}"

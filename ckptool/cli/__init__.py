@@ -29,9 +29,9 @@ class _Command(Verbs):
         except CkptoolError as error:
             if _interrupts:
                 ctx.exit(130)
-            from ckptool.cli.text import error_text
+            from ckptool.cli.text import error_text, say
 
-            click.echo(error_text(error), err=True)
+            say(error_text(error), err=True)
             ctx.exit(2)
         except KeyboardInterrupt:
             ctx.exit(130)
@@ -39,13 +39,17 @@ class _Command(Verbs):
 
 @click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="ckptool")
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colours: auto is on a terminal."
+)
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context, *, color: str) -> None:
     """
     Open any PyTorch checkpoint without running it.
 
     'ckptool FILE' is 'ckptool inspect FILE'. 'ckptool VERB --help' says more about a verb.
     """
+    ctx.color = None if color == "auto" else color == "always"
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -130,7 +134,9 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _failed(message: str) -> int:
-    return _said(lambda: click.echo(f"Error: {show(message)}", err=True))
+    from ckptool.cli.text import say
+
+    return _said(lambda: say(f"Error: {show(message)}", err=True))
 
 
 def _said(say: Callable[[], object]) -> int:

@@ -15,7 +15,7 @@ from ckptool.checking.pickle_search import Act
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
-from ckptool.cli.text import error_text, with_options
+from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError
 
 SCHEMA = "ckptool.check/2"
@@ -112,11 +112,11 @@ def check(files: tuple[str, ...], **options: Any) -> None:
 
 def _print(report: CheckReport, number: int, *, show_globals: bool) -> None:
     if number:
-        click.echo("")
+        say("")
     if report.error is not None:
-        click.echo(error_text(report.error), err=True)
+        say(error_text(report.error), err=True)
     if report.error is None or report.findings:
-        click.echo(with_options("\n".join(report.lines(show_globals=show_globals))))
+        say(with_options("\n".join(report.lines(show_globals=show_globals))))
 
 
 def _questions(value: str | None) -> tuple[str, ...]:
@@ -207,4 +207,4 @@ def _list_codes(*, as_json: bool) -> None:
         print_json({"schema": CODES_SCHEMA, "codes": codes})
         return
     for code, entry in CODES.items():
-        click.echo(f"{code}  {entry.severity or '':<9}{entry.says}")
+        say(f"{code}  {entry.severity or '':<9}{entry.says}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.text import error_text, with_options
+from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
 from ckptool.diffing.values import ValueDiff
@@ -73,12 +73,12 @@ def diff(
         if as_json:
             print_json(_error_object(a, b, error))
         else:
-            click.echo(error_text(error), err=True)
+            say(error_text(error), err=True)
         sys.exit(2)
     if as_json:
         print_json(_object(report))
     else:
-        click.echo(with_options(report.verdict if quiet else str(report)))
+        say(with_options(report.verdict if quiet else str(report)))
     sys.exit(0 if report.same else 1)
 
 

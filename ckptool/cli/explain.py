@@ -10,7 +10,7 @@ import click
 
 from ckptool.checking.finding import command_line
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.text import with_options
+from ckptool.cli.text import say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
 
@@ -51,11 +51,11 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
         print_json({"schema": SCHEMA, "path": path, "explanations": [one._asdict() for one in found]})
     elif not found:
         command = command_line(path or "FILE", "check")
-        click.echo(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
+        say(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
     for number, one in enumerate(found if not as_json else ()):
         if number:
-            click.echo("")
-        click.echo("\n".join(_lines(one, path)))
+            say("")
+        say("\n".join(_lines(one, path)))
     return 0 if found else 1
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import click
 
@@ -15,12 +16,15 @@ from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
-from ckptool.cli.text import error_text
+from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.names.filter import Filter
 from ckptool.tables import plain_table
 from ckptool.tensors.reading import LazyTensor
+
+Body: TypeAlias = Callable[[Checkpoint, Sequence[LazyTensor]], Iterator[str]]
+"""What lists tensors."""
 
 _LINES_AT_ONCE = 1000
 
@@ -68,7 +72,7 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
     tried = [tensor for tensor in tensors if len(tensor.name) <= LONGEST]
     if len(tried) < len(tensors):
         long = messages.counted(len(tensors) - len(tried), "name")
-        click.echo(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
+        say(f"Note: {long} of more than {LONGEST:,} characters not tried with --grep.", err=True)
     trials = Trials()
     return [tensor for tensor in tried if trials.on(tensor.name, pattern.search)]
 
@@ -81,7 +85,9 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
     is_flag=True,
     help="Print one JSON object for each file; a list if there are several.",
 )
-@click.option("--tree", is_flag=True, help="Show the names as a tree instead of a table.")
+@click.option("--tree", is_flag=True, help="Show the names as a tree, with the parameters and the size of each module.")
+@click.option("--depth", type=click.IntRange(1), help="Levels of the tree to show.")
+@click.option("--no-fold", is_flag=True, help="Show layers that are alike one by one in the tree.")
 @click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
 @click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
@@ -123,6 +129,8 @@ def inspect(
     *,
     as_json: bool,
     tree: bool,
+    depth: int | None,
+    no_fold: bool,
     quiet: bool,
     grep: str | None,
     include: tuple[str, ...],
@@ -140,7 +148,7 @@ def inspect(
     FILE is a checkpoint of any kind, or an index of shards; FILE::MEMBER picks one out of an archive. Only the index is
     read, so this takes milliseconds whatever the size. Exit code 2 means that a file could not be read.
     """
-    selection = Selection(_pattern(grep), Filter(include, exclude), sort)
+    selection = Selection(pattern(grep), Filter(include, exclude), sort)
     chosen = _columns(columns)
     if table_format is not None and table_format not in tables.table_formats():
         raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")
@@ -150,7 +158,12 @@ def inspect(
             return (messages.show(str(found)) for found in checkpoint.globals)
         if show_source:
             return _source_lines(checkpoint)
-        return _report(checkpoint, selection, chosen, table_format, tree=tree, quiet=quiet, show_all=show_all)
+        body = None if quiet else partial(_plain, columns=chosen)
+        if body is not None and (tree or depth is not None):
+            from ckptool.cli.tree import tree_lines
+
+            body = partial(_tree, lines=partial(tree_lines, depth=depth, fold=not no_fold))
+        return _report(checkpoint, selection, chosen, table_format, body, show_all=show_all)
 
     failed = False
     for number, path in enumerate(files):
@@ -168,7 +181,7 @@ def inspect(
             else:
                 if show_globals:
                     _print(_names_up_to_there(path))
-                click.echo(error_text(error), err=True)
+                say(error_text(error), err=True)
     sys.exit(2 if failed else 0)
 
 
@@ -185,9 +198,8 @@ def _report(
     selection: Selection,
     columns: Sequence[str],
     table_format: str | None,
+    body: Body | None,
     *,
-    tree: bool,
-    quiet: bool,
     show_all: bool,
 ) -> Iterator[str]:
     tensors = selection.of(checkpoint.tensors.values())
@@ -195,18 +207,24 @@ def _report(
         yield _formatted(checkpoint, tensors, columns, table_format)
         nothing = selection.nothing(checkpoint.tensors, tensors)
         if nothing is not None:
-            click.echo(nothing.strip(), err=True)
+            say(nothing.strip(), err=True)
         return
     summary = summarise(checkpoint)
     yield from inspect_report.head_lines(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)))
     nothing = selection.nothing(checkpoint.tensors, tensors)
     if nothing is not None:
         yield nothing
-    if not quiet and tensors:
+    if body is not None and tensors:
         yield ""
-        yield from inspect_report.tree_lines(tensors) if tree else _plain(checkpoint, tensors, columns)
+        yield from body(checkpoint, tensors)
     if show_all:
         yield from _everything_else(checkpoint, columns)
+
+
+def _tree(
+    _: Checkpoint, tensors: Sequence[LazyTensor], lines: Callable[[Sequence[LazyTensor]], Iterator[str]]
+) -> Iterator[str]:
+    return lines(tensors)
 
 
 def _everything_else(checkpoint: Checkpoint, columns: Sequence[str]) -> Iterator[str]:
@@ -270,7 +288,7 @@ def _object(checkpoint: Checkpoint, selection: Selection) -> dict[str, object]:
     return inspect_object(checkpoint, summary, (*calls(checkpoint), *examine(checkpoint, summary)), tensors)
 
 
-def _pattern(grep: str | None) -> re.Pattern[str] | None:
+def pattern(grep: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(grep) if grep is not None else None
     except re.error as error:
@@ -292,7 +310,7 @@ def _print(lines: Iterable[str]) -> None:
     for line in lines:
         batch.append(line)
         if len(batch) == _LINES_AT_ONCE:
-            click.echo("\n".join(batch))
+            say("\n".join(batch))
             batch.clear()
     if batch:
-        click.echo("\n".join(batch))
+        say("\n".join(batch))

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.parsed import Beside
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
-from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.training import TrainingState
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _EXTRAS_SHOWN = 8
+_BESIDE_SHOWN = 16
 _WORD = 32
 _LONGEST_PATH = 48
+
+
+_ROLES = {
+    "rng": "states of random number generators",
+    "arguments": "arguments of the training",
+    "scaler": "gradient scaler",
+    "trainer": "state of the trainer",
+    "data": "position in the data",
+    "adapter": "adapter",
+    "duplicate": "the same weights",
+    "variant": "another variant",
+    "leftover": "shard of another save",
+    "incomplete": "incomplete",
+}
+"""What lies beside checkpoints, in words."""
 
 
 def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> Iterator[str]:
@@ -56,6 +72,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         for found in checkpoint.members
     ]
     yield from listed("members", members, most=None)
+    yield from listed("beside", [_beside(one) for one in checkpoint.beside], most=_BESIDE_SHOWN)
     if checkpoint.metadata:
         yield labelled(
             "metadata", show(", ".join(f"{key}={value[:200]}" for key, value in checkpoint.metadata.items())[:200])
@@ -63,50 +80,13 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
         yield labelled("also holds", _extras(extras))
-    for finding in findings:
-        yield from map(with_options, finding_lines(finding))
+    yield from map(with_options, finding_lines(findings))
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each value that is not a tensor: its path, its type, what it is."""
     for path, node in checkpoint.extras:
         yield show(f"{path or '(root)'}: {kind_of(node)} = {describe(node)}")
-
-
-def tree_lines(tensors: Iterable[LazyTensor]) -> Iterator[str]:
-    """Yield the names as a tree: each component once, with the count and size of what is below it."""
-    root = _Branch()
-    for tensor in tensors:
-        branch = root
-        for component in tensor.name.split("."):
-            branch.tensors += 1
-            branch.nbytes += tensor.info.total_nbytes
-            branch = branch.below.setdefault(component, _Branch())
-        branch.leaf = tensor
-    todo = [(branch, name, 0) for name, branch in reversed(root.below.items())]
-    while todo:
-        branch, name, depth = todo.pop()
-        # A chain of single components (module.encoder.) is one line.
-        while branch.leaf is None and len(branch.below) == 1:
-            ((component, only),) = branch.below.items()
-            name, branch = f"{name}.{component}", only
-        indent = "  " * min(depth, 40)
-        if branch.leaf is not None:
-            info = branch.leaf.info
-            yield f"{indent}{show(name)}  {list(info.shape)} {info.dtype} {show(info.location)}"
-        if branch.below:
-            yield f"{indent}{show(name)}  {counted(branch.tensors, 'tensor')}, {show_nbytes(branch.nbytes)}"
-        todo.extend((below, component, depth + 1) for component, below in reversed(branch.below.items()))
-
-
-class _Branch:
-    __slots__ = ("below", "leaf", "nbytes", "tensors")
-
-    def __init__(self) -> None:
-        self.below: dict[str, _Branch] = {}
-        self.leaf: LazyTensor | None = None
-        self.tensors = 0
-        self.nbytes = 0
 
 
 def _shards(checkpoint: Checkpoint) -> str:
@@ -138,6 +118,14 @@ def _extra(path: str, node: Inert) -> str:
         return _clip(path)
     shown = f"{value:.6g}" if isinstance(value, float) else value
     return f"{_clip(path)}={shown}"
+
+
+def _beside(found: Beside) -> str:
+    """Return one line about a file or folder that lies beside the checkpoint."""
+    facts = [_ROLES.get(found.role, found.role)]
+    facts += [show(found.about)] if found.about else []
+    facts += [show_nbytes(found.nbytes)] if found.nbytes is not None else []
+    return f"{show(found.path)}: {', '.join(facts)}"
 
 
 def _training(found: TrainingState) -> str:

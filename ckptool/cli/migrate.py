@@ -7,13 +7,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
-from ckptool.cli.text import error_text, with_options
+from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -21,6 +21,9 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
+
+_Pair: TypeAlias = tuple[str, str | None]
+"""A source, and the path that was given for its result."""
 
 _SECONDS_UNTIL_PROGRESS = 0.5
 
@@ -54,6 +57,11 @@ class _InOrder(click.Command):
     help="What to write; by default DST's suffix decides, else all that SRC holds.",
 )
 @click.option(
+    "--max-shard-size",
+    metavar="SIZE",
+    help="Write a folder of safetensors shards of at most so many bytes: 5GB, 500MiB.",
+)
+@click.option(
     "--to",
     multiple=True,
     metavar="DEVICE|OLD=NEW",
@@ -78,7 +86,7 @@ class _InOrder(click.Command):
 @click.option("--key", metavar="PATH", help="Which state dict to take.")
 @click.option(
     "--weights",
-    type=click.Choice(["auto", "raw", "ema"]),
+    type=click.Choice(["auto", "raw", "ema", "module"]),
     default="auto",
     show_default=True,
     help="Which weights to take.",
@@ -127,23 +135,24 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     sources, target = _sources(paths, options["out_dir"])
     as_json, jobs = options.pop("as_json"), options.pop("jobs")
+    changes = _changes(options, click.get_current_context().meta[_ORDER])
     arguments = {
-        "changes": _changes(options, click.get_current_context().meta[_ORDER]),
+        "changes": changes,
         "force": options["force"],
         "verify": not options["no_verify"],
         "dry_run": options["dry_run"],
     }
     code = 0
     reports: list[dict[str, object]] = []
-    for source, outcome in _run(sources, target, arguments, jobs):
+    for source, outcome in _run(_targets(sources, target, options, changes), arguments, jobs):
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2)
             reports.append(error_as_json(source, outcome))
             if not as_json:
-                click.echo(error_text(outcome), err=True)
+                say(error_text(outcome), err=True)
         else:
             if not as_json:
-                click.echo(with_options("\n".join(["" for _ in reports[:1]] + [str(outcome)])))
+                say(with_options("\n".join(["" for _ in reports[:1]] + [str(outcome)])))
             reports.append(report_as_json(outcome))
     if as_json:
         print_json(reports[0] if len(sources) == 1 else reports)
@@ -163,6 +172,13 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
     os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103
     return list(paths), os.path.join(out_dir, "")  # noqa: PTH118
+
+
+def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any], changes: Changes) -> list[_Pair]:
+    """Return each source with what is to be written; a folder inside another is named here."""
+    if target is None or options["out_dir"] is None or not changes.makes_folder:
+        return [(source, target) for source in sources]
+    return [(source, target + os.path.basename(os.path.splitext(source)[0])) for source in sources]  # noqa: PTH119, PTH122
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
@@ -235,10 +251,10 @@ def model_argument(text: str) -> tuple[str, object]:
 
 
 def _run(
-    sources: Sequence[str], target: str | None, arguments: dict[str, Any], jobs: int
+    work: Sequence[_Pair], arguments: dict[str, Any], jobs: int
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
-    if jobs == 1 or len(sources) == 1:
-        for source in sources:
+    if jobs == 1 or len(work) == 1:
+        for source, target in work:
             progress = _Progress(source) if sys.stderr is not None and sys.stderr.isatty() else None
             yield source, _outcome(source, target, arguments, progress)
         return
@@ -253,8 +269,8 @@ def _run(
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            outcomes = pool.map(lambda source: _outcome(source, target, arguments, stop), sources)
-            yield from zip(sources, outcomes, strict=True)
+            outcomes = pool.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop), work)
+            yield from zip((source for source, _ in work), outcomes, strict=True)
         except BaseException:
             stopped.set()  # only the main thread is interrupted
             raise

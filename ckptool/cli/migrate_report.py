@@ -16,6 +16,7 @@ def report_as_json(report: MigrationReport) -> dict[str, object]:
     found = {**head, "source_format": report.before.format, **fields}
     found["renamed"] = [list(pair) for pair in report.renamed]
     found["casts"] = [cast._asdict() for cast in report.casts]
+    found["files"] = [file._asdict() for file in report.files]
     for name, file in (("before", report.before), ("after", report.after)):
         found[name] = file._asdict()
     return {"schema": SCHEMA, **found}

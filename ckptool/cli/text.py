@@ -1,8 +1,13 @@
-"""The text of an error, as every verb prints it."""
+"""Print text for people: errors as every verb says them, and colours where a terminal shows them."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from typing import Final
+
+import click
 
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show
@@ -23,3 +28,34 @@ def error_text(error: CkptoolError) -> str:
     hint = f"\nHint: {show(with_options(error.hint))}" if error.hint else ""
     command = f"\nRun: {show(error.command)}" if error.command and error.command not in error.message else ""
     return f"Error: {show(str(error))}{hint}{command}"
+
+
+_STYLES: Final = {
+    "error": "red",
+    "warning": "yellow",
+    "info": "blue",
+    "Error:": "red",
+    "Hint:": "yellow",
+    "Run:": "cyan",
+}
+_MARKED: Final = re.compile(r"^( *)(error|warning|info|Error:|Hint:|Run:)(?= )(.*)$", re.MULTILINE)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print text; on a terminal, in colours by severity, and with commands that stand out."""
+    click.echo(_MARKED.sub(_painted, text) if _shows_colours(err=err) else text, err=err)
+
+
+def _painted(line: re.Match[str]) -> str:
+    indent, word, rest = line.groups()
+    colour = _STYLES[word]
+    shown = click.style(rest, fg=colour) if word == "Run:" else rest
+    return f"{indent}{click.style(word, fg=colour, bold=word in ('error', 'Error:') or None)}{shown}"
+
+
+def _shows_colours(*, err: bool) -> bool:
+    """Say whether to colour: as --color asks, else on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    context = click.get_current_context(silent=True)
+    asked = context.find_root().color if context is not None else None
+    stream = sys.stderr if err else sys.stdout
+    return asked if asked is not None else stream.isatty() and not os.environ.get("NO_COLOR")

@@ -14,7 +14,7 @@ from ckptool import __version__
 from ckptool.sources.paths import is_likely
 
 SECTIONS: Final = {
-    "Look into a checkpoint": ("inspect", "check", "diff", "explain"),
+    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
     "Write one": ("migrate",),
     "More": ("devices", "fixtures"),
 }
@@ -50,6 +50,10 @@ EXAMPLES: Final = {
         "ckptool diff a.pth b.safetensors             are the weights the same",
         "ckptool diff a.pth b.pth --atol 1e-6         the same but for rounding",
     ),
+    "stat": (
+        "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
+        "ckptool stat model.pth --depth 1             of each module",
+    ),
     "explain": (
         'ckptool explain "Weights only load failed"   what the message means',
         "python train.py 2>&1 | ckptool explain -     whatever was printed",
@@ -63,6 +67,7 @@ EXAMPLES: Final = {
 }
 # fmt: on
 
+_COLOR: Final = "--color"
 _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
 
@@ -85,8 +90,9 @@ class Verbs(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
-        if args and not _is_own(args[0]) and args[0] not in (*VERBS, *WORDS) and any(map(_is_path, args)):
-            args = ["inspect", *args]
+        own, rest = _split(args)
+        if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and any(map(_is_path, rest)):
+            args = [*own, "inspect", *rest]
         return super().parse_args(ctx, args)
 
     def resolve_command(
@@ -138,9 +144,12 @@ def _examples(verb: str) -> Callable[[click.Context, click.HelpFormatter], None]
     return write
 
 
-def _is_own(word: str) -> bool:
-    """Say whether a word is an option of the group itself."""
-    return word in (*_HELP, *_VERSION)
+def _split(args: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options that come before any verb, and the rest."""
+    at = 0
+    while at < len(args) and args[at].partition("=")[0] == _COLOR:
+        at += 1 if "=" in args[at] else 2
+    return args[:at], args[at:]
 
 
 def _is_path(word: str) -> bool:

@@ -7,13 +7,14 @@ Content decides, never the suffix: each format is shown the same look at the fil
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import LimitExceeded, UnknownFormat, about
+from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, LimitExceeded, UnknownFormat, about
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import gc_paused
@@ -37,8 +38,12 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
-_POINTERS = (".metadata", "latest")
+_OF_A_SET = re.compile(r"-of-[0-9]|rank_?[0-9]|_states\.pt|\.distcp")
+"""What the names of files have in them that are one of several. Most have none of it."""
+_POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
+_LONGEST_POINTER = 512
+"""A line of text is no longer, and no checkpoint shorter."""
 
 
 def formats_in_order() -> Iterator[Format]:
@@ -84,13 +89,15 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     with gc_paused(), _naming(path if isinstance(path, str) else None):
         try:
             source, shown = open_source(path, limits.cancellation)
-        except files.IsFolder:
+        except FileUnavailable as error:
+            if error.kind != "directory":
+                raise
             assert isinstance(path, str | os.PathLike)  # noqa: S101 - nothing else is a directory
             return _open_folder(os.fspath(path), member, limits)
         try:
             with _naming(shown):
                 probe = Probe(source, limits, _read)
-                parsed = _read_member(probe, member) if member else _read(probe)
+                parsed = _read_member(probe, member) if member else _read_file(probe, path)
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
                 return Checkpoint(shown, source, parsed)
@@ -106,15 +113,8 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     if member is not None:
         return open_checkpoint(os.path.join(path, member), limits=limits)  # noqa: PTH118 - a name
     folder = FolderSource(path, limits.cancellation)
-    try:
-        main = directories.main_file(folder)
-        if main is None:
-            return Checkpoint(path, folder, directories.read(folder, Probe(folder, limits, _read)))
-    except BaseException:
-        folder.close()
-        raise
-    folder.close()
-    return open_checkpoint(os.path.join(path, main), limits=limits)  # noqa: PTH118 - a name
+    source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
+    return Checkpoint(source.path, source, parsed)
 
 
 def _read(probe: Probe) -> Parsed:
@@ -124,6 +124,20 @@ def _read(probe: Probe) -> Parsed:
     from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when no format fits
 
     raise name_foreign(probe.source) or _unknown(probe)
+
+
+def _read_file(probe: Probe, path: Origin) -> Parsed:
+    """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
+    if not isinstance(path, str) or not _OF_A_SET.search(os.path.basename(path)):  # noqa: PTH119 - a name
+        return _read(probe)
+    from ckptool.formats.directories import sets
+
+    try:
+        return _read(probe)._replace(part_of=sets.part_of(path))
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        raise sets.explained(error, path) from error
 
 
 def _read_member(probe: Probe, member: str) -> Parsed:
@@ -146,12 +160,17 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
         return origin, None
     path = os.fspath(origin)
     folder, name = os.path.split(path)
-    if name in _POINTERS and paths.exists(path):
+    if name in _POINTERS and paths.exists(path) and _is_pointer(path):
         return folder or ".", None
     if _MEMBER_MARK not in path or paths.exists(path):
         return path, None
     outer, _, member = path.partition(_MEMBER_MARK)
     return outer, member
+
+
+def _is_pointer(path: str) -> bool:
+    """Say whether a file that has the name of a pointer may be one: a line of text, or an index."""
+    return path.endswith(_POINTERS[0]) or os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
 
 
 @contextmanager

@@ -75,10 +75,10 @@ def read_member(probe: Probe, name: str) -> Parsed:
     archive = probe.zip or probe.tar
     outer, _, inner = name.partition("::")
     if archive is not None and inner and name not in archive and outer in archive:
-        return _placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
+        return placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
     if archive is None or name not in archive:
         return _read_embedded(probe, archive, name)
-    return _placed(probe.read_inner(archive.open(name)), archive, name)
+    return placed(probe.read_inner(archive.open(name)), archive, name)
 
 
 def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
@@ -97,7 +97,7 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
         rest = inner if rest is None else f"{inner}::{rest}"
     if outer in found:
         inside = probe.inner(BytesSource(found[outer].data, probe.source.cancellation))
-        return _placed(inside.read() if rest is None else read_member(inside, rest), None, outer)
+        return placed(inside.read() if rest is None else read_member(inside, rest), None, outer)
     from shlex import quote
 
     near = [*map(quote, found), *(quote(member) for member in archive or () if not member.endswith("/"))]
@@ -108,13 +108,13 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     )
 
 
-def _placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
+def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
     """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
     return parsed._replace(
         member=name if parsed.member is None else f"{name}::{parsed.member}",
         archives=(*((archive,) if archive is not None else ()), *parsed.archives),
         members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
-        inside={f"{name}::{key}": _placed(one, archive, name) for key, one in parsed.inside.items()},
+        inside={f"{name}::{key}": placed(one, archive, name) for key, one in parsed.inside.items()},
         unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
     )
 
@@ -126,8 +126,8 @@ def _unpacked(probe: Probe, kind: Compression) -> Source:
 
 def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive)
-    holding = {name: found for name, found in opened.items() if _holds_tensors(found)}
-    weights = _with_weights(holding)
+    holding = {name: found for name, found in opened.items() if holds_tensors(found)}
+    weights = with_weights(holding)
     for candidates in (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:
             return _chosen(next(iter(candidates)), opened, failures, archive)
@@ -139,7 +139,7 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
             Contents(),
             fixed_form="archive",
             members=tuple(_member(name, found, archive) for name, found in (holding or opened).items()),
-            inside={name: _placed(found, archive, name) for name, found in opened.items()},
+            inside={name: placed(found, archive, name) for name, found in opened.items()},
             unopened=_unopened(failures, archive),
             notes=archive.notes,
             archives=(archive,),
@@ -154,12 +154,12 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     raise foreign or _no_checkpoint(archive)
 
 
-def _holds_tensors(parsed: Parsed) -> bool:
+def holds_tensors(parsed: Parsed) -> bool:
     contents = parsed.contents
     return bool(contents.tensors or contents.attributes or parsed.constants or parsed.members)
 
 
-def _with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
+def with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
     """Return those that hold the weights of a model."""
     if len(holding) < 2:  # nothing to tell apart
         return {}
@@ -184,11 +184,11 @@ def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
 
 def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolError], archive: Archive) -> Parsed:
     """Return the checkpoint that is meant, with what is known of the others."""
-    chosen = _placed(opened[name], archive, name)
+    chosen = placed(opened[name], archive, name)
     members: list[Member] = []
     for other, found in opened.items():
         members += (other == name and chosen.members) or (_member(other, found, archive),)
-    others = {other: _placed(found, archive, other) for other, found in opened.items() if other != name}
+    others = {other: placed(found, archive, other) for other, found in opened.items() if other != name}
     return chosen._replace(
         notes=chosen.notes + archive.notes,
         members=tuple(members),

@@ -65,6 +65,10 @@ class Probe:
         """Read this source itself."""
         return self._read_inner(self)
 
+    def beside(self, source: Source) -> Probe:
+        """Return the probe for a file that lies beside this one, or in this folder."""
+        return Probe(source, self.limits, self._read_inner, depth=self.depth)
+
     def inner(self, source: Source) -> Probe:
         """Return the probe for something packed inside this source."""
         if self.depth >= _MAX_DEPTH:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptool.archives.archive import Archive
@@ -33,6 +33,8 @@ from ckptool.formats.probe import Probe
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.source import Source
 
 NAME = "sharded"
 TRAITS = Traits()
@@ -67,6 +69,8 @@ _METADATA = "_metadata"
 class _Index(NamedTuple):
     shard_of: dict[str, str]
     announced_nbytes: int | None
+    texts: dict[str, str]
+    """What else it says in text: which names were left out as tied, say."""
 
 
 def read_shards(index: FileSource, probe: Probe) -> Parsed:
@@ -80,16 +84,38 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
         UnsupportedFeature: A shard is not a state dict.
         CkptoolError: A shard cannot be read; the message has its name.
     """
-    shard_of, announced_nbytes = _parse(index, probe.limits)
+    shard_of, announced_nbytes, texts = _parse(index, probe.limits)
     opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
+    _compare(shard_of, opened)
+    return _merged(index, shard_of, opened, texts, probe)._replace(announced_nbytes=announced_nbytes)
+
+
+def read_set(folder: FolderSource, names: Sequence[str], probe: Probe) -> Parsed:
+    """
+    Return what shards without an index hold together; ``names`` are all of them, in order.
+
+    Raises:
+        CkptoolError: As ``read_shards``.
+    """
+    opened = {name: _read_shard(probe, name, folder.open(name)) for name in names}
+    return _merged(folder, _holders(opened), opened, {}, probe)
+
+
+def _merged(
+    source: Source,
+    shard_of: Mapping[str, str],
+    opened: Mapping[str, Parsed],
+    texts: Mapping[str, str],
+    probe: Probe,
+) -> Parsed:
+    """Return shards as one checkpoint, whose tensors are those of ``shard_of``, in its order."""
     formats = list(dict.fromkeys(shard.format for shard in opened.values()))
     if len(formats) > 1:
         raise UnsupportedFeature(f"shards of several formats: {', '.join(formats)}", kind="shard-format")
-    _compare(shard_of, opened)
     tensors = {name: opened[shard].contents.tensors[name] for name, shard in shard_of.items()}
     contents = Contents(tensors)
     contents.groups.append(Group("", "mapping", list(tensors)))
-    metadata, notes = _metadata(opened)
+    metadata, notes = _metadata([texts, *(shard.metadata for shard in opened.values())])
     archives: list[Archive] = []
     streams: list[Stream] = []
     damage = None
@@ -99,7 +125,7 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
         notes += [f"shard {name!r}: {note}" for note in shard.notes]
         damage = damage or (shard.damage and f"shard {name!r}: {shard.damage}")
     return Parsed(
-        index,
+        source,
         formats[0],
         next(iter(opened.values())).traits,
         contents,
@@ -114,7 +140,6 @@ def read_shards(index: FileSource, probe: Probe) -> Parsed:
             Shard(name, len(one.contents.tensors), one.source.nbytes, one.source) for name, one in opened.items()
         ),
         shard_of=shard_of,
-        announced_nbytes=announced_nbytes,
     )
 
 
@@ -135,14 +160,20 @@ def _parse(index: FileSource, limits: Limits) -> _Index:
     if len(shard_of) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(shard_of), actual=limits.tensors)
     names = dict.fromkeys(shard_of.values())
-    if len(names) > limits.shards:
-        needed = len(names)
-        raise LimitExceeded(f"{needed:,} shards; {limits.shards:,} are allowed", needed=needed, actual=limits.shards)
+    refuse_many(len(names), limits)
     refuse_long("the name of a shard", *names)
     for name in names:
         components(name)
-    announced = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return _Index(shard_of, announced if type(announced) is int else None)
+    facts = metadata if isinstance(metadata, dict) else {}
+    announced = facts.get("total_size")
+    texts = {key: text for key, text in facts.items() if isinstance(text, str)}
+    return _Index(shard_of, announced if type(announced) is int else None, texts)
+
+
+def refuse_many(count: int, limits: Limits) -> None:
+    """Raise LimitExceeded for more shards than may be open."""
+    if count > limits.shards:
+        raise LimitExceeded(f"{count:,} shards; {limits.shards:,} are allowed", needed=count, actual=limits.shards)
 
 
 def _object(data: bytes) -> dict[str, object]:
@@ -181,14 +212,19 @@ def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSourc
             raise AmbiguousFile(f"{other!r} and shard {name!r} are one file", kind="ambiguous-shards")
         opened[name] = source
     if missing:
-        raise FileUnavailable(
-            f"{len(missing):,} of {counted(len(names), 'shard')} not there: {some(list(map(repr, missing)))}",
-            kind="missing-shards",
-            hint="Put them beside the index: download what is missing.",
-            needed=len(names),
-            actual=len(opened),
-        )
+        raise missing_shards(missing, len(names), "beside the index")
     return opened
+
+
+def missing_shards(missing: Sequence[str], count: int, where: str = "beside the others") -> FileUnavailable:
+    """Return the error for shards that are not there, out of so many."""
+    return FileUnavailable(
+        f"{len(missing):,} of {counted(count, 'shard')} not there: {some(list(map(repr, missing)))}",
+        kind="missing-shards",
+        hint=f"Put them {where}: download what is missing.",
+        needed=count,
+        actual=count - len(missing),
+    )
 
 
 def _read_shard(probe: Probe, name: str, source: FileSource) -> Parsed:
@@ -214,12 +250,7 @@ def _read_shard(probe: Probe, name: str, source: FileSource) -> Parsed:
 
 def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
     """Raise an error unless each tensor is in the shard that the index names for it, and in no other."""
-    holders: dict[str, str] = {}
-    for shard, parsed in opened.items():
-        for name in parsed.contents.tensors:
-            other = holders.setdefault(name, shard)
-            if other is not shard:
-                raise AmbiguousFile(f"tensor {name!r} is in {other!r} and in {shard!r}", kind="ambiguous-shards")
+    holders = _holders(opened)
     missing = [name for name, shard in shard_of.items() if holders.get(name) != shard]
     if missing:
         name = missing[0]
@@ -239,12 +270,23 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
         )
 
 
-def _metadata(opened: Mapping[str, Parsed]) -> tuple[dict[str, str], list[str]]:
-    """Return the text that shards keep beside tensors, and a note of what they do not agree on."""
+def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:
+    """Return the shard of each tensor; a tensor in two of them is an error."""
+    holders: dict[str, str] = {}
+    for shard, parsed in opened.items():
+        for name in parsed.contents.tensors:
+            other = holders.setdefault(name, shard)
+            if other is not shard:
+                raise AmbiguousFile(f"tensor {name!r} is in {other!r} and in {shard!r}", kind="ambiguous-shards")
+    return holders
+
+
+def _metadata(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Return the text that the index and the shards keep beside tensors, and a note of what they do not agree on."""
     found: dict[str, str] = {}
     differing: dict[str, None] = {}
-    for shard in opened.values():
-        for key, text in shard.metadata.items():
+    for one in texts:
+        for key, text in one.items():
             if found.setdefault(key, text) != text:
                 differing[key] = None
     notes = [f"shards differ in metadata, which is left out: {some(list(map(repr, differing)))}"] if differing else []

@@ -54,8 +54,7 @@ def _several(probe: Probe, error: UnsupportedFeature) -> UnsupportedFeature:
         f"torch zips one after the other, the last at byte {error.offset:,}: "
         "a shard of a torch.distributed.checkpoint (.distcp)",
         kind="distributed-checkpoint",
-        hint="Make one file of its directory: "
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        hint="Give the folder that it is from.",
         offset=error.offset,
     )
 

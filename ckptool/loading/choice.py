@@ -163,7 +163,7 @@ def _choose(
         bare = _without_tensors(checkpoint, key) if weights == "auto" else None
         if bare is not None:
             return prepare(checkpoint, bare, NameChanges())
-        if key is not None or weights != "auto":
+        if key is not None or weights != "auto" or checkpoint.unmerged is not None:
             raise
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
         found = ([one for one in checkpoint.state_dicts if one.role in some and fits(one)] for some in roles)

@@ -58,6 +58,36 @@ def copies_of_tensors(model: torch.nn.Module) -> dict[int, Any]:
     return found
 
 
+def views_of_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield plain attributes that show memory of a weight, as ``spectral_norm`` makes one, and that weight."""
+    weights = {id(one): one for one in (*model.parameters(), *model.buffers()) if _has_memory(one)}
+    at: dict[int, list[torch.Tensor]] = {}
+    for weight in weights.values():
+        at.setdefault(weight.untyped_storage().data_ptr(), []).append(weight)
+    for module in model.modules():
+        for value in vars(module).values():
+            if not isinstance(value, torch.Tensor) or id(value) in weights or not _has_memory(value):
+                continue
+            for weight in at.get(value.untyped_storage().data_ptr(), ()):
+                begin, end = _extent(weight)
+                first, last = _extent(value)
+                if weight.dtype == value.dtype and begin <= first and last <= end:
+                    yield value, weight
+                    break
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first and the last element of its storage that a tensor has."""
+    begin = int(tensor.storage_offset())
+    steps = ((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return begin, begin + sum(steps)
+
+
 def computed_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield plain attributes computed from parameters, as ``weight_norm``'s weight, which torch does not copy."""
     for module in model.modules():

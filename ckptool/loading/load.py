@@ -13,7 +13,7 @@ import torch
 
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import refuse_incomplete
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -63,8 +63,9 @@ def load(
     Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
     needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
     ``torch.load`` takes; tags that were saved are never obeyed, and no accelerator is started that it does not name.
-    ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the ``raw`` ones. ``strip`` takes off
-    what wrappers put before every name; where only some names have it, they all keep it.
+    ``key`` picks a state dict by its path, ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that
+    DeepSpeed's ``module`` computed with, which may be rounded. ``strip`` takes off what wrappers put before every name;
+    where only some names have it, they all keep it.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
     ``mmap`` the CPU's are views of a private mapping of the file, whose pages all processes share until they write to
@@ -98,6 +99,7 @@ def load(
             chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing)
             if verify:
                 check_storages(chosen.tensors.values(), ())
+            refuse_broken(chosen.tensors.values())
             assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()

@@ -25,12 +25,20 @@ class Changes(NamedTuple):
 
     form: TargetForm | None = None
     """What to write; None goes by the target's suffix."""
+    max_shard_size: int | str | None = None
+    """
+    Write a folder of safetensors shards, none of which has more bytes of tensors than that unless one tensor alone
+    has: ``"5GB"``, ``"5GiB"``, or a number.
+    """
     to: DeviceTags | None = None
     """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: the others stay."""
     key: str | None = None
     """Which state dict to take, by its path in the source."""
     weights: WeightsChoice = "auto"
-    """Which weights to take where there are several: ``raw``, ``ema``, or ``auto`` for the model's."""
+    """
+    Which weights to take where there are several: ``raw``, ``ema``, or ``auto`` for the model's; ``module`` for those
+    that DeepSpeed's model computed with, which may be rounded.
+    """
     strip_module: bool = False
     """Remove what DataParallel and DistributedDataParallel added to names."""
     strip_wrappers: bool = False
@@ -66,11 +74,17 @@ class Changes(NamedTuple):
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""
 
+    @property
+    def makes_folder(self) -> bool:
+        """Whether the target is a folder, and no file."""
+        return self.max_shard_size is not None
+
 
 class ChangeOptions(TypedDict, total=False):
     """The fields of ``Changes`` as keywords, for type checkers: Python has no type that says so of another."""
 
     form: TargetForm | None
+    max_shard_size: int | str | None
     to: DeviceTags | None
     key: str | None
     weights: WeightsChoice

@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, OutputFailed, about
+from ckptool.errors import about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
-from ckptool.messages import counted
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
-from ckptool.migration.plan import Plan, make_plan
+from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import device_tag
-from ckptool.migration.torch_plan import TorchPlan
-from ckptool.migration.verify import verify_model
+from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.nodes import gc_paused
-from ckptool.tensors.payloads import Payload, check_storages
-from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops.needed import check_installed
 
 if sys.version_info >= (3, 11):
@@ -60,8 +55,9 @@ def migrate(
     ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. What is to be
     different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
-    source holds; by default it goes by the suffix of ``dst``. ``progress`` is called with the bytes written and to
-    come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
+    source holds; by default it goes by the suffix of ``dst``. With ``max_shard_size``, ``dst`` is the folder of shards
+    that is written. ``progress`` is called with the bytes written and to come. Memory stays bounded whatever the size,
+    and torch is not imported, unless values are cast or a model is built.
 
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
     written, and appears only after what was written was read back and compared, and is on the disk; nothing is
@@ -95,20 +91,23 @@ def migrate(
         if dry_run:
             return planned
         checkpoint.release_tree()  # it is in the plan by now, as bytes
+        work = Work(checkpoint, plan, asked, limits if verify else None)
         on_written = _cancellable(progress, limits.cancellation)
-        with Output(plan.target, force=force, progress=on_written) as output:
-            nbytes, readers = _write(checkpoint, plan, asked, output, limits if verify else None)
-    casts = plan.casting.casts if plan.casting else ()  # their errors are known once they are written
-    after = planned.after._replace(file_nbytes=nbytes)
-    notes = (*planned.notes, *_parted(output))
-    done = planned._replace(written=True, verified=verify, read_back_by=readers, notes=notes)
-    return done._replace(nbytes=nbytes, casts=casts, after=after)
-
-
-def _parted(output: Output) -> Iterator[str]:
-    if output.other_names:
-        many = counted(output.other_names, "other name")
-        yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
+        if plan.folder is not None:
+            with OutputFolder(plan.target, force=force, progress=on_written) as folder:
+                done = write_folder(work, plan.folder, folder)
+        else:
+            with Output(plan.target, force=force, progress=on_written) as output:
+                done = write_file(work, output)
+    return planned._replace(
+        written=True,
+        verified=verify,
+        read_back_by=done.readers,
+        notes=(*planned.notes, *done.notes),
+        nbytes=done.nbytes,
+        casts=plan.casting.casts if plan.casting else (),  # their errors are known once they are written
+        after=planned.after._replace(file_nbytes=done.nbytes),
+    )
 
 
 def _checked(changes: Changes) -> Changes:
@@ -133,63 +132,3 @@ def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) 
             progress(written, expected)
 
     return on_written
-
-
-def _write(
-    checkpoint: Checkpoint, plan: Plan, changes: Changes, output: Output, limits: Limits | None
-) -> tuple[int, tuple[str, ...]]:
-    """Write the file, with ``limits`` read it back, publish it; return its size in bytes, and what read it back."""
-    verifies = limits is not None
-    output.reserve(plan.file.nbytes)
-    path = output.reading_path()
-    check: Callable[[Limits], str | None]
-    copied: tuple[Payload, ...] = ()
-    readers: tuple[str, ...] = ()
-    if plan.builds_model and plan.weights is not None and changes.model is not None:
-        from ckptool.torch_ops.models import save_model
-
-        save_model(changes.model, changes.model_arguments, plan.weights.tensors, path)
-        check = partial(verify_model, path, plan.weights)
-    elif isinstance(plan.file, TorchPlan):
-        check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
-        copied = plan.file.storages
-    else:
-        check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
-        copied = tuple(payload for _, payload in plan.file.tensors)
-    if verifies:
-        check_storages(_not_copied(plan), copied)
-    checkpoint.check_unchanged()
-    if limits is not None:
-        output.sync()
-        other = _verify(checkpoint, output, partial(check, limits))
-        readers = ("ckptool", other) if other else ("ckptool",)
-    nbytes = output.nbytes
-    output.publish()
-    return nbytes, readers
-
-
-def _not_copied(plan: Plan) -> list[LazyTensor]:
-    """Return the tensors of the source that may have been read in pieces, and so without their storage's checksum."""
-    if plan.weights is None:
-        return plan.casting.tensors if plan.casting else []
-    taken = plan.weights.state_dict
-    return [taken[name] for name in plan.weights.old_names.values() if name in taken]
-
-
-def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], str | None]) -> str | None:
-    """Read the file back, and return which library read it beside our own reader."""
-    try:
-        other = check()
-    except Cancelled:
-        raise
-    except CkptoolError as error:
-        checkpoint.check_unchanged()  # a model is compared with the source itself
-        what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
-        raise OutputFailed(
-            what,
-            kind="verification-failed",
-            path=output.path,
-            hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
-        ) from error
-    checkpoint.check_unchanged()
-    return other

@@ -11,15 +11,18 @@ from shlex import quote
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import refuse_incomplete
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import safetensors_plan, selection, torch_plan
 from ckptool.migration.casting import Casting
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, label
+from ckptool.migration.folders import shards
+from ckptool.migration.folders.folder_plan import FolderPlan
+from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.migration.target import archive_root, is_folder, target_path
+from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
@@ -32,14 +35,19 @@ class Plan(NamedTuple):
 
     form: TargetForm
     target: str
-    file: TorchPlan | SafetensorsPlan
-    """What the new file holds."""
+    file: TorchPlan | SafetensorsPlan | ShardsPlan
+    """What the new file holds, or the new folder."""
     location: DeviceTags | None
     """The device tags that what is in it gets; None leaves them as they are."""
     names: NameChanges
     weights: Weights | None = None
     """None where everything is taken."""
     casting: Casting | None = None
+
+    @property
+    def folder(self) -> FolderPlan | None:
+        """What the new folder holds; None where one file is written."""
+        return self.file if isinstance(self.file, ShardsPlan) else None
 
     @property
     def builds_model(self) -> bool:
@@ -59,7 +67,10 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     _refuse_archive(checkpoint)
     form = _form(dst, checkpoint, changes)
     marks = [mark for mark in (changes.dtype, label(changes.to) if form != "safetensors" else None) if mark]
-    target = target_path(dst, checkpoint, form, marks)
+    if changes.makes_folder:
+        target = folder_path(dst, checkpoint, form, marks)
+    else:
+        target = target_path(dst, checkpoint, form, marks)
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     casting = None
@@ -69,6 +80,8 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
         drop = tuple(changes.drop)
+        refuse_lost(checkpoint)
+        refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
         whole = torch_plan.plan_same(
             checkpoint,
             names,
@@ -86,22 +99,30 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
+    refuse_broken(weights.tensors.values())
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
-        options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
-        packed = safetensors_plan.plan(weights, **options, cancellation=checkpoint.source.cancellation)
-        return Plan(form, target, packed, changes.to, names, weights, casting)
+        return Plan(form, target, _safetensors(checkpoint, weights, changes), changes.to, names, weights, casting)
     location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)
+
+
+def _safetensors(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> SafetensorsPlan | ShardsPlan:
+    """Return the plan of a safetensors file, or of a folder of them."""
+    options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
+    cancellation = checkpoint.source.cancellation
+    if changes.max_shard_size is None:
+        return safetensors_plan.plan(weights, **options, cancellation=cancellation)
+    return shards.plan(weights, shards.size_in_bytes(changes.max_shard_size), **options, cancellation=cancellation)
 
 
 def _refuse_archive(checkpoint: Checkpoint) -> None:
     if checkpoint.form == "archive":
         members = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:12]]
         raise MigrationRefused(
-            f"an archive of {len(checkpoint.members):,} checkpoints",
+            f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",
             kind="archive",
             hint=f"Pick one: {', '.join(members)}",
         )
@@ -110,10 +131,13 @@ def _refuse_archive(checkpoint: Checkpoint) -> None:
 def _form(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
     """Return the form to write: the one that was asked for, as far as the source can take it."""
     picks = changes.key is not None or changes.weights != "auto"
-    form = changes.form or _default_form(dst, checkpoint, builds=changes.model is not None, picks=picks)
+    sharded = changes.max_shard_size is not None
+    form = changes.form or _default_form(
+        dst, checkpoint, sharded=sharded, builds=changes.model is not None, picks=picks
+    )
     if form == "same" and checkpoint.traits.is_plain:
         form = "safetensors"
-    elif form == "same" and checkpoint.shards:  # each shard is a tree of its own
+    elif form == "same" and checkpoint.shards and checkpoint.root is None:  # each shard is a tree of its own
         form = "state_dict"
     _refuse_contradictions(form, changes, picks=picks)
     return form
@@ -131,13 +155,16 @@ def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozen
     return NameChanges(rules, Filter(tuple(changes.include), tuple(changes.exclude))), classes
 
 
-def _default_form(dst: str | None, checkpoint: Checkpoint, *, builds: bool, picks: bool) -> TargetForm:
+def _default_form(dst: str | None, checkpoint: Checkpoint, *, sharded: bool, builds: bool, picks: bool) -> TargetForm:
     """
     Return the form to write where none is named: by the target's suffix, else by the other changes.
 
-    ``builds`` says that a model is to be built, ``picks`` that certain weights were picked.
+    ``sharded`` says that shards are to be written, ``builds`` that a model is to be built, ``picks`` that certain
+    weights were picked.
     """
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()  # noqa: PTH122 - a name
+    if sharded:
+        return "safetensors"
     if builds:
         return "model"
     if suffix == ".safetensors" or (not suffix and checkpoint.traits.is_plain):
@@ -165,6 +192,8 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse(f"form {form!r} builds no model", "Leave out `form=`, or `model=`.")
     if changes.model is not None and changes.to not in (None, "cpu"):
         _refuse("a model that is built is saved from the CPU", "Migrate what comes out once more, with `to=`.")
+    if changes.max_shard_size is not None and form != "safetensors":
+        _refuse(f"form {form!r} is not written as shards", "Leave out `form=`, or `max_shard_size=`.")
     if form == "same" and picks:
         _refuse("form 'same' takes everything", "Leave out `form=` to take those weights alone.")
     if (changes.keep_dtype or changes.saturate) and changes.dtype is None:

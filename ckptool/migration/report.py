@@ -13,6 +13,7 @@ from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
+from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
@@ -35,6 +36,13 @@ class FileFacts(NamedTuple):
     devices: dict[str, int]
     dtypes: dict[str, int]
     prefixes: tuple[str, ...]
+
+
+class WrittenFile(NamedTuple):
+    """One file of a folder."""
+
+    name: str
+    nbytes: int
 
 
 class MigrationReport(NamedTuple):
@@ -73,6 +81,8 @@ class MigrationReport(NamedTuple):
 
     calls: tuple[str, ...] = ()
     """Classes and functions that unpickling the target calls, beyond what makes data; with ``form`` same or model."""
+    files: tuple[WrittenFile, ...] = ()
+    """The files in the target, where it is a folder."""
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -111,6 +121,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         before=_facts(checkpoint),
         after=_planned_facts(checkpoint, plan, nbytes),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
+        files=() if plan.folder is None else tuple(WrittenFile(name, one.nbytes) for name, one in plan.folder.files),
     )
 
 
@@ -124,9 +135,8 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
 def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
     """Return what ``inspect`` will say about the target."""
     file, weights = plan.file, plan.weights
-    if isinstance(file, SafetensorsPlan):
-        assert weights is not None  # noqa: S101 - it holds nothing else
-        return _safetensors_facts({name: weights.tensors[name].info for name, _ in file.tensors}, nbytes)
+    if isinstance(file, SafetensorsPlan | ShardsPlan):
+        return _safetensors_facts(dict(file.expected), nbytes)
     form = "model" if plan.form == "model" else checkpoint.form
     if weights is not None:
         plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
@@ -222,6 +232,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
     yield from listed("left out", grouped(report.dropped, "entries"))
     yield from listed("calls", [show(name) for name in report.calls])
+    yield from listed("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
     yield from listed("note", [show(note) for note in report.notes])
 
 

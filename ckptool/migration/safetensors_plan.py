@@ -25,7 +25,7 @@ from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import identity
+from ckptool.tensors.tensor import TensorInfo, identity
 
 # fmt: off
 _DTYPE_ORDER: Final = (
@@ -40,6 +40,8 @@ class SafetensorsPlan(NamedTuple):
 
     header: bytes
     tensors: tuple[tuple[str, Payload], ...]
+    expected: tuple[tuple[str, TensorInfo], ...]
+    """The facts of the tensors, in the same order."""
     tied: dict[str, str]
     """Names that were left out, and the name under which each tensor is stored."""
     renamed: tuple[tuple[str, str], ...]
@@ -59,6 +61,11 @@ class SafetensorsPlan(NamedTuple):
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
+
+    @property
+    def copied(self) -> list[Payload]:
+        """What is copied into the file."""
+        return [payload for _, payload in self.tensors]
 
     def write(self, output: Output, *, checksums: bool = True) -> list[int]:
         """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
@@ -98,6 +105,27 @@ class SafetensorsPlan(NamedTuple):
         return len(self.header).to_bytes(8, "little") + self.header
 
 
+class Selected(NamedTuple):
+    """What of the weights goes into safetensors files."""
+
+    tensors: dict[str, LazyTensor]
+    """Every tensor that the format can hold, in the order of the source."""
+    tied: dict[str, str]
+    dropped: tuple[str, ...]
+
+    @property
+    def kept(self) -> dict[str, LazyTensor]:
+        """The tensors that are stored, each under one name."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self.tied}
+
+    def recorded(self, weights: Weights, order: Iterable[str]) -> Recorded:
+        """Return what is to be recorded, where a reader finds the names in this order, and then the tied ones."""
+        names = (*order, *self.tied)
+        # A text that readers would take for a tied name is left out.
+        texts = {key: text for key, text in weights.texts if text not in self.tensors or text in self.tied}
+        return Recorded(self.tied, () if tuple(self.tensors) == names else tuple(self.tensors), weights.modules, texts)
+
+
 def plan(
     weights: Weights,
     *,
@@ -111,7 +139,22 @@ def plan(
     Raises:
         MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
     """
-    unsupported = [name for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)]
+    chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
+    kept = chosen.kept
+    packed = pack(kept, encode(chosen.recorded(weights, packing_order(kept))), cancellation)
+    return packed._replace(tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
+
+
+def select(
+    weights: Weights, *, expand_tied: bool, drop_unsupported: bool, cancellation: Cancellation | None
+) -> Selected:
+    """
+    Return the tensors of the weights that the format can hold, and which of their names are tied.
+
+    Raises:
+        MigrationRefused: An entry is one that it cannot hold, and was not to be dropped.
+    """
+    unsupported = {name: None for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)}
     refuse_others([*unsupported, *weights.others], drop=drop_unsupported)
     if "__metadata__" in weights.tensors:
         raise MigrationRefused(
@@ -121,14 +164,22 @@ def plan(
         )
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
     tied = {} if expand_tied else _tied(each(tensors.items(), cancellation))
-    kept = sorted((name for name in tensors if name not in tied), key=lambda name: (-_rank(tensors[name]), name))
-    # A text that readers would take for a tied name is left out.
-    texts = {key: text for key, text in weights.texts if text not in kept}
-    order = tuple(tensors) if list(tensors) != [*kept, *tied] else ()
-    metadata = encode(Recorded(tied, order, weights.modules, texts))
-    payloads = tuple((name, payload_of(tensors[name])) for name in each(kept, cancellation))
+    return Selected(tensors, tied, (*weights.dropped, *unsupported, *weights.others))
+
+
+def packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
+    """Return names in the order in which the reference library packs their tensors."""
+    return sorted(tensors, key=lambda name: (-_rank(tensors[name]), name))
+
+
+def pack(
+    tensors: dict[str, LazyTensor], metadata: dict[str, str], cancellation: Cancellation | None = None
+) -> SafetensorsPlan:
+    """Return a file of these tensors and this text."""
+    names = packing_order(tensors)
+    payloads = tuple((name, payload_of(tensors[name])) for name in each(names, cancellation))
     header = _header(metadata, each(payloads, cancellation), tensors)
-    return SafetensorsPlan(header, payloads, tied, weights.renamed, (*weights.dropped, *unsupported, *weights.others))
+    return SafetensorsPlan(header, payloads, tuple((name, tensors[name].info) for name in names), {}, (), ())
 
 
 def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], tensors: dict[str, LazyTensor]) -> bytes:

@@ -6,18 +6,27 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from heapq import nlargest
 from itertools import takewhile
+from typing import Protocol
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes, NameRule
-from ckptool.migration.safetensors_plan import SafetensorsPlan
-from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names import renaming
 from ckptool.names.patterns import Trials
 from ckptool.tensors.tensor import TensorInfo
 
 _NEAREST = 3
+
+
+class Kept(Protocol):
+    """What a plan says about the tensors that are in the result."""
+
+    @property
+    def expected(self) -> Sequence[tuple[str | None, TensorInfo]]: ...
+
+    @property
+    def dropped(self) -> tuple[str, ...]: ...
 
 
 class _Noted:
@@ -40,9 +49,7 @@ def noted(items: Sequence[NameRule], trials: Trials) -> tuple[renaming.Rule, ...
     return tuple(_Noted(rule, trials) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
 
 
-def refuse_nothing(
-    checkpoint: Checkpoint, weights: Weights | None, plan: TorchPlan | SafetensorsPlan, changes: Changes
-) -> None:
+def refuse_nothing(checkpoint: Checkpoint, weights: Weights | None, plan: Kept, changes: Changes) -> None:
     """
     Refuse a plan that leaves none of the tensors that there are; ``weights`` is None where everything is taken.
 
@@ -93,18 +100,14 @@ def _none_has_elements(count: int) -> str:
 
 
 def _sides(
-    checkpoint: Checkpoint, weights: Weights | None, plan: TorchPlan | SafetensorsPlan, changes: Changes
+    checkpoint: Checkpoint, weights: Weights | None, plan: Kept, changes: Changes
 ) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
     """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
+    left = [info for _, info in plan.expected]
     if weights is not None:
-        before = [tensor.info for tensor in weights.state_dict.values()]
-        if isinstance(plan, TorchPlan):
-            yield before, [info for _, info in plan.expected]
-        else:
-            yield before, [weights.tensors[name].info for name, _ in plan.tensors]
+        yield [tensor.info for tensor in weights.state_dict.values()], left
         return
-    assert isinstance(plan, TorchPlan)  # noqa: S101 - nothing else takes everything
-    yield [tensor.info for tensor in checkpoint.tensors.values()], [info for _, info in plan.expected]
+    yield [tensor.info for tensor in checkpoint.tensors.values()], left
     if changes.include or changes.exclude:
         paths = {
             f"{one.key}.{name}" if one.key else name: tensor.info

@@ -61,6 +61,11 @@ class TorchPlan(NamedTuple):
         """Size of the file in bytes."""
         return torch_zip_nbytes(self.root, len(self.pickled), [payload.nbytes for payload in self.storages])
 
+    @property
+    def copied(self) -> tuple[StoragePayload, ...]:
+        """What is copied into the file."""
+        return self.storages
+
     def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
         written = write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)

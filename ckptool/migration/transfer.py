@@ -7,6 +7,7 @@ computes its CRC-32 and writes it to its position. Everything else goes in order
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -16,7 +17,7 @@ from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs
 from ckptool.sources.files import FileSource
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.tensors.payloads import Payload
-from ckptool.tensors.pieces import Extent
+from ckptool.tensors.pieces import Extent, PiecesSource
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -46,9 +47,11 @@ class Transfer:
             OutputFailed: The disk is full, or cannot be written to.
             SourceChanged: The source ends before its bytes do.
         """
-        extents = payload.extents()
+        extents, pieces = payload.extents(), payload.pieces()
         found = 0
-        if extents is None:
+        if extents is None and pieces is not None and payload.nbytes >= WORTH_A_THREAD:
+            found = self._put_together(pieces, checksum=checksum or self._checksums)
+        elif extents is None:
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
@@ -88,15 +91,41 @@ class Transfer:
                 output.fill(position + shift, piece)
             return found
 
-        if self._pool is None:
-            self._pool = threads()
         work = runs(offset, offset + nbytes)
         found = 0
-        for (start, stop), of_run in zip(work, self._pool.map(copy, work), strict=True):
+        for (start, stop), of_run in zip(work, self._threads().map(copy, work), strict=True):
             output.filled(stop - start)
             if checksum:
                 found = joined_crc32(found, of_run, stop - start)
         return found
+
+    def _put_together(self, source: PiecesSource, *, checksum: bool) -> int:
+        """Append a tensor in pieces, band by band, and return the CRC-32 of its bytes, or 0."""
+        output, checked, band = self._output, source.checked(), source.band_nbytes
+        shift = output.leave(source.nbytes)
+        memory = threading.local()
+
+        def fill(start: int) -> int:
+            if not hasattr(memory, "view"):
+                memory.view = memoryview(bytearray(band))
+            view = memory.view[: source.nbytes - start]
+            checked.read_into(start, view)
+            output.fill(start + shift, view)
+            return crc32(view) if checksum else 0
+
+        found = 0
+        starts = range(0, source.nbytes, band)
+        for start, of_band in zip(starts, self._threads().map(fill, starts), strict=True):
+            nbytes = min(band, source.nbytes - start)
+            output.filled(nbytes)
+            found = joined_crc32(found, of_band, nbytes)
+        checked.compare()
+        return found if checksum else 0
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = threads()
+        return self._pool
 
     def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
         """Return a small range of a file: its neighbours are likely to be asked for next."""

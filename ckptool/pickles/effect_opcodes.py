@@ -16,12 +16,15 @@ from ckptool.pickles import opcodes
 from ckptool.pickles.effects import Effect, Tracer, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId, Set, state_pairs
 from ckptool.pickles.opcodes import RARE
-from ckptool.pickles.scanner import carried, carried_text
+from ckptool.pickles.scanner import may_hold_pickles
 
 _U32 = struct.Struct("<I").unpack_from
 _U16 = struct.Struct("<H").unpack_from
 _I32 = struct.Struct("<i").unpack_from
 _F64 = struct.Struct(">d").unpack_from
+
+_FAR: Final = 1 << 32
+"""From here on only text names an index of the memo; numbers could be chosen to have one hash."""
 
 
 def _leniently(step: Callable[[Tracer], None]) -> Callable[[Tracer], None]:
@@ -45,7 +48,7 @@ def _holding(step: Callable[[Tracer], None]) -> Callable[[Tracer], None]:
     def run(tracer: Tracer) -> None:
         step(tracer)
         value = tracer.stack[-1]
-        if value and (carried(value[:4]) if isinstance(value, bytes | bytearray) else carried_text(value[:4])):
+        if may_hold_pickles(value):
             text = value if isinstance(value, bytes | bytearray) else value.encode("utf-8", "surrogatepass")
             tracer.listener(Effect("holds", None, value, tracer.base + tracer.pos - len(text)))
 
@@ -112,8 +115,6 @@ def _put(tracer: Tracer, index: int, step: int) -> None:
 
 
 def _get(tracer: Tracer, index: int, step: int) -> None:
-    if index < 0:
-        raise IndexError
     tracer.stack.append(tracer.memo[index])
     tracer.pos += step
 
@@ -123,6 +124,23 @@ def _text_index(tracer: Tracer) -> int:
     if index < 0:
         raise IndexError
     return index
+
+
+def _put_text(tracer: Tracer) -> None:
+    index = _text_index(tracer)
+    if index < _FAR:
+        tracer.put(index, tracer.stack[-1])
+    else:
+        tracer.far_memo[_far_key(index)] = tracer.stack[-1]
+
+
+def _get_text(tracer: Tracer) -> None:
+    index = _text_index(tracer)
+    tracer.stack.append(tracer.memo[index] if index < _FAR else tracer.far_memo[_far_key(index)])
+
+
+def _far_key(index: int) -> bytes:
+    return index.to_bytes((index.bit_length() + 7) // 8, "little")
 
 
 def _reduce(tracer: Tracer) -> None:
@@ -230,7 +248,7 @@ def _add(tracer: Tracer, values: list[Inert]) -> None:
         target.extend(values)
         return
     if isinstance(target, Set):
-        target.items.extend(values)
+        target.update(values)
         return
     tracer.tell("adds", target, values)
     if isinstance(target, Call):
@@ -258,7 +276,7 @@ def _update(tracer: Tracer, flat: list[Inert]) -> None:
         tracer.tell("adds", target, flat)  # Python sets the whole pairs first
         raise ValueError
     if isinstance(target, Dict):
-        target.pairs.extend(pairs)
+        target.update(pairs)
         return
     if isinstance(target, list):
         target.extend(flat)  # under which index does not matter here
@@ -315,13 +333,13 @@ _OWN: Final[dict[int, Callable[[Tracer], None]]] = {
     0x85: _tuple_of(1),
     0x86: _tuple_of(2),
     0x87: _tuple_of(3),
-    0x94: lambda tracer: _put(tracer, len(tracer.memo), 1),
+    0x94: lambda tracer: _put(tracer, len(tracer.memo) + len(tracer.far_memo), 1),
     ord("q"): lambda tracer: _put(tracer, tracer.data[tracer.pos + 1], 2),
     ord("r"): lambda tracer: _put(tracer, _U32(tracer.data, tracer.pos + 1)[0], 5),
-    ord("p"): lambda tracer: _put(tracer, _text_index(tracer), 0),
+    ord("p"): _put_text,
     ord("h"): lambda tracer: _get(tracer, tracer.data[tracer.pos + 1], 2),
     ord("j"): lambda tracer: _get(tracer, _U32(tracer.data, tracer.pos + 1)[0], 5),
-    ord("g"): lambda tracer: _get(tracer, _text_index(tracer), 0),
+    ord("g"): _get_text,
     ord("R"): _reduce,
     ord("i"): _inst,
     ord("o"): _obj,

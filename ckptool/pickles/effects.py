@@ -56,6 +56,8 @@ class Tracer(Machine):
         super().__init__(source, start, on_build)
         self.listener = listener
         self._frame_end: int | None = None
+        self.far_memo: dict[bytes, Inert] = {}
+        """What is remembered under indices that only text can name, as bytes: of those nobody chooses the hash."""
 
     def begin_frame(self, nbytes: int) -> None:
         """Begin a frame: so many bytes, which an unpickler reads at once."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ckptool.messages import counted
 from ckptool.pickles.machine import Machine, NeedMore, OnBuild
-from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.opcodes import RARE
 from ckptool.sources.source import Source
 
@@ -110,7 +110,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     data, pos, stack, marks = machine.data, machine.pos, machine.stack, machine.marks
     memo: Any = machine.memo
     following = machine.next_index()
-    rare, persistent_ids = RARE, machine.persistent_ids
+    rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -139,44 +139,61 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                     stack[-1] = (stack[-1],)
                     pos += 1
                     continue
-                if op == 0x94:  # MEMOIZE
-                    if following >= 0:
-                        memo.append(stack[-1])
-                        following += 1
-                    else:
-                        memo[len(memo)] = stack[-1]
-                    pos += 1
-                    continue
-                if op == 0x86:  # TUPLE2
-                    last = stack.pop()
-                    stack[-1] = (stack[-1], last)
-                    pos += 1
-                    continue
-                if op == 0x89:  # NEWFALSE
-                    stack.append(False)
-                    pos += 1
-                    continue
-                if op == 0x71:  # BINPUT
-                    machine.put(data[pos + 1], stack[-1])
-                    memo, following = machine.memo, machine.next_index()
-                    pos += 2
-                    continue
-                if op == 0x6A:  # LONG_BINGET
-                    stack.append(memo[_U32(data, pos + 1)[0]])
-                    pos += 5
-                    continue
-                if op == 0x8C:  # SHORT_BINUNICODE
-                    begin = pos + 2
-                    end = begin + data[pos + 1]
-                    if end > len(data):
-                        raise NeedMore(end)
-                    stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
-                    pos = end
-                    continue
-                if op == 0x88:  # NEWTRUE
-                    stack.append(True)
-                    pos += 1
-                    continue
+                if op >= 0x80:
+                    if op == 0x94:  # MEMOIZE
+                        if following >= 0:
+                            memo.append(stack[-1])
+                            following += 1
+                        else:
+                            memo[len(memo)] = stack[-1]
+                        pos += 1
+                        continue
+                    if op == 0x86:  # TUPLE2
+                        last = stack.pop()
+                        stack[-1] = (stack[-1], last)
+                        pos += 1
+                        continue
+                    if op == 0x89:  # NEWFALSE
+                        stack.append(False)
+                        pos += 1
+                        continue
+                    if op == 0x8C:  # SHORT_BINUNICODE
+                        begin = pos + 2
+                        end = begin + data[pos + 1]
+                        if end > len(data):
+                            raise NeedMore(end)
+                        stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
+                        pos = end
+                        continue
+                    if op == 0x81:  # NEWOBJ
+                        args = stack.pop()
+                        stack[-1] = Call(stack[-1], args, "newobj")
+                        pos += 1
+                        continue
+                    if op == 0x88:  # NEWTRUE
+                        stack.append(True)
+                        pos += 1
+                        continue
+                else:
+                    if op == 0x71:  # BINPUT
+                        machine.put(data[pos + 1], stack[-1])
+                        memo, following = machine.memo, machine.next_index()
+                        pos += 2
+                        continue
+                    if op == 0x6A:  # LONG_BINGET
+                        stack.append(memo[_U32(data, pos + 1)[0]])
+                        pos += 5
+                        continue
+                    if op == 0x7D:  # EMPTY_DICT
+                        stack.append(Dict())
+                        pos += 1
+                        continue
+                    if op == 0x75 and type(marks[-1][-1]) is Dict and not len(stack) & 1:  # SETITEMS
+                        pairs = iter(stack)
+                        stack = marks.pop()
+                        stack[-1].update(list(zip(pairs, pairs, strict=True)))
+                        pos += 1
+                        continue
             elif op == 0x4B:  # BININT1
                 stack.append(data[pos + 1])
                 pos += 2
@@ -218,6 +235,11 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 continue
             elif op == 0x4E:  # NONE
                 stack.append(None)
+                pos += 1
+                continue
+            elif op == 0x62 and on_build is None and type(stack[-2]) is Call and stack[-2].state is None:  # BUILD
+                state = stack.pop()
+                stack[-1].state = state
                 pos += 1
                 continue
             elif op == 0x47:  # BINFLOAT

@@ -11,18 +11,12 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from ckptool.errors import Cancelled, CkptoolError
-from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.source import BytesSource, SliceSource, Source
+from ckptool.sources.source import Source
 
 _WINDOW: Final = 1 << 18
 _LONGEST_FIXED: Final = 9
 _PROTO: Final = 0x80
 _MAX_PROTOCOL: Final = 5
-_MOST_NESTED: Final = 1000
-_MOST_BEHIND: Final = 5
-"""Pickles that follow one another in a legacy stream."""
-_DEEPEST: Final = 4
 
 _FIXED: Final = {
     0x80: 1,  # PROTO
@@ -57,9 +51,17 @@ _COUNTED: Final = {
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
-_FIRST: Final = b"\x80\xc2P\x1f"
-"""What a string begins with that is a pickle or an archive: PROTO, or the first byte of that in UTF-8; a zip; gzip."""
-_ARCHIVES: Final = (b"PK\x03\x04", b"\x1f\x8b\x08")
+_FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
+"""What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
+_HOLDERS: Final = (
+    *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
+    *(b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"),
+)
+"""Zip, gzip, bzip2, xz, an array of numpy, zlib."""
+_TEXT_PICKLE: Final = b"c("
+"""What a pickle without PROTO begins with, mostly; then there is an end of line in it."""
+_LONGEST_TEXT: Final = 512
+"""Bytes in which a pickle without PROTO has the end of a line: of its first name, mostly."""
 _FRAME: Final = 0x95
 _STOP: Final = 0x2E
 _STEPS: Final = [
@@ -67,14 +69,6 @@ _STEPS: Final = [
     for op in range(256)
 ]
 """From an opcode to the next; 0 where that takes a look at its argument."""
-
-
-class Nested(NamedTuple):
-    """A pickle in the bytes of another."""
-
-    offset: int
-    """Of the string's first byte, in the source of the outermost one."""
-    pickle: Pickle
 
 
 class Carrier(NamedTuple):
@@ -90,36 +84,33 @@ class Scan(NamedTuple):
 
     opcodes: dict[int, int]
     """Every opcode that is used, and the offset of its first use."""
-    nested: tuple[Nested, ...]
-    """Strings that are pickles from their first byte on; text is looked at as Latin-1, for protocol 2 has no bytes."""
     carriers: tuple[Carrier, ...] = ()
     """All strings that begin like one, or like an archive."""
     split_frame: int | None = None
     """Where a frame ends inside an opcode, or goes on after its pickle: loaders disagree about what follows."""
 
 
-def carried(head: bytes | bytearray) -> bool:
-    """Say whether bytes that begin like this may be a pickle of protocol 2 to 5, a zip, or gzip."""
-    return (head[0] == _PROTO and len(head) > 1 and head[1] <= _MAX_PROTOCOL) or head.startswith(_ARCHIVES)
+def may_hold_pickles(value: str | bytes | bytearray) -> bool:
+    """Say whether a string may be a pickle, or hold some, by its first bytes. Characters of text stand for bytes."""
+    if not value:
+        return False
+    if isinstance(value, str):
+        first = ord(value[0])
+        if first > 0xFF or first not in _FIRST:
+            return False
+        value = value[:_LONGEST_TEXT].encode("latin-1", "replace")
+    if value[0] in _TEXT_PICKLE:
+        return b"\n" in value[:_LONGEST_TEXT]
+    return (value[0] == _PROTO and len(value) > 1 and value[1] <= _MAX_PROTOCOL) or value.startswith(_HOLDERS)
 
 
-def carried_text(head: str) -> bool:
-    """Say the same of text, whose characters stand for bytes: protocol 2 has no bytes of its own."""
-    return head[0] in "\x80P\x1f" and head.isascii() is not (head[0] == "\x80") and carried(_as_bytes(head))
-
-
-def _as_bytes(text: str) -> bytes:
-    return text.encode("latin-1", "replace")
-
-
-def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # noqa: C901 - a hot loop
+def scan(source: Source, start: int, end: int) -> Scan:
     """
     Walk the pickles that fill ``source[start:end]``, one after the other.
 
-    Strings that are pickles of protocol 2 to 5 are looked into, to a depth of four, a thousand of them.
+    What stands in the strings is not looked at, but for the first bytes of each.
     """
     opcodes: dict[int, int] = {}
-    nested: list[Nested] = []
     carriers: list[Carrier] = []
     steps = _STEPS
     base = start
@@ -146,11 +137,13 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # no
                 at = pos + 1 + width
                 count = int.from_bytes(data[pos + 1 : at], "little")
                 step = 1 + width + count
-                if count > 1 and (at >= len(data) or data[at] in _FIRST):
-                    if _may_carry(source, base + at, count, is_text=op in _TEXT) and (op in _TEXT or op in _BYTES):
-                        carriers.append(Carrier(base + at, count, op in _TEXT))
-                    if len(nested) < _MOST_NESTED:
-                        nested += _nested(source, base + at, count, op, depth)
+                if (
+                    count > 1
+                    and (at >= len(data) or data[at] in _FIRST)
+                    and (op in _TEXT or op in _BYTES)
+                    and _may_carry(source, base + at, count, is_text=op in _TEXT)
+                ):
+                    carriers.append(Carrier(base + at, count, op in _TEXT))
             elif op == _FRAME:
                 step = 9
                 if frame_end is not None and split is None:
@@ -169,7 +162,7 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # no
         if pos >= len(data):
             base += pos
             pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
-    return Scan(opcodes, tuple(nested), tuple(carriers), split)
+    return Scan(opcodes, tuple(carriers), split)
 
 
 def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -> Scan:
@@ -185,15 +178,14 @@ def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -
         start = block.stop
     return Scan(
         opcodes,
-        tuple(chain.from_iterable(part.nested for part in parts)),
         tuple(chain.from_iterable(part.carriers for part in parts)),
         next((part.split_frame for part in parts if part.split_frame is not None), None),
     )
 
 
 def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:
-    head = source.read(offset, min(8, nbytes))
-    return carried_text(str(head, "utf-8", "replace")[:4]) if is_text else carried(head)
+    head = source.read(offset, min(_LONGEST_TEXT, nbytes))
+    return may_hold_pickles(str(head, "utf-8", "replace") if is_text else head)
 
 
 def _lines(data: bytes, pos: int, count: int) -> int:
@@ -218,30 +210,3 @@ def _to_end_of_lines(source: Source, position: int, end: int, count: int) -> int
             return begin + at
         begin += len(block)
     return end
-
-
-def _nested(source: Source, offset: int, nbytes: int, op: int, depth: int) -> list[Nested]:
-    """Return the pickles that a string consists of or begins with, and those inside them."""
-    head = source.read(offset, min(3, nbytes))
-    if op in _BYTES and head[0] == _PROTO and head[1] <= _MAX_PROTOCOL:
-        inner: Source = SliceSource(source, offset, nbytes)
-    elif op in _TEXT and nbytes > 2 and head[:2] == b"\xc2\x80" and head[2] <= _MAX_PROTOCOL:
-        try:
-            inner = BytesSource(str(source.read(offset, nbytes), "utf-8").encode("latin-1"))
-        except UnicodeError:
-            return []
-    else:
-        return []
-    found: list[Nested] = []
-    end = 0
-    try:
-        while end < inner.nbytes and len(found) < _MOST_BEHIND:
-            found.append(Nested(offset, read_pickle(inner, end)))
-            end = found[-1].pickle.end
-    except Cancelled:
-        raise
-    except CkptoolError:
-        pass  # bytes that only begin like one, or what follows it
-    if found and depth < _DEEPEST:
-        found += (Nested(offset, one.pickle) for one in scan(inner, 0, end, depth=depth + 1).nested)
-    return found

@@ -82,6 +82,18 @@ def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = N
     return found
 
 
+def checksum_of_range(source: Source, start: int, stop: int) -> int:
+    """Return the CRC-32 of a range: of a large one, by several threads."""
+    if stop - start < 2 * RUN_NBYTES:
+        return _checksum_of_run(source, start, stop)
+    found = 0
+    work = runs(start, stop)
+    with threads() as pool:
+        for (begin, end), of_run in zip(work, pool.map(lambda run: _checksum_of_run(source, *run), work), strict=True):
+            found = joined_crc32(found, of_run, end - begin)
+    return found
+
+
 def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
     """
     Return the CRC-32 of each range, and that of everything outside them joined together.

@@ -13,19 +13,29 @@ import io
 import mmap
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.sources.paths import identity_of
-from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
+from ckptool.sources.source import (
+    CLOSED,
+    BytesSource,
+    FillsBuffers,
+    SliceSource,
+    Source,
+    StreamSource,
+    changed,
+    read_in_steps,
+)
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 
-class IsFolder(FileUnavailable):
-    """The path is that of a directory."""
+_MOST_ROWS = 1024
+"""Buffers that one call fills: IOV_MAX of Linux."""
 
 
 class FileSource:
@@ -79,6 +89,22 @@ class FileSource:
             if not count:
                 raise changed(offset, buffer.nbytes, filled, self.path)
             filled += count
+
+    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
+        """Fill several buffers of one size from ``offset``, one after the other."""
+        for start in range(0, len(rows), _MOST_ROWS):
+            group = rows[start : start + _MOST_ROWS]
+            nbytes = len(group) * group[0].nbytes
+            try:
+                count = os.preadv(self._fd, group, offset)
+            except OSError as error:
+                raise _unreadable(error, offset, self.path) from error
+            finally:
+                self.fileno()
+            for row in group if count < nbytes else ():
+                self.read_into(offset, row)
+                offset += row.nbytes
+            offset += nbytes if count == nbytes else 0
 
     def map(self) -> mmap.mmap:
         """
@@ -173,6 +199,31 @@ def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
     return (source, position) if isinstance(source, FileSource) and position is not None else None
 
 
+class _Copying:
+    """Fills buffers from a source that only returns bytes, a little at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        for start in range(0, buffer.nbytes, STEP_NBYTES):
+            count = min(STEP_NBYTES, buffer.nbytes - start)
+            buffer[start : start + count] = self._source.read(offset + start, count)
+
+
+def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None:
+    """
+    Return what fills buffers with the bytes of a source, a file where it is one, and where in it ``offset`` lies.
+
+    None for what inflates its whole content at each read.
+    """
+    under = file_under(source, offset) if hasattr(os, "preadv") else None
+    if under is not None or source.is_compressed:
+        return under
+    own = hasattr(source, "read_into") and not isinstance(source, FileSource)
+    return cast("FillsBuffers", source) if own else _Copying(source), offset
+
+
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
@@ -181,7 +232,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
 
     Raises:
         FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
-        IsFolder: It is a directory, for ``FolderSource``.
+            Its ``kind`` is ``directory`` where a ``FolderSource`` is for it.
         TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
@@ -210,6 +261,8 @@ def _open_regular(path: str) -> int:
     try:
         fd = os.open(path, flags)
     except OSError as error:
+        if os.name == "nt" and os.path.isdir(path):  # noqa: PTH112 - a system call, like the others here
+            raise _folder() from error  # it is not permitted to open one there
         from ckptool.sources.unavailable import unavailable  # most files are there
 
         raise unavailable(path, error) from error
@@ -224,7 +277,7 @@ def _open_regular(path: str) -> int:
         return fd
     os.close(fd)
     if stat.S_ISDIR(mode):
-        raise IsFolder("a directory, not a file", kind="directory")
+        raise _folder()
     from ckptool.sources.unavailable import not_a_file
 
     kinds = (
@@ -234,6 +287,10 @@ def _open_regular(path: str) -> int:
     )
     what = next((name for test, name in kinds if test(mode)), "not a regular file")
     raise not_a_file(what)
+
+
+def _folder() -> FileUnavailable:
+    return FileUnavailable("a directory, not a file", kind="directory")
 
 
 def _status(fd: int) -> os.stat_result:

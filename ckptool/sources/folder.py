@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
 from ckptool.sources.files import FileSource
-from ckptool.sources.siblings import open_below, open_folder
-from ckptool.sources.source import CLOSED
+from ckptool.sources.pool import Pool, PooledFile
+from ckptool.sources.siblings import open_below, open_folder, open_folder_below
+from ckptool.sources.source import CLOSED, Source
 
 _MOST_NAMES = 1_000_000
 
@@ -27,17 +29,20 @@ class FolderSource:
     """
 
     is_compressed = False
+    is_folder = True
     nbytes = 0
     _fd = -1
 
-    def __init__(self, path: str, cancellation: Cancellation | None = None) -> None:
+    def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
         check_cancelled(cancellation)
         self.path = path
         self.cancellation = cancellation
         self._opened: dict[str, FileSource] = {}
+        self._others: list[Source] = []
+        self._pool = Pool()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         try:
-            self._fd = open_folder(path)
+            self._fd = open_folder(path) if fd is None else fd
         except OSError as error:
             raise FileUnavailable(f"cannot be opened: {os.strerror(error.errno or 0).lower()}") from error
         self.files, self.folders = self.names("")
@@ -70,7 +75,8 @@ class FolderSource:
 
     def open(self, name: str) -> FileSource:
         """
-        Return the file under a name, which may be in a folder below. It is opened once, and closed with the folder.
+        Return the file under a name, which may be in a folder below. It is closed with the folder; of many files, those
+        that were read longest ago have no descriptor meanwhile.
 
         Raises:
             MalformedFile: The name could lead out of the folder.
@@ -79,15 +85,48 @@ class FolderSource:
         known = self._opened.get(name)
         if known is not None:
             return known
+        fd = self._descriptor(name)
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        reopen = partial(self._descriptor, name)
+        found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
+        return found
+
+    def _descriptor(self, name: str) -> int:
         if self._fd < 0:
             raise ValueError(CLOSED)
         try:
-            fd = open_below(self._fd, name)
+            return open_below(self._fd, name)
         except CkptoolError as error:
             error.message = f"{name!r}: {error.message}"
             raise
-        found = self._opened[name] = FileSource(os.path.join(self.path, name), self.cancellation, fd=fd)  # noqa: PTH118 - a name
-        return found
+
+    def detached(self, name: str) -> FileSource:
+        """Return the file under a name, as ``open`` does; but it does not end with the folder."""
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        return FileSource(path, self.cancellation, fd=self._descriptor(name))
+
+    def below(self, name: str) -> FolderSource:
+        """
+        Return a folder in this one, which does not end with it.
+
+        Raises:
+            FileUnavailable: It is a link, or not there any more.
+        """
+        if self._fd < 0:
+            raise ValueError(CLOSED)
+        fd = open_folder_below(self._fd, name)
+        return FolderSource(os.path.join(self.path, name), self.cancellation, fd=fd)  # noqa: PTH118 - a name
+
+    def adopt(self, source: Source) -> None:
+        """Let a source end with this folder."""
+        self._others.append(source)
+
+    def nbytes_of(self, name: str) -> int | None:
+        """Return the size of a file in it; None if it is not there any more."""
+        try:
+            return os.stat(name, dir_fd=self._fd).st_size
+        except OSError:
+            return None
 
     def opened(self) -> Iterator[tuple[str, FileSource]]:
         """Yield the files that were opened so far, by name."""
@@ -105,15 +144,17 @@ class FolderSource:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if one of its files was written to since it was opened."""
-        for one in self._opened.values():
-            one.check_unchanged()
+        for one in (*self._opened.values(), *self._others):
+            check = getattr(one, "check_unchanged", None)
+            if check is not None:  # a file, or a folder
+                check()
 
     def close(self) -> None:
         """Close the folder and its files."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        for one in self._opened.values():
+        for one in (*self._opened.values(), *self._others):
             one.close()
 
     def __del__(self) -> None:

@@ -82,6 +82,21 @@ def open_folder(path: str) -> int:
     return os.open(path, _FOLDER)
 
 
+def open_folder_below(folder: int, name: str) -> int:
+    """
+    Return a descriptor of a directory in an open one, for ``open_below``.
+
+    Raises:
+        FileUnavailable: It is missing, no directory, or a link (``shard-link``).
+    """
+    try:
+        return os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
+    except OSError as error:
+        if _link(name, folder) is not None:
+            raise _refused_link() from error
+        raise _unavailable(error) from error
+
+
 def open_below(folder: int, name: str) -> int:
     """
     Return the descriptor of a regular file under ``name`` below an open folder. A pipe never blocks.

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ckptool.errors import DamagedFile
 from ckptool.sources.files import file_under
-from ckptool.tensors.pieces import Extent, PiecesSource
+from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
 from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef
 
@@ -25,24 +25,30 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
     Raises:
         DamagedFile: One of them is not what was saved.
     """
-    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    done: set[Place] = set()
+    in_pieces: list[PiecesSource] = []
+    for payload in copied:
+        pieces = payload.pieces()
+        if pieces is not None:
+            in_pieces.append(pieces)
+            done |= pieces.copied_whole()
+        elif isinstance(payload, StoragePayload):
+            done.add(place_of(payload.storage))
     todo = [tensor.info for tensor in tensors]
     while todo:
         info = todo.pop()
         todo.extend(part for _, part in info.parts)
         storage = info.storage
-        if storage is None or _place(storage) in done:
+        if storage is None:
             continue
-        done.add(_place(storage))
         if isinstance(storage.source, PiecesSource):
-            storage.source.check()
-        elif storage.crc32:
-            payload = StoragePayload(storage, 1)
-            payload.check(checksum_of(payload))
-
-
-def _place(storage: StorageRef) -> tuple[int, int]:
-    return id(storage.source), storage.offset
+            in_pieces.append(storage.source)
+        elif storage.crc32 and place_of(storage) not in done:
+            done.add(place_of(storage))
+            whole = StoragePayload(storage, 1)
+            whole.check(checksum_of(whole))
+    for pieces in in_pieces:
+        pieces.check(done)
 
 
 def checksum_of(payload: Payload) -> int:
@@ -77,6 +83,10 @@ class Payload(Protocol):
         """Return the runs of files that hold these bytes as they are, in order; None where they have to be made."""
         ...
 
+    def pieces(self) -> PiecesSource | None:
+        """Return the tensor in pieces that these bytes are, from end to end; None if they are something else."""
+        ...
+
     def check(self, crc32: int) -> None:
         """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
         ...
@@ -97,6 +107,9 @@ class BytesPayload:
         yield self._data
 
     def extents(self) -> None:
+        return
+
+    def pieces(self) -> None:
         return
 
     def check(self, crc32: int) -> None:
@@ -151,6 +164,9 @@ class StoragePayload:
         under = file_under(self.storage.source, self.storage.offset) if self._unit == 1 else None
         return None if under is None else (Extent(*under, self.nbytes),)
 
+    def pieces(self) -> PiecesSource | None:
+        return self.storage.source if isinstance(self.storage.source, PiecesSource) else None
+
     def check(self, crc32: int) -> None:
         if self._unit == 1:
             self._compare(crc32)
@@ -186,6 +202,9 @@ class TensorPayload:
             return None
         under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
         return None if under is None else (Extent(*under, self.nbytes),)
+
+    def pieces(self) -> None:
+        return
 
     def check(self, crc32: int) -> None:
         """Nothing to compare with: checksums are of whole storages."""

@@ -8,26 +8,37 @@ other. A tensor that was flattened before it was cut is one of pieces of a shape
 
 from __future__ import annotations
 
+import copy
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import prod
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import DamagedFile, MalformedFile
+from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.checksums import checksum_of_range, joined_crc32
 from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.scatter import WIDE, rows_in, scatter
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Extent", "Piece", "PiecesSource", "check_tiling", "in_pieces"]
 
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
-_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_NARROW: Final = 64
-"""Rows of fewer bytes are copied by columns: one call for each column instead of one for each row."""
+
+
+Place: TypeAlias = tuple[object, int]
+"""Where a storage is."""
 
 
 class Piece(NamedTuple):
@@ -59,7 +70,7 @@ class Extent(NamedTuple):
     def check(self, found: int) -> None:
         """Raise DamagedFile if the file has a checksum of these bytes, and it is not this one."""
         if self.crc32:
-            compare(found, self.crc32, self.what)
+            _compare(found, self.crc32, self.what)
 
 
 class PiecesSource:
@@ -70,31 +81,51 @@ class PiecesSource:
     """
 
     is_compressed = False
+    sums: _Checksums | None = None
 
     def __init__(
         self,
         shape: tuple[int, ...],
         dtype: DType,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Piece] | Callable[[], Sequence[Piece]],
         cancellation: Cancellation | None = None,
         *,
         name: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        fault: CkptoolError | None = None,
     ) -> None:
         self.shape = shape or (1,)
         self.dtype = dtype
         self.cancellation = cancellation
         self.name = name
         self.nbytes = prod(shape) * dtype.itemsize
-        own = [one if shape else one._replace(offsets=(0,), sizes=(1,)) for one in pieces]
-        self.pieces = tuple(sorted((one for one in own if one.numel), key=lambda one: one.offsets))
-        """Those that have elements, in row-major order of their first ones."""
+        self.fault = fault
+        """Why the tensor cannot be read as a whole: raised whenever it is read."""
+        self._given = pieces
+        self._limits = limits
         self._steps = row_major(self.shape)
         self._infos: dict[int, TensorInfo] = {}
         self._lock = threading.Lock()
-        axis = 0  # rows are along the first dimension whose rows are no larger than a band
-        while axis < len(self.shape) - 1 and self._steps[axis] * dtype.itemsize > _BAND_NBYTES:
-            axis += 1
-        self._axis = axis
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Those that have elements, in row-major order of their first ones. Made late: there may be very many."""
+        if self.fault is not None:
+            raise self.fault
+        given = self._given() if callable(self._given) else self._given
+        found = [one if one.sizes else one._replace(offsets=(0,), sizes=(1,)) for one in given]
+        return tuple(sorted((one for one in found if one.numel), key=lambda one: one.offsets))
+
+    @cached_property
+    def _index(self) -> BoxIndex:
+        return BoxIndex([one[:2] for one in self.pieces])
+
+    @property
+    def band_nbytes(self) -> int:
+        """What is best read at a time, beginning at a multiple of it: whole rows, where they are not too large."""
+        rows = (step * self.dtype.itemsize for step in self._steps)
+        row = next((nbytes for nbytes in rows if nbytes <= _BAND_NBYTES), self.dtype.itemsize)
+        return _BAND_NBYTES // row * row
 
     def info(self, index: int) -> TensorInfo:
         """
@@ -102,64 +133,65 @@ class PiecesSource:
 
         Raises:
             MalformedFile: It is not of the size or type that was said.
+            LimitExceeded: It is far larger than what the file holds of it.
             CkptoolError: It cannot be read.
         """
         known = self._infos.get(index)
         if known is None:
-            piece = self.pieces[index]
             with self._lock:
-                found = piece.open()
-            flat = len(piece.sizes) == 1 and found.numel == piece.numel and found.is_contiguous
-            if flat:
-                found = found._replace(shape=piece.sizes, stride=(1,))
-            if found.shape != piece.sizes:
-                raise self._contradiction(piece, f"has shape {list(found.shape)}, not {list(piece.sizes)}")
-            if found.dtype != self.dtype:
-                raise self._contradiction(piece, f"is of {found.dtype}, not {self.dtype}")
-            if found.storage is None or found.layout != "strided":
-                raise self._contradiction(piece, "is no plain tensor")
-            known = self._infos[index] = found
+                known = self._infos.get(index)
+                if known is None:
+                    known = self._infos[index] = self._opened(self.pieces[index])
         return known
 
-    def _contradiction(self, piece: Piece, what: str) -> MalformedFile:
-        return MalformedFile(
-            f"the piece of {self.name!r} at {list(piece.offsets)} in {piece.file!r} {what}",
-            kind="piece",
-            hint="Get the folder again, from one save.",
-        )
+    def _opened(self, piece: Piece) -> TensorInfo:
+        found = piece.open()
+        if len(piece.sizes) == 1 and found.numel == piece.numel and found.is_contiguous:
+            found = found._replace(shape=piece.sizes, stride=(1,))
+        if found.shape != piece.sizes:
+            raise self._contradiction(piece, f"has shape {list(found.shape)}, not {list(piece.sizes)}")
+        if found.dtype != self.dtype:
+            raise self._contradiction(piece, f"is of {found.dtype}, not {self.dtype}")
+        if found.storage is None or found.layout != "strided" or found.dtype.packed > 1:
+            raise self._contradiction(piece, "is no plain tensor")
+        allowed = self._limits.expanded(found.storage.nbytes)
+        if found.nbytes > allowed:
+            what = f"{self._place(piece)} repeats {found.storage.nbytes:,} bytes into {found.nbytes:,}"
+            raise LimitExceeded(what, needed=found.nbytes, actual=allowed)
+        return found
 
-    @cached_property
-    def _runs(self) -> tuple[int, ...] | None:
-        """Where each piece begins, in elements, if each is one run of the whole; None if one is not."""
-        for piece in self.pieces:
-            sizes = piece.sizes
-            axis = next((at for at, size in enumerate(sizes) if size != 1), len(sizes))
-            if sizes[axis + 1 :] != self.shape[axis + 1 :]:
-                return None
-        return tuple(
-            sum(offset * step for offset, step in zip(piece.offsets, self._steps, strict=True)) for piece in self.pieces
-        )
+    def _contradiction(self, piece: Piece, what: str) -> MalformedFile:
+        hint = "Get the folder again, from one save."
+        return MalformedFile(f"the piece of {self._place(piece)} {what}", kind="piece", hint=hint)
+
+    def _place(self, piece: Piece) -> str:
+        return f"{self.name!r} at {list(piece.offsets)} in {piece.file!r}"
+
+    def storage(self, index: int) -> tuple[StorageRef, str]:
+        """Return the storage that a piece is on, and words for the piece."""
+        storage = self.info(index).storage
+        assert storage is not None  # noqa: S101 - info() saw it
+        return storage, self._place(self.pieces[index])
 
     def extents(self) -> list[Extent] | None:
         """Return the bytes as runs of files, in order; None where a piece is not such a run, or is not as it is."""
-        if self._runs is None:
+        if not all(self._is_run(piece) for piece in self.pieces):
             return None
         found = []
-        for index in range(len(self.pieces)):
+        for index, piece in enumerate(self.pieces):
             info = self.info(index)
             storage = info.storage
             assert storage is not None  # noqa: S101 - info() saw it
             under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
-            if under is None or not _is_as_it_is(info, storage):
+            if under is None or not _is_as_it_is(info):
                 return None
-            is_whole = info.nbytes == storage.nbytes
-            crc = storage.crc32 if is_whole else 0
-            found.append(Extent(*under, info.nbytes, crc, self._place(index)))
+            found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece)))
         return found
 
-    def _place(self, index: int) -> str:
-        piece = self.pieces[index]
-        return f"{self.name!r} at {list(piece.offsets)} in {piece.file!r}"
+    def _is_run(self, piece: Piece) -> bool:
+        """Say whether the elements of a piece are consecutive in the whole."""
+        axis = next((at for at, size in enumerate(piece.sizes) if size != 1), len(piece.sizes))
+        return piece.sizes[axis + 1 :] == self.shape[axis + 1 :]
 
     def read(self, offset: int, nbytes: int) -> bytes:
         buffer = bytearray(nbytes)
@@ -167,112 +199,114 @@ class PiecesSource:
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer with the bytes from ``offset``."""
-        if self._runs is not None:
-            self._fill_runs(self._runs, offset, buffer)
-            return
-        for start, band in self._bands(offset, offset + buffer.nbytes):
-            begin, end = max(start, offset), min(start + len(band), offset + buffer.nbytes)
-            buffer[begin - offset : end - offset] = memoryview(band)[begin - start : end - start]
+        """Fill a buffer with the bytes from ``offset``. Only the pieces that they are in are read."""
+        itemsize = self.dtype.itemsize
+        while buffer.nbytes:
+            first, skipped = divmod(offset, itemsize)
+            count = 0 if skipped else buffer.nbytes // itemsize
+            if count:
+                done = count * itemsize
+                self._fill(first, count, buffer[:done])
+            else:  # a part of an element
+                element = bytearray(itemsize)
+                self._fill(first, 1, memoryview(element))
+                done = min(itemsize - skipped, buffer.nbytes)
+                buffer[:done] = element[skipped : skipped + done]
+            offset, buffer = offset + done, buffer[done:]
+
+    def _fill(self, first: int, count: int, buffer: memoryview) -> None:
+        """Fill a buffer with elements, from the ``first`` on."""
+        for box in boxes_of(self.shape, first, first + count):
+            for index, common in self._index.meeting(box):
+                for part in cut_up(common, _BAND_NBYTES // self.dtype.itemsize):
+                    check_cancelled(self.cancellation)
+                    self._copy(index, part, buffer, first)
+
+    def _copy(self, index: int, box: Box, buffer: memoryview, first: int) -> None:
+        """Copy what a piece has of a box to its place in a buffer, which begins with the ``first`` element."""
+        info, piece, itemsize = self.info(index), self.pieces[index], self.dtype.itemsize
+        inside = [at - offset for at, offset in zip(box[0], piece.offsets, strict=True)]
+        skipped = sum(at * step for at, step in zip(inside, info.stride, strict=True))
+        info = info._replace(shape=box[1], storage_offset=info.storage_offset + skipped)
+        begin = sum(at * step for at, step in zip(box[0], self._steps, strict=True)) - first
+        storage = info.storage
+        assert storage is not None  # noqa: S101 - info() saw it
+        under = None
+        if _is_as_it_is(info):
+            under = file_under(storage.source, storage.offset + info.storage_offset * itemsize)
+        width, places = rows_in(box[1], self._steps, begin, itemsize)
+        if under is not None and width >= WIDE:
+            rows = [buffer[place : place + width] for place in places]
+            under[0].read_rows(under[1], rows)
+        else:
+            data = LazyTensor(self.name, info).read(limits=self._limits)
+            scatter(data, box[1], buffer, self._steps, begin, itemsize)
+            rows = [memoryview(data)]
+        if self.sums is not None and _known_crc32(self.info(index)):
+            at = sum(place * step for place, step in zip(inside, row_major(piece.sizes), strict=True))
+            self.sums.add(index, at * itemsize, rows)
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
-        Yield all bytes in order, and compare the pieces with the checksums that their files have.
+        Yield all bytes in order, and compare pieces with the checksums that their files have, as ``compare`` does.
 
         Raises:
             DamagedFile: At the end, if a piece is not what was saved.
         """
-        found: dict[int, int] = {}
+        checked = self.checked()
+        for start in range(0, self.nbytes, self.band_nbytes):
+            band = bytearray(min(self.band_nbytes, self.nbytes - start))
+            checked.read_into(start, memoryview(band))
+            yield band
+        checked.compare()
 
-        def note(index: int, data: bytes) -> None:
-            found[index] = crc32(data, found.get(index, 0))
+    def checked(self) -> Self:
+        """Return the same source for reading each byte once: ``compare`` then knows the checksums of the pieces."""
+        found = copy.copy(self)
+        found.sums = _Checksums()
+        return found
 
-        yield from (band for _, band in self._bands(0, self.nbytes, note))
-        for index in range(len(self.pieces)):
-            info = self.info(index)
-            storage = info.storage
-            if storage is None or not storage.crc32:
-                continue
-            in_order = _is_as_it_is(info, storage) and info.nbytes == storage.nbytes and self._axis == 0
-            compare(found[index] if in_order else _checksum(storage), storage.crc32, self._place(index))
-
-    def _bands(
-        self, start: int, stop: int, note: Callable[[int, bytes], None] | None = None
-    ) -> Iterator[tuple[int, bytearray]]:
-        """Yield whole rows that together hold the bytes from ``start`` to ``stop``, and where each band begins."""
-        axis, itemsize = self._axis, self.dtype.itemsize
-        row, rows = self._steps[axis] * itemsize, self.shape[axis]
-        at_once = max(1, _BAND_NBYTES // row)
-        index = start // row
-        while index * row < stop:
-            check_cancelled(self.cancellation)
-            outer, first = divmod(index, rows)
-            count = min(at_once, rows - first, -(-stop // row) - index)
-            band = bytearray(count * row)
-            self._fill_rows(self._position(outer), first, count, memoryview(band), note)
-            yield index * row, band
-            index += count
-
-    def _position(self, outer: int) -> tuple[int, ...]:
-        """Return the position in the dimensions before that of the rows, from its number in row-major order."""
-        found = []
-        for size in reversed(self.shape[: self._axis]):
-            outer, at = divmod(outer, size)
-            found.append(at)
-        return tuple(reversed(found))
-
-    def _fill_runs(self, runs: tuple[int, ...], offset: int, buffer: memoryview) -> None:
-        itemsize = self.dtype.itemsize
-        index = max(0, bisect_right(runs, offset // itemsize) - 1)
-        while buffer.nbytes:
-            check_cancelled(self.cancellation)
-            start = offset - runs[index] * itemsize
-            info = self.info(index)
-            count = min(buffer.nbytes, info.nbytes - start)
-            read_part(info, start, buffer[:count])
-            buffer, offset, index = buffer[count:], offset + count, index + 1
-
-    def _fill_rows(
-        self,
-        outer: tuple[int, ...],
-        first: int,
-        rows: int,
-        buffer: memoryview,
-        note: Callable[[int, bytes], None] | None,
-    ) -> None:
-        """Fill a band of rows from the pieces that are in it."""
-        axis = self._axis
-        for index, (offsets, sizes, *_) in enumerate(self.pieces):
-            begin, end = max(first, offsets[axis]), min(first + rows, offsets[axis] + sizes[axis])
-            at = [place - offset for place, offset in zip(outer, offsets, strict=False)]
-            if begin >= end or not all(0 <= place < size for place, size in zip(at, sizes, strict=False)):
-                continue
-            info = self.info(index)
-            at.append(begin - offsets[axis])
-            skipped = sum(place * step for place, step in zip(at, info.stride, strict=False))
-            part = info._replace(
-                shape=(end - begin, *sizes[axis + 1 :]),
-                stride=info.stride[axis:],
-                storage_offset=info.storage_offset + skipped,
-            )
-            data = LazyTensor(self.name, part).read()
-            if note is not None:
-                note(index, data)
-            place_in_band = (begin - first, *offsets[axis + 1 :])
-            scatter(data, part.shape, buffer, self._steps[axis:], place_in_band, self.dtype.itemsize)
-
-    def check(self) -> None:
+    def compare(self, done: set[Place] | None = None) -> None:
         """
-        Compare every piece that has a checksum in its file with it. All of them are read.
+        Compare each piece that was read, and that is a storage of its own, with the checksum that its file has.
+
+        Those that were compared are added to ``done``; ``check`` reads the others, whose bytes were not read in their
+        order, or not all.
 
         Raises:
             DamagedFile: One is not what was saved.
         """
+        for index, info in sorted(self._infos.items()):
+            storage = info.storage
+            if storage is not None and storage.crc32 and info.nbytes == storage.nbytes:
+                found = None if self.sums is None else self.sums.of(index, info.nbytes)
+                if found is not None:
+                    _compare(found, storage.crc32, self._place(self.pieces[index]))
+                    if done is not None:
+                        done.add(place_of(storage))
+
+    def copied_whole(self) -> set[Place]:
+        """Return the storages whose checksums are compared when all bytes are copied in order."""
+        infos = self._infos.values()
+        return {place_of(info.storage) for info in infos if info.storage is not None and _known_crc32(info)}
+
+    def check(self, done: set[Place] | None = None) -> None:
+        """
+        Compare every storage that a piece is on with the checksum in its file, each once: all its bytes are read.
+
+        ``done`` are those that were compared before; what is compared here is added.
+
+        Raises:
+            DamagedFile: One is not what was saved.
+        """
+        done = set() if done is None else done
         for index in range(len(self.pieces)):
-            storage = self.info(index).storage
-            if storage is None or not storage.crc32:
-                continue
-            compare(_checksum(storage), storage.crc32, self._place(index))
+            check_cancelled(self.cancellation)
+            storage, what = self.storage(index)
+            if storage.crc32 and place_of(storage) not in done:
+                done.add(place_of(storage))
+                found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
+                _compare(found, storage.crc32, what)
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
         """The whole is in no file as it is."""
@@ -282,21 +316,53 @@ class PiecesSource:
         """Its files belong to the folder, which closes them."""
 
 
-def _checksum(storage: StorageRef) -> int:
-    found = 0
-    for start in range(0, storage.nbytes, _BAND_NBYTES):
-        count = min(_BAND_NBYTES, storage.nbytes - start)
-        found = crc32(storage.source.read(storage.offset + start, count), found)
-    return found
+def fault_of(source: Source) -> CkptoolError | None:
+    """Return why what is stored in a source cannot be read as a whole, as far as is known."""
+    return source.fault if isinstance(source, PiecesSource) else None
 
 
-def compare(found: int, saved: int, what: str) -> None:
-    """Raise DamagedFile unless a checksum is the saved one."""
+class _Checksums:
+    """CRC-32 checksums of the parts of pieces, in whatever order threads read them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[int, int, int]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, index: int, start: int, rows: Sequence[memoryview]) -> None:
+        """Note the bytes of a piece from ``start`` on."""
+        with self._lock:
+            parts = self._parts.setdefault(index, [])
+            goes_on = bool(parts) and parts[-1][0] + parts[-1][1] == start
+            begin, nbytes, found = parts.pop() if goes_on else (start, 0, 0)
+        for row in rows:
+            found = crc32(row, found)
+            nbytes += row.nbytes
+        with self._lock:
+            parts.append((begin, nbytes, found))
+
+    def of(self, index: int, nbytes: int) -> int | None:
+        """Return the checksum of a piece; None if not each of its bytes was noted once."""
+        found = end = 0
+        for start, part_nbytes, of_part in sorted(self._parts.get(index, ())):
+            if start != end:
+                return None
+            found = joined_crc32(found, of_part, part_nbytes)
+            end += part_nbytes
+        return found if end == nbytes else None
+
+
+def _compare(found: int, saved: int, what: str) -> None:
     if found != saved:
         raise DamagedFile(
             f"the piece of {what} is damaged: its CRC-32 is {found:08x}, not {saved:08x}",
             hint="Get the file again.",
         )
+
+
+def place_of(storage: StorageRef) -> Place:
+    """Return what no two storages that are alive have in common, whatever opened their file."""
+    under = file_under(storage.source, storage.offset)
+    return (id(storage.source), storage.offset) if under is None else (under[0].place, under[1])
 
 
 def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSource, location: str) -> TensorInfo:
@@ -305,161 +371,14 @@ def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSou
     return TensorInfo(dtype, shape, row_major(shape), 0, storage, location)
 
 
-def read_part(info: TensorInfo, start: int, buffer: memoryview) -> None:
-    """Fill a buffer with bytes of a tensor, packed in row-major order, from ``start``."""
-    storage = info.storage
-    assert storage is not None  # noqa: S101 - the caller saw it
-    if _is_as_it_is(info, storage):
-        offset = storage.offset + info.storage_offset * info.dtype.itemsize + start
-        under = file_under(storage.source, offset)
-        if under is not None and hasattr(under[0], "read_into"):
-            under[0].read_into(under[1], buffer)
-        else:
-            buffer[:] = storage.source.read(offset, buffer.nbytes)
-        return
-    position = 0
-    for chunk in LazyTensor("", info).chunks(_BAND_NBYTES):
-        begin, end = max(start, position), min(start + buffer.nbytes, position + len(chunk))
-        if begin < end:
-            buffer[begin - start : end - start] = chunk[begin - position : end - position]
-        position += len(chunk)
-        if position >= start + buffer.nbytes:
-            return
-
-
-def _is_as_it_is(info: TensorInfo, storage: StorageRef) -> bool:
+def _is_as_it_is(info: TensorInfo) -> bool:
     """Say whether the storage holds the tensor's elements as they are, one after the other."""
-    return info.is_contiguous and not (info.conj or info.neg or storage.big_endian) and info.dtype.packed == 1
+    storage = info.storage
+    swapped = storage is not None and storage.big_endian and info.dtype.swap_nbytes > 1
+    return info.is_contiguous and not (info.conj or info.neg or swapped)
 
 
-def scatter(
-    data: bytes,
-    sizes: tuple[int, ...],
-    buffer: memoryview,
-    steps: Sequence[int],
-    offsets: tuple[int, ...],
-    itemsize: int,
-) -> None:
-    """Copy a packed box of elements to its place in a buffer whose dimensions have these steps, in elements."""
-    inner = len(sizes)
-    run = 1  # elements that are consecutive in the buffer, too
-    while inner and steps[inner - 1] == run:
-        run *= sizes[inner - 1]
-        inner -= 1
-    outer, begin = sizes[:inner], sum(offset * step for offset, step in zip(offsets, steps, strict=True))
-    width = run * itemsize
-    rows = outer[-1] if outer else 1
-    view = memoryview(data)
-    if outer and width < _NARROW and rows > 2 * run:
-        _scatter_columns(view, outer, buffer, steps[:inner], begin, itemsize, run)
-        return
-    source = 0
-    for place in _places(outer, steps[:inner], begin):
-        target = place * itemsize
-        buffer[target : target + width] = view[source : source + width]
-        source += width
-
-
-def _places(sizes: Sequence[int], steps: Sequence[int], begin: int) -> Iterator[int]:
-    """Yield the place, in elements, of each position of some dimensions, in row-major order."""
-    if not sizes:
-        yield begin
-        return
-    for index in range(sizes[0]):
-        yield from _places(sizes[1:], steps[1:], begin + index * steps[0])
-
-
-def _scatter_columns(
-    data: memoryview,
-    outer: Sequence[int],
-    buffer: memoryview,
-    steps: Sequence[int],
-    begin: int,
-    itemsize: int,
-    run: int,
-) -> None:
-    """Copy a box of many short rows: element by element of a row, each for all rows in one assignment."""
-    unit = min(itemsize, 8)
-    scale = itemsize // unit
-    target = buffer.cast(_CODES[unit])  # type: ignore[call-overload]
-    source = data.cast(_CODES[unit])  # type: ignore[call-overload]
-    rows, step, width = outer[-1], steps[-1] * scale, run * scale
-    at = 0
-    for place in _places(outer[:-1], steps[:-1], begin):
-        start = place * scale
-        for column in range(width):
-            target[start + column : start + column + (rows - 1) * step + 1 : step] = source[
-                at + column : at + column + (rows - 1) * width + 1 : width
-            ]
-        at += rows * width
-
-
-def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """
-    Raise MalformedFile unless boxes of ``(offsets, sizes)`` fill a shape, each element once.
-
-    Costs as much as sorting them, where they are cut along one dimension after the other, as all known writers do.
-    """
-    inside = []
-    for offsets, sizes in boxes:
-        if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise _bad_tiling(name, f"a piece of {len(sizes)} dimensions, in a tensor of {len(shape)}")
-        for offset, size, whole in zip(offsets, sizes, shape, strict=True):
-            if offset < 0 or size < 0 or offset + size > whole:
-                raise _bad_tiling(name, f"the piece at {list(offsets)} of {list(sizes)} is not inside {list(shape)}")
-        if 0 not in sizes:
-            inside.append((offsets, sizes))
-    if not prod(shape):
-        return
-    held = sum(prod(sizes) for _, sizes in inside)
-    overlapping = _overlap(inside, 0, len(shape))
-    if overlapping is not None:
-        raise _bad_tiling(name, f"two pieces overlap at {list(overlapping)}")
-    if held < prod(shape):
-        raise MalformedFile(
-            f"{name!r} has a hole: its pieces hold {held:,} of {prod(shape):,} elements",
-            kind="missing-piece",
-            hint="A file of the set is missing, or was not written.",
-            needed=prod(shape),
-            actual=held,
-        )
-
-
-Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes."""
-
-
-def _overlap(boxes: list[Box], axis: int, rank: int) -> tuple[int, ...] | None:
-    """Return the offsets of a box that has elements in common with another; None if none has."""
-    if len(boxes) < 2:
-        return None
-    if axis == rank:
-        return boxes[1][0]
-    group: list[Box] = []
-    end = 0
-    for box in sorted(boxes, key=lambda box: (box[0][axis], box[1][axis])):
-        if box[0][axis] >= end:
-            found = _overlap_in_group(group, axis, rank)
-            if found is not None:
-                return found
-            group = []
-        group.append(box)
-        end = max(end, box[0][axis] + box[1][axis])
-    return _overlap_in_group(group, axis, rank)
-
-
-def _overlap_in_group(group: list[Box], axis: int, rank: int) -> tuple[int, ...] | None:
-    """As ``_overlap``, for boxes none of which is beside all others along an axis."""
-    if len({(offsets[axis], sizes[axis]) for offsets, sizes in group}) < 2:
-        return _overlap(group, axis + 1, rank)
-    # Their sides are not equal: cut at every side, and look at each slab.
-    for begin in sorted({offsets[axis] for offsets, _ in group}):
-        slab = [box for box in group if box[0][axis] <= begin < box[0][axis] + box[1][axis]]
-        found = _overlap(slab, axis + 1, rank)
-        if found is not None:
-            return found
-    return None
-
-
-def _bad_tiling(name: str, what: str) -> MalformedFile:
-    return MalformedFile(f"{name!r}: {what}", kind="bad-piece", hint="Get the folder again, from one save.")
+def _known_crc32(info: TensorInfo) -> int:
+    """Return the checksum that the file has of a tensor's elements in their order; 0 where it has none."""
+    storage = info.storage
+    return storage.crc32 if storage is not None and info.nbytes == storage.nbytes and _is_as_it_is(info) else 0

@@ -23,9 +23,10 @@ SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
 """What ``array`` calls unsigned integers of so many bytes."""
 _LONG: Final = 16
 _PLACES: Final = 1 << 16
-_SPAN_NBYTES: Final = 1 << 24
+_SPAN_NBYTES: Final = 1 << 19
+"""A span that is always read in one piece."""
 _MOST_NBYTES: Final = 1 << 26
-"""Of a span that is read in one piece because reading its elements one by one would be more work."""
+"""Of a span that is read in one piece because reading its runs one by one would be more work."""
 _PER_READ_NBYTES: Final = 1 << 12
 """What can be copied in the time of one read."""
 
@@ -198,13 +199,15 @@ def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
     Return elements of ``unit`` bytes (1, 2, 4 or 8) in row-major order of ``dims``, pairs of size and step.
 
     Reads the span that they cover in one piece if that is small, or mostly wanted, or less work than a read for each
-    element; else in slices along the dimension of the largest step. What a step of 0 repeats is read once.
+    run; else in slices along the dimension of the largest step. What a step of 0 repeats is read once.
     """
     if not dims:
         return source.read(offset, unit)
     span = unit * (1 + sum((size - 1) * step for size, step in dims))
     count = prod(size for size, _ in dims)
-    if span <= max(_SPAN_NBYTES, 4 * unit * count) or span <= min(_MOST_NBYTES, _PER_READ_NBYTES * count):
+    if len(dims) == 1 and dims[0][1] == 1:
+        return source.read(offset, span)
+    if span <= max(_SPAN_NBYTES, 4 * unit * count) or span <= min(_MOST_NBYTES, _PER_READ_NBYTES * _runs(dims)):
         return _pack(source.read(offset, span), unit, dims)
     axis = min(range(len(dims)), key=lambda at: (dims[at][1] > 0, -dims[at][1]))
     size, step = dims[axis]
@@ -214,6 +217,14 @@ def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
     else:
         slices = [gather(source, offset, unit, inner)] * size
     return _stack(slices, prod(size for size, _ in dims[:axis]))
+
+
+def _runs(dims: Dims) -> int:
+    """Return how many runs of consecutive elements there are."""
+    run = 1
+    for size, step in sorted(dims, key=lambda dim: dim[1]):
+        run *= size if step == run else 1
+    return prod(size for size, _ in dims) // run
 
 
 def _stack(slices: list[bytes], rows: int) -> bytes:

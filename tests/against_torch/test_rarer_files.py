@@ -36,14 +36,12 @@ def distributed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_distributed_checkpoint(distributed: Path) -> None:
-    shard = next(distributed.glob("*.distcp"))
-    for path in (shard, distributed):
-        with pytest.raises(CkptoolError) as caught:
-            open_checkpoint(path)
-        assert caught.value.kind == "distributed-checkpoint"
-        assert "dcp_to_torch" in (caught.value.hint or "")
-    assert "CK133" in codes(distributed / ".metadata")
+def test_one_file_of_a_distributed_checkpoint(distributed: Path) -> None:
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(next(distributed.glob("*.distcp")))
+
+    assert caught.value.kind == "distributed-checkpoint"
+    assert caught.value.command == f"ckptool inspect {distributed}"
 
 
 def test_files_of_torch_one_after_the_other_are_not_damaged() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ckptool import LimitExceeded, MalformedFile
 from ckptool.pickles.nodes import Call, Dict, Global, PersistentId
-from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
+from ckptool.pickles.numpy_values import dtype_of, encoded_bytes, numpy_array, numpy_scalar
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import rebuild
 from ckptool.tensors.dtypes import BY_NAME
@@ -155,6 +155,69 @@ def test_an_array_of_other_sizes_is_none(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("state", [4, 6])
 def test_an_array_has_a_state_of_five(state: int) -> None:
     assert numpy_array(array((1,), state=state)) is None
+
+
+def from_buffer(*args: Any) -> Any:
+    dtype = made(("numpy", "dtype"), "f4", state=(3, "<"))
+    return numpy_array(made(("numpy.core.numeric", "_frombuffer"), bytes(24), dtype, *args))
+
+
+def test_an_array_of_a_buffer_is_made_of_four_things_or_of_five_with_its_axes() -> None:
+    for order, axes in (("C", (0, 1)), ("F", (1, 0))):
+        found = from_buffer((2, 3), order)
+        assert found is not None
+        assert (found.shape, found.axes, found.data) == ((2, 3), axes, bytes(24))
+        assert from_buffer((2, 3), order, None) == found
+    transposed = from_buffer((2, 3), "K", (1, 0))
+    assert transposed is not None
+    assert (transposed.shape, transposed.axes) == ((3, 2), (1, 0))
+    assert from_buffer((2, 3), "K", (0, 1)) is not None
+    assert from_buffer((2, 3)) is None
+    assert from_buffer((2, 3), "C", None, None) is None
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 1, 2), (0, 2), (-1, 0), (2, 0), (True, False), None])
+def test_axes_are_those_of_the_shape(axes: Any) -> None:
+    assert from_buffer((2, 3), "K", axes) is None
+
+
+@pytest.mark.parametrize("items", [0, 1, 2])
+def test_an_array_of_joblib_has_one_row_of_elements(items: int) -> None:
+    fields = {"shape": (2,), "dtype": made(("numpy", "dtype"), "f4", state=(3, "<")), "order": "C"}
+    wrapper = made(("joblib.numpy_pickle", "NumpyArrayWrapper"), state=Dict(list(fields.items())))
+    wrapper.items = [bytes(8)] * items
+
+    assert (numpy_array(wrapper) is not None) == (items == 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "expected"),
+    [
+        ("f4", (), (4, False)),
+        ("U3", (3, "<", None, None, None, 12, 4), (12, False)),
+        ("U3", (3, "<", None, None, None, 12), (12, False)),
+        ("U3", (3, "<", None, None, None), (3, False)),
+        ("V8", (3, "|", None, None, None, 8, 1, 1), (8, True)),
+        ("V8", (3, "|", None, None, None, 8, 1), (8, False)),
+        ("O8", (), (8, True)),
+        ("V1234567890", (), (1234567890, False)),
+        ("V12345678901", (), None),
+        ("f", (), None),
+    ],
+)
+def test_an_element_is_as_long_as_its_type_or_its_state_says(code: str, state: Any, expected: Any) -> None:
+    assert dtype_of(made(("numpy", "dtype"), code, state=state)) == expected
+
+
+@pytest.mark.parametrize("value", [-MOST - 2, -MOST - 1, MOST, MOST + 1])
+def test_a_number_is_a_tensor_if_64_bits_hold_it(value: int) -> None:
+    found = Rebuilder().tensor(made(("torch", "tensor"), value))
+    if not -MOST - 1 <= value <= MOST:
+        assert found is None
+        return
+    assert found is not None
+    assert found.storage is not None
+    assert (found.dtype.name, found.storage.source.read(0, 8)) == ("int64", value.to_bytes(8, "little", signed=True))
 
 
 def test_a_scalar_has_just_the_bytes_of_its_type() -> None:

@@ -173,6 +173,36 @@ def test_fields_that_nobody_knows_may_be_nested_to_a_depth(depth: int, read: boo
         refused(data)
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_header_may_begin_with_white_space_of_any_length(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_format, "_BLOCK_NBYTES", most)
+    for spaces in range(4):
+        source = Asked(described(" " * spaces + json.dumps(one([2], [0, 8])), bytes(8)))
+        assert safetensors_format.is_safetensors(source, source.read(0, 16))
+        assert max(source.sizes[1:], default=0) <= most
+    assert not safetensors_format.is_safetensors(Asked(described("   ")), described("   "))
+
+
+def test_fields_that_nobody_knows_are_told_of() -> None:
+    assert opened(SOUND).notes == ()
+    assert "more" in opened(described(one([2], [0, 8], more=1), bytes(8))).notes[0]
+    assert opened(described({"__metadata__": {"a": "b", "c": "d"}})).notes == ()
+
+
+def test_an_entry_may_be_a_list_of_three() -> None:
+    entry = ["F32", [2], [0, 8]]
+    assert list(opened(described({"w": entry}, bytes(8))).tensors) == ["w"]
+    for wrong in (entry[:2], [*entry, 1]):
+        refused(described({"w": wrong}, bytes(8)))
+
+
+def test_an_order_lists_each_name_once_and_nothing_else() -> None:
+    names = {"a": 0, "b": 0}
+    for order, expected in ((["b", "a"], ("b", "a")), (["b", "a", "a"], ()), (["b", "a", 1], ()), (["b"], ())):
+        texts = {safetensors_format.ORDER_KEY: json.dumps(order)}
+        assert safetensors_format.decode(texts, names, None).order == expected
+
+
 def test_a_name_that_is_there_twice_is_told_of_by_name() -> None:
     entry = json.dumps(one([2], [0, 8])["w"])
 
@@ -247,6 +277,21 @@ def test_a_storage_of_a_tar_may_end_with_its_member() -> None:
     tables = {"tensors": build.pickled(0), "pickle": build.pickled({}), "storages": build.pickled(1) + storage()}
 
     assert refused(build.tar_file(tables), TruncatedFile).kind == "truncated-pickle"  # the list of views is missing
+
+
+def test_a_tar_of_one_of_its_members_is_none_and_of_two_lacks_one() -> None:
+    tables = {name: build.pickled(0) for name in ("pickle", "storages", "tensors")}
+    for left_out in tables:
+        few = {name: data for name, data in tables.items() if name != left_out}
+        assert refused(build.tar_file(few)).kind == "missing-member"
+        assert opened(build.tar_file({left_out: tables[left_out]})).format != "torch_tar"
+
+
+def test_what_lies_between_the_pickles_of_a_table_is_told_of() -> None:
+    data = packed([storage()], [tensor(10, 1, 6, 1, 0), tensor(11, 1, 6, 1, 0)], {"w": reference(10)})
+    blocks = [[len(block) for block in stream.blocks] for stream in opened(data).streams]
+
+    assert blocks == [[], [8 + len(build.floats(6))], [8 + 3 * 8]]
 
 
 def test_an_entry_of_a_tar_is_three_things() -> None:
@@ -450,6 +495,22 @@ def test_what_stands_behind_a_marked_pickle_is_told_of() -> None:
 
     assert opened(marked).notes == ()
     assert opened(marked + b"x").notes == ("1 bytes after the pickle",)
+
+
+def test_what_a_pickle_leaves_begins_where_it_ends() -> None:
+    marked = build.pickled({"w": 1})
+
+    assert opened(marked).rest is None
+    assert opened(marked + b"x").rest == len(marked)
+
+
+def test_a_magic_number_that_is_called_stands_before_a_version() -> None:
+    called = build.pickled(build.call(build.named("a", "b")))
+
+    assert opened(called).format == "pickle"
+    assert opened(called + b"x").rest == len(called)
+    assert opened(called + build.pickled(1000)).rest == len(called)
+    refused(called + build.pickled(1001), TruncatedFile)  # of what follows it in a stream of torch.save
 
 
 @pytest.mark.parametrize("data", [b"\x80\2", b"\x80\6N.", b"\x80"])

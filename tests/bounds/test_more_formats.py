@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ckptool import CkptoolError, LimitExceeded, Limits, MalformedFile, TruncatedFile, UnknownFormat, open_checkpoint
-from ckptool.formats import torch_zip
+from ckptool.archives.archive import Record
+from ckptool.formats import pt2, torch_zip
 from ckptool.formats.torchscript import ScriptModules
 from ckptool.pickles.nodes import Dict
 from tests import build
@@ -112,6 +113,11 @@ def test_the_only_program_of_an_archive_gives_its_tensors_no_prefix() -> None:
     assert list(open_checkpoint(program("model")).tensors) == ["w"]
     assert list(open_checkpoint(program("a", "b")).tensors) == ["a.w", "b.w"]
     assert list(open_checkpoint(program()).tensors) == []
+
+
+@pytest.mark.parametrize("nbytes", [0, 1])
+def test_a_member_without_bytes_is_no_pickle(nbytes: int) -> None:
+    assert pt2._is_pickled(Record("p/data/constants/a.pt", 0, nbytes, nbytes)) == (nbytes > 0)
 
 
 # Archives

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptool import FileUnavailable, SourceChanged, open_checkpoint
+from ckptool import Cancellation, FileUnavailable, SourceChanged, open_checkpoint
+from ckptool.sources import files, siblings
+from ckptool.sources import source as source_module
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import system_text
 from ckptool.sources.read_ahead import ReadAhead
@@ -72,6 +74,7 @@ def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> 
         os.dup2(number, 0)
         assert source.fileno() == 0
         assert source.read(7, 3) == DATA[7:10]
+        source.open_sibling("x").close()
         source.__del__()
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(0)
@@ -82,6 +85,46 @@ def test_the_first_descriptor_of_all_is_one_like_another(source: FileSource) -> 
         os.dup2(keep, 0)
         os.close(keep)
         os.close(number)
+
+
+def test_what_can_be_cancelled_is_read_in_steps(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    pread, sizes = os.pread, list[int]()
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: sizes.append(n) or pread(fd, n, at))
+    monkeypatch.setattr(files, "STEP_NBYTES", 100)
+    monkeypatch.setattr(source_module, "STEP_NBYTES", 100)
+    source.cancellation = Cancellation()
+    for nbytes, steps in ((99, [99]), (100, [100]), (101, [100, 1]), (200, [100, 100])):
+        sizes.clear()
+        assert source.read(5, nbytes) == DATA[5 : 5 + nbytes]
+        assert sizes == steps
+
+
+def test_a_change_of_a_file_that_keeps_its_name_and_times_is_told_of(source: FileSource, tmp_path: Path) -> None:
+    path, before = tmp_path / "x", (tmp_path / "x").stat()
+    os.link(path, tmp_path / "y")
+    path.write_bytes(DATA[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (tmp_path / "y").unlink()
+    with pytest.raises(SourceChanged):
+        source.check_unchanged()
+
+
+def test_a_file_beside_one_that_is_closed_meanwhile_is_closed(
+    source: FileSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "y").write_bytes(b"y")
+    open_sibling, opened = siblings.open_sibling, list[int]()
+
+    def slow(*asked: Any) -> int:
+        opened.append(open_sibling(*asked))
+        source.close()
+        return opened[0]
+
+    monkeypatch.setattr(siblings, "open_sibling", slow)
+    with pytest.raises(ValueError, match="closed"):
+        source.open_sibling("y")
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(opened[0])
 
 
 def test_a_source_that_is_forgotten_is_closed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import bz2
 import collections
 import datetime as dt
 import decimal
@@ -12,14 +13,17 @@ import functools
 import gzip
 import io
 import logging
+import lzma
 import pathlib
 import pickle
 import random
 import types
 import uuid
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -47,6 +51,7 @@ from tests.build import (
     zip_file,
 )
 from tests.checking.test_containers import PACKED, Nested, streamed, zipped
+from tests.each import each
 from tests.scale import step
 
 OS = named("os", "system")
@@ -112,10 +117,14 @@ PAYLOADS: dict[str, bytes] = {
         call(named("builtins", "getattr"), call(named("pathlib", "Path"), "/x"), "write_text"), "text"
     ),
     "a method of text": call(call(named("builtins", "getattr"), ops("{0}"), "format"), 1),
+    "a name from far out in the memo": call(OS + b"p%d\n0g%d\n" % (1 << 64, 1 << 64), "true"),
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
-REFUSED = {"sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed"}
+REFUSED = {
+    "sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed",
+    "a name from far out in the memo",
+}  # fmt: skip
 """What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""
 CONTAINERS: dict[str, Callable[[bytes], bytes]] = (
     PACKED
@@ -200,6 +209,72 @@ def test_elements_that_only_look_like_opcodes_call_nothing(start: int) -> None:
     for first in range(start, start + 16):
         elements = bytes([first, 0x52, 0x81, 0x62, 0x6F, 0x2E]) + bytes(250)
         assert system(check(pickled({"x": wrapped((256,), code="u1", elements=elements)}))) == []
+
+
+def saved_by_numpy(value: bytes, *, members: int = 0, packed: bool = False) -> bytes:
+    """Return what numpy writes of an array of objects, or of so many arrays, with a pickle in the place of its own."""
+    buffer, empty = io.BytesIO(), np.array([None, None], dtype=object)
+    if members:
+        save = np.savez_compressed if packed else np.savez
+        save(buffer, **{f"a{number}": empty if number else np.arange(3) for number in range(members)})  # type: ignore[arg-type]
+        with zipfile.ZipFile(buffer) as found:
+            content = {name: found.read(name) for name in found.namelist()}
+        last = f"a{members - 1}.npy"
+        content[last] = content[last][: content[last].index(b"\x80")] + pickled(value)
+        return zip_file(content, deflated=list(content) if packed else ())
+    np.save(buffer, empty, allow_pickle=True)
+    data = buffer.getvalue()
+    return data[: data.index(b"\x80")] + pickled(value)
+
+
+def cut(compress: Callable[[bytes], bytes], value: bytes, *, damaged: bool) -> bytes:
+    """Return a compressed pickle without its end, or with another checksum."""
+    data = compress(pickled([value, random.Random(1).randbytes(999).hex()]))
+    return data[:-4] + b"\0\1\2\3" if damaged else data[:-60]
+
+
+PIECES: dict[str, Callable[[bytes], bytes]] = {
+    "npy": saved_by_numpy,
+    "npz": lambda value: saved_by_numpy(value, members=3),
+    "npz, deflated": lambda value: saved_by_numpy(value, members=2, packed=True),
+    "npy in bytes": lambda value: pickled({"x": raw(saved_by_numpy(value))}),
+    "npy in a zip": lambda value: zip_file({"a.pth": zipped(ops(None)), "b.npy": saved_by_numpy(value)}),
+    "npy of version 2": lambda value: b"\x93NUMPY\2\0" + pack("<I", 7) + b"'|O8'  " + pickled(value),
+    **{
+        f"{compress.__module__} {'damaged' if damaged else 'cut'}": functools.partial(cut, compress, damaged=damaged)
+        for compress in (gzip.compress, zlib.compress, bz2.compress, lzma.compress)
+        for damaged in (False, True)
+        if damaged or compress is not bz2.compress  # a block of bzip2 is whole, or nothing
+    },
+    "gz with a bomb behind": lambda value: gzip.compress(pickled(value) + bytes(65 << 20)),
+    "bytes, in protocol 0": lambda value: pickled({"x": raw(named("m", "f") + b"0" + value + b".")}),
+    "text, in protocol 0": lambda value: pickled(
+        {"x": ops((b"(" + named("m", "f") + b"0" + value + b".").decode("latin-1"))}
+    ),
+    "zlib in bytes": lambda value: pickled({"x": raw(zlib.compress(pickled(value)))}),
+    "bz2 in text": lambda value: pickled({"x": ops(bz2.compress(pickled(value)).decode("latin-1"))}),
+    "gz in text": lambda value: pickled({"x": ops(gzip.compress(pickled(value)).decode("latin-1"))}),
+}
+
+
+@pytest.mark.parametrize("container", PIECES)
+def test_each_call_is_an_error_where_only_other_programs_would_meet_it(container: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(PIECES[container](call(OS, "true")))
+    assert system(check(path)) == ["os.system('true')"]
+    assert CliRunner().invoke(cli, ["check", str(path)]).exit_code
+    path.write_bytes(PIECES[container](ops(None)))
+    assert system(check(path)) == []
+
+
+@each(
+    "text",
+    ["class Net:\n    def run(self):", "(see\nbelow).", "c\n", "BZhave", "x\x9c", "\x93NUMPY"],
+)
+def test_text_that_only_begins_like_a_pickle_is_text(text: str) -> None:
+    report = check(torch_zip({"a": text, "b": raw(text.encode("latin-1"))}))
+    assert report.acts == ()
+    assert "CK209" not in {one.code for one in report.findings}
 
 
 def test_the_command_says_so_and_fails(tmp_path: Path) -> None:

@@ -67,6 +67,25 @@ def test_output_is_the_snapshot(case: str) -> None:
     assert result.stdout == snapshot.read_text(encoding="utf-8")
 
 
+def test_folders_are_named_by_dst_or_after_the_sources() -> None:
+    named = as_json(STATE_DICT, "out", "--max-shard-size", "60KB")
+    several = as_json(STATE_DICT, LEGACY_MODEL, "--out-dir", "all", "--max-shard-size", "60KB", "--jobs", "2")
+    alone = as_json(STATE_DICT, "--out-dir", "one", "--max-shard-size", "60KB")
+
+    stems = [STATE_DICT.removesuffix(".pth"), LEGACY_MODEL.removesuffix(".pth")]
+    assert [one["target"] for one in (named, *several, alone)] == [
+        "out", *(f"all/{stem}" for stem in stems), f"one/{stems[0]}"
+    ]  # fmt: skip
+    for one in (named, *several, alone):
+        assert {file["name"]: file["nbytes"] for file in one["files"]} == {
+            path.name: path.stat().st_size for path in Path(one["target"]).iterdir()
+        }
+    assert named["files"][-1]["name"] == "model.safetensors.index.json"
+    assert invoke(STATE_DICT, "out", "--max-shard-size", "60KB").exit_code == 2
+    assert invoke(STATE_DICT, "out", "--max-shard-size", "60KB", "--force").exit_code == 0
+    assert invoke(STATE_DICT, "other", "--max-shard-size", "60XB").exit_code == 1
+
+
 def test_json_has_the_published_shape() -> None:
     found = as_json(CHECKPOINT, "out.pth", "--strip-module", "--to", "cpu")
 
@@ -74,7 +93,7 @@ def test_json_has_the_published_shape() -> None:
     assert set(found) == {
         *("schema", "source", "target", "form", "source_format", "tensors", "nbytes", "retagged", "location"),
         *("renamed", "dropped", "casts", "tied", "loses_training", "weights_key", "verified", "written"),
-        *("read_back_by", "before", "after", "notes", "calls"),
+        *("read_back_by", "before", "after", "notes", "calls", "files"),
     }
     assert set(found["before"]) == set(found["after"])
     assert found["before"]["devices"] == {"cuda:0": 25, "cpu": 7}

@@ -49,8 +49,11 @@ def test_a_hint_that_is_pasted_runs_nothing(payload: str, tmp_path: Path, monkey
     paste(said("inspect", "two.zip::absent"), tmp_path)
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / f"{payload}.pth").write_bytes(data)
+    (folder / f"{payload}.txt").write_bytes(b"x")
     paste(said("inspect", "folder"), tmp_path)
+    for name in (payload, "other"):
+        (folder / f"{name}.pth").write_bytes(data)
+    paste(said("migrate", "folder"), tmp_path)
 
 
 @POSIX

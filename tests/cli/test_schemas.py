@@ -72,7 +72,15 @@ def test_what_is_printed_about_every_fixture(verb: str) -> None:
 
 
 @scaled
-@pytest.mark.parametrize("options", [[], ["--form", "state_dict", "--dtype", "bfloat16"], ["--form", "safetensors"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--form", "state_dict", "--dtype", "bfloat16"],
+        ["--form", "safetensors"],
+        ["--max-shard-size", "40KB"],
+    ],
+)
 def test_what_is_printed_about_migrating_every_fixture(options: list[str], tmp_path: Path) -> None:
     found = valid("migrate", *VALID[:: step(4)], *options, "--out-dir", tmp_path)
 
@@ -91,6 +99,13 @@ def test_what_is_printed_about_comparing_fixtures(tmp_path: Path) -> None:
 
     assert len(valid("diff", tmp_path / "a.pth", tmp_path / "b.pth")["values"]) == 3
     assert len(valid("diff", tmp_path / "a.pth", tmp_path / "b.pth", "--atol", "9")["close"]) == 1
+
+
+def test_what_is_printed_about_the_values_of_fixtures() -> None:
+    found = valid("stat", *ALL[:: step(4)])
+
+    assert any(row["values"] is None for one in found for row in one.get("rows", ()))
+    assert any("error" in one for one in found)
 
 
 def test_what_differs_from_a_schema_is_not_valid() -> None:
@@ -112,7 +127,7 @@ def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> 
 
 
 def test_every_schema_is_that_of_something_that_is_printed() -> None:
-    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain"}
+    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "stat"}
     for name in SCHEMAS:
         names = {one["schema"]["const"] for one in objects(schema(name)) if "const" in one.get("schema", ())}
         assert [found.partition("/")[0] for found in names] == [f"ckptool.{name}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_the_help_of_a_verb_ends_with_examples(verb: str) -> None:
     shown = run(verb, "--help").output
 
     assert shown.endswith("".join(f"  {line}\n" for line in EXAMPLES[verb]))
+
+
+def test_colours_are_for_terminals_and_for_whoever_asks() -> None:
+    plain = run("check", FIXTURE, "--strict").output + run("check", "absent.pth").output
+    always = run("--color", "always", "absent.pth")
+
+    assert "\x1b" not in plain
+    assert "\x1b[31m\x1b[1mError:\x1b[0m absent.pth: no such file" in always.output
+    assert "\x1b" not in run("--color=never", FIXTURE).output
+    assert re.sub(r"\x1b\[\d+m", "", always.output) == run("absent.pth").output
 
 
 def test_explain_is_what_check_explains() -> None:

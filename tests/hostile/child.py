@@ -157,7 +157,7 @@ def digests(checkpoint: ckptool.Checkpoint) -> dict[str, str]:
     weights = checkpoint.weights
     return {
         name: hashlib.sha256(tensor.read()).hexdigest()
-        if tensor.info.layout == "strided" and tensor.info.nbytes <= LARGE
+        if tensor.info.storage is not None and tensor.info.layout == "strided" and tensor.info.nbytes <= LARGE
         else "none"
         for name, tensor in (weights or {}).items()
     }
@@ -168,7 +168,8 @@ def digest_of(value: Any) -> str:
         not isinstance(value, torch.Tensor)
         or value.layout != torch.strided
         or value.is_quantized
-        or value.nbytes > LARGE
+        or value.is_meta
+        or value.numel() * value.element_size() > LARGE  # torch counts the bytes in 64 bits
     ):
         return "none"
     flat = value.detach().contiguous().flatten()

@@ -105,6 +105,21 @@ def test_swap_touches_nothing_of_the_old_module(files: tuple[Path, Path]) -> Non
 
 
 @every_commit
+def test_plain_attributes_that_show_weights_show_the_new_ones(commit: Commit, files: tuple[Path, Path]) -> None:
+    model = lenet(1)
+    model.corner, model.bias, model.own = model.fc1.weight.data[1:, :2], model.fc2.bias.data, torch.ones(2)
+    live = LiveModel(model, commit=commit)
+    live.reload(files[1])
+
+    now, new = live.model, lenet(2)
+    assert torch.equal(now.corner, new.fc1.weight[1:, :2])
+    assert now.corner.data_ptr() == now.fc1.weight[1:].data_ptr()
+    assert torch.equal(now.bias, new.fc2.bias)
+    assert torch.equal(now.own, torch.ones(2))
+    assert (now.own is model.own) == (commit == "in_place")
+
+
+@every_commit
 def test_tied_weights_stay_tied_and_unsaved_buffers_stay(commit: Commit, tmp_path: Path) -> None:
     source = TiedReader().eval()
     saved(source.state_dict(), tmp_path / "x.pth")

@@ -67,7 +67,10 @@ import ckptool.archives.zips, ckptool.formats
 from ckptool.errors import CkptoolError
 from ckptool.migration.migrate import migrate
 
-CALLS = ("open", "write", "pwrite", "fstatvfs", "link", "replace", "fsync", "fchmod", "close", "unlink")
+CALLS = (
+    *("open", "write", "pwrite", "fstatvfs", "link", "replace", "rename", "fsync", "fchmod", "close", "unlink"),
+    *("mkdir", "rmdir", "scandir"),
+)
 numbers = itertools.count(1)
 
 def watch(name, at, after):
@@ -91,7 +94,8 @@ def work(job):
         for name in CALLS:
             watch(name, job["kill_at"], job["after"])
     try:
-        migrate(job["src"], job["dst"], to="cpu", force=job["force"], form=job.get("form"))
+        options = {"to": "cpu", "form": job.get("form"), **job.get("options", {})}
+        migrate(job["src"], job["dst"], force=job["force"], **options)
         return {"error": None, "calls": next(numbers) - 1}
     except CkptoolError as error:
         return {"error": type(error).__name__, "kind": error.kind, "needed": error.needed, "actual": error.actual}

@@ -69,8 +69,9 @@ MODULES = (
     "tensors/tensor",
 )  # fmt: skip
 TESTS = (
-    "tests/archives", "tests/bounds", "tests/checkpoints/test_contents.py", "tests/formats/test_packed.py",
-    "tests/formats/test_pt2.py", "tests/formats/test_sharded.py", "tests/formats/test_torch_legacy.py",
+    "tests/against_torch/test_joblib_files.py", "tests/archives", "tests/bounds", "tests/checkpoints/test_contents.py",
+    "tests/formats/test_packed.py", "tests/formats/test_plain_pickle.py", "tests/formats/test_pt2.py",
+    "tests/formats/test_safetensors.py", "tests/formats/test_sharded.py", "tests/formats/test_torch_legacy.py",
     "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py", "tests/formats/test_torchscript.py",
     "tests/hostile/test_hostile_zips.py", "tests/migration/test_outputs.py", "tests/pickles/test_pickles.py",
     "tests/sources", "tests/tensors/test_rebuild.py", "tests/tensors/test_tensors.py",

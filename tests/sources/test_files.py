@@ -105,7 +105,7 @@ def test_a_socket_is_no_file() -> None:
         assert unavailable(f"{folder}/s").kind in ("not-a-file", "unavailable")
 
 
-def test_a_directory_says_what_is_in_it(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_says_what_is_in_it(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.bin").touch()
     (tmp_path / "folder").mkdir()
@@ -116,17 +116,8 @@ def test_a_directory_says_what_is_in_it(tmp_path: Path) -> None:
     assert "0.bin" in error.hint
     assert "6 files" in error.message
     assert unavailable(tmp_path / "folder").hint is None
-    (tmp_path / "folder" / "alone.bin").touch()
+    (tmp_path / "folder" / "alone.txt").touch()
     assert "one file" in unavailable(tmp_path / "folder").message
-
-
-def test_the_hint_for_a_directory_begins_with_what_is_likely_meant(tmp_path: Path) -> None:
-    shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
-    for name in ("README.md", "config.json", "merges.txt", "MODEL.PTH", "model.safetensors.index.json", *shards):
-        (tmp_path / name).touch()
-
-    hint = unavailable(tmp_path).hint
-    assert hint == f"Name a file in it: model.safetensors.index.json, MODEL.PTH, {', '.join(shards[:2])} and 4 more"
 
 
 @pytest.mark.parametrize("name", ["missing.pth", "missing/model.pth", "nul\0.pth", "a.zip::member", ""])

@@ -1,20 +1,34 @@
 """
-The layouts of checkpoints that are directories, a module each, and ``read``, which finds the one that a folder has.
+The layouts of checkpoints that are directories, and ``open_folder``, which finds the checkpoint that a folder leads to.
 
-What is there decides: names of files are hints where to look, and what is in the files is proof.
+What is there decides: names of files are hints where to look, and what is in the files is proof. A layout is a module
+of its own where several files are one checkpoint. All other folders hold whole files, or folders that do: ``choosing``
+says which of them may be meant. One is opened; of several, none is chosen, but all are listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from ckptool.checkpoints.parsed import Parsed
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, about
+from ckptool.formats import sharded
+from ckptool.formats.directories import choosing
+from ckptool.formats.directories.beside import beside
+from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.probe import Probe
+from ckptool.limits import Limits
+from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.unavailable import directory
+from ckptool.tensors.pieces import PiecesSource
 
-_INDEX = ".index.json"
+Opened: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
+"""What a checkpoint is read from, which nothing else closes, and what is in it."""
+
+_DEEPEST: Final = 5
+_MOST_FOLDERS: Final = 500
+"""How many folders below one are looked into to find those that hold checkpoints."""
 
 
 class Layout(Protocol):
@@ -33,26 +47,138 @@ class Layout(Protocol):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
-    from ckptool.formats.directories import dcp
+    from ckptool.formats.directories import dcp, deepspeed
 
     yield dcp
+    yield deepspeed
 
 
-def main_file(folder: FolderSource) -> str | None:
-    """Return the name of the one file that is the checkpoint, or the index of its files; None if there is none."""
-    indexes = [name for name in folder.files if name.endswith(_INDEX)]
-    return indexes[0] if len(indexes) == 1 else None
-
-
-def read(folder: FolderSource, probe: Probe) -> Parsed:
+def open_folder(folder: FolderSource, probe: Probe) -> Opened:
     """
-    Read the checkpoint that a folder is.
+    Return the checkpoint that a folder is, or leads to. The folder is closed, unless that reads from it.
 
     Raises:
         FileUnavailable: It is none that is known; the message says what is there.
         CkptoolError: It is one, and cannot be read.
     """
+    source: FileSource | FolderSource | None = None
+    try:
+        with about(folder.path):
+            source, parsed = _read(folder, probe)
+            folder.check_unchanged()
+            return source, parsed
+    finally:
+        if source is not folder:
+            folder.close()
+
+
+def _refuse_repeated(folder: FolderSource, parsed: Parsed, limits: Limits) -> None:
+    """Raise LimitExceeded if tensors in pieces are far larger than the files: pieces may repeat the same bytes."""
+    storages = [info.storage for info in parsed.contents.tensors.values() if info.storage is not None]
+    in_pieces = {id(one.source): one.nbytes for one in storages if isinstance(one.source, PiecesSource)}
+    needed, held = sum(in_pieces.values()), sum(file.nbytes for _, file in folder.opened())
+    if needed > limits.expanded(held):
+        raise LimitExceeded(
+            f"its tensors in pieces are {needed:,} bytes, and its files {held:,}",
+            hint="Get the folder again, from one save.",
+            needed=needed,
+            actual=limits.expanded(held),
+        )
+
+
+def _read(folder: FolderSource, probe: Probe) -> Opened:
     for one in layouts_in_order():
         if one.sniff(folder):
-            return one.read(folder, probe)
-    raise directory(folder.path)
+            parsed = one.read(folder, probe)
+            _refuse_repeated(folder, parsed, probe.limits)
+            used = [name for name, _ in folder.opened()]
+            return folder, _with_beside(folder, parsed, used, Choice(()), checkpoint_folders(folder))
+    choice, folders = offers(folder)
+    if len(choice.candidates) == 1:
+        (chosen,) = choice.candidates
+        source, parsed = open_candidate(folder, chosen, probe)
+        used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
+    else:
+        from ckptool.formats.directories import several  # most folders offer one
+
+        source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
+    return source, _with_beside(folder, parsed, used, choice, folders)
+
+
+def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
+    """Return what could be the checkpoint of a folder, and which folders in it could be some."""
+    from ckptool.formats.directories import hub
+
+    choice = choosing.choose(folder.files)
+    snapshot = hub.snapshot(folder)
+    if snapshot is not None:
+        return Choice((Candidate(snapshot, "folder"),)), [snapshot]
+    folders = checkpoint_folders(folder)
+    if not choice.candidates:
+        weights = [name for name in folders if choosing.role_of(name) is None]
+        choice = Choice(tuple(Candidate(name, "folder") for name in weights))
+    if not choice.candidates:
+        choice = choosing.helpers(folder.files)
+    if not choice.candidates:
+        choice = Choice(tuple(Candidate(name, "folder") for name in folders))
+    return choice, folders
+
+
+def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> Opened:
+    """Open one of the files or folders that a folder offers."""
+    if candidate.kind == "folder":
+        below = folder.below(candidate.name)
+        return open_folder(below, probe.beside(below))
+    if candidate.kind == "set":
+        sharded.refuse_many(candidate.total, probe.limits)
+        missing = [one for one in candidate.files if not folder.has(one)]
+        if missing:
+            raise sharded.missing_shards(missing, len(candidate.files))
+        return folder, sharded.read_set(folder, candidate.files, probe)
+    source = folder.detached(candidate.name)
+    try:
+        with about(source.path):
+            parsed = probe.beside(source).read()
+            source.check_unchanged()
+            return source, parsed
+    except BaseException:
+        source.close()
+        raise
+
+
+def _with_beside(
+    folder: FolderSource, parsed: Parsed, used: Iterable[str], choice: Choice, folders: Sequence[str]
+) -> Parsed:
+    return parsed._replace(beside=(*parsed.beside, *beside(folder, frozenset(used), choice, folders)))
+
+
+def checkpoint_folders(folder: FolderSource) -> list[str]:
+    """Return the names of the folders in a folder that could be checkpoints; links are not followed."""
+    return _checkpoint_folders(folder, [_MOST_FOLDERS], 0)
+
+
+def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> list[str]:
+    found = []
+    for name in folder.folders:
+        if name.startswith(".") or depth >= _DEEPEST or budget[0] <= 0:
+            continue
+        budget[0] -= 1
+        try:
+            below = folder.below(name)
+        except Cancelled:
+            raise
+        except CkptoolError:  # a link, or not permitted
+            continue
+        try:
+            if _is_checkpoint(below, budget, depth + 1):
+                found.append(name)
+        finally:
+            below.close()
+    return found
+
+
+def _is_checkpoint(folder: FolderSource, budget: list[int], depth: int) -> bool:
+    """Say whether a folder could be, or lead to, a checkpoint."""
+    if any(one.sniff(folder) for one in layouts_in_order()) or choosing.choose(folder.files).candidates:
+        return True
+    return bool(choosing.helpers(folder.files).candidates or _checkpoint_folders(folder, budget, depth))

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from ckptool.formats import torch_legacy
 from ckptool.limits import Limits
+from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
 from ckptool.pickles.reader import Pickle
 from ckptool.tensors.rebuild import Rebuilder
@@ -44,6 +45,21 @@ class TreeBuilder:
             self._kept.append(node)
             self._others[id(node.pid)] = rebuilder
         return pickled.root
+
+    def transplant(self, node: Inert, rebuilder: Rebuilder) -> Inert:
+        """Return a part of another tree, to be a part of this one: its tensors are those of its own rebuilder."""
+        todo = [node]
+        seen: set[int] = set()
+        while todo:
+            one = todo.pop()
+            if id(one) in seen or not nodes.is_container(one):
+                continue
+            seen.add(id(one))
+            if isinstance(one, PersistentId):
+                self._kept.append(one)
+                self._others[id(one.pid)] = rebuilder
+            todo.extend(nodes.held(one))
+        return node
 
     def _resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         info = self._tensors.get(id(pid))

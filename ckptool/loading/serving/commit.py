@@ -10,7 +10,7 @@ import torch
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
-from ckptool.loading.hollow import copies_of_tensors
+from ckptool.loading.hollow import copies_of_tensors, views_of_weights
 from ckptool.loading.load_into import assign, parameter_like
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
@@ -106,12 +106,20 @@ def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.
     """
     Return a copy of a model; ``kept`` maps the ``id`` of an object to what replaces it in the copy, uncopied.
 
+    A plain attribute that shows memory of a weight shows that of the weight's copy.
+
     Raises:
         UnsupportedFeature: The model holds something that cannot be copied, a lock say, or hooks that would work on the
             model and not on its copy.
     """
     try:
-        fresh = copy.deepcopy(model, copies_of_tensors(model) | (kept or {}))
+        known = copies_of_tensors(model) | (kept or {})
+        for view, weight in views_of_weights(model):
+            new = copy.deepcopy(weight, known)  # itself, if it is known
+            if new.stride() == weight.stride():
+                start = view.storage_offset() - weight.storage_offset() + new.storage_offset()
+                known[id(view)] = new.detach().as_strided(view.size(), view.stride(), start)
+        fresh = copy.deepcopy(model, known)
     except Exception as error:
         raise UnsupportedFeature(
             f"the model cannot be copied: {error}",

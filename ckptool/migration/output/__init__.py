@@ -1,5 +1,5 @@
 """
-Files that get their name only when they are complete: the one module that writes anything.
+Files that get their name only when they are complete: the one package that writes anything.
 
 1. The output is written to a file without a name, where the system has such files, else to a temporary file in the
    same folder.
@@ -36,7 +36,14 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 class Output:
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
-    def __init__(self, path: str, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        force: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        shown: str | None = None,
+    ) -> None:
         self._fd = -1
         self._temporary: str | None = None
         self._syncing: Future[None] | None = None
@@ -44,6 +51,7 @@ class Output:
             self.path = os.path.realpath(path)  # a link stays a link: what it points to is replaced
         except ValueError as error:  # a NUL in it
             raise OutputFailed("not a path", kind="not-a-path") from error
+        self._shown = shown or self.path
         self._force = force
         self._progress = progress
         self._expected: int | None = None
@@ -135,22 +143,7 @@ class Output:
             OutputFailed: The file system has less free space.
         """
         self._expected = nbytes
-        if not hasattr(os, "fstatvfs"):
-            return
-        try:
-            status = os.fstatvfs(self._fd)
-        except OSError:  # writing will tell
-            return
-        free = status.f_bavail * status.f_frsize
-        if free < nbytes:
-            raise OutputFailed(
-                f"not enough space: {nbytes:,} bytes are needed, {free:,} are free",
-                kind="disk-full",
-                path=self.path,
-                hint="Free some space, or write to another disk.",
-                needed=nbytes,
-                actual=free,
-            )
+        refuse_full(self._fd, nbytes, self._shown)
 
     @property
     def nbytes(self) -> int:
@@ -247,7 +240,7 @@ class Output:
         except OSError as error:
             raise self._failed(error) from error
         if not stat.S_ISREG(mode):
-            raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self.path)
+            raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self._shown)
         if not self._force:
             raise self._exists()
 
@@ -286,33 +279,14 @@ class Output:
             os.rename(self._temporary, self.path)  # a file system without hard links, as on most USB sticks
 
     def _replace(self) -> None:
-        self._take_after()
+        self.other_names = take_after(self._fd, self.path)
         os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
             self._temporary = parts.new_name(self.path)
             self._link_nameless(self._temporary)
         os.replace(self._temporary, self.path)
-        _sync_folder(self._folder)
-
-    def _take_after(self) -> None:
-        """Take over the old file's mode, and its owner and attributes as far as we may."""
-        try:
-            old = os.stat(self.path)
-        except FileNotFoundError:  # it was removed in the meantime
-            return
-        self.other_names = old.st_nlink - 1
-        if hasattr(os, "fchown"):
-            for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # only root may be allowed to
-                with suppress(OSError):
-                    os.fchown(self._fd, owner, group)
-        if hasattr(os, "listxattr"):
-            with suppress(OSError):
-                for name in os.listxattr(self.path):
-                    with suppress(OSError):
-                        os.setxattr(self._fd, name, os.getxattr(self.path, name))
-        with suppress(PermissionError):  # a file system without modes
-            os.fchmod(self._fd, stat.S_IMODE(old.st_mode))
+        sync_folder(self._folder)
 
     def _link_nameless(self, target: str) -> None:
         # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
@@ -320,26 +294,80 @@ class Output:
 
     def _exists(self) -> OutputExists:
         return OutputExists(
-            "exists already", path=self.path, hint="Choose another name, or overwrite it with `force=True`."
+            "exists already", path=self._shown, hint="Choose another name, or overwrite it with `force=True`."
         )
 
     def _failed(self, error: OSError) -> OutputFailed:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
         if error.errno not in _FULL:
-            return OutputFailed(f"cannot be written: {reason}", kind="output-failed", path=self.path)
+            return failed(error, self._shown)
+        reason = os.strerror(error.errno).lower()
         wanted = f" of {self._expected:,}" if self._expected else ""
         return OutputFailed(
             f"cannot be written: {reason} after {self._written:,}{wanted} bytes",
             kind="disk-full",
-            path=self.path,
+            path=self._shown,
             hint="Free some space, or write to another disk.",
             needed=self._expected,
             actual=self._written,
         )
 
 
-def _sync_folder(folder: str) -> None:
-    """Put the new name on the disk, where the file system can. The file has its name, whatever fails here."""
+def refuse_full(fd: int, nbytes: int, path: str) -> None:
+    """
+    Raise OutputFailed if the file system of an open file or folder has less free space than that.
+
+    ``path`` is what the error is about.
+    """
+    if not hasattr(os, "fstatvfs"):
+        return
+    try:
+        status = os.fstatvfs(fd)
+    except OSError:  # writing will tell
+        return
+    free = status.f_bavail * status.f_frsize
+    if free < nbytes:
+        raise OutputFailed(
+            f"not enough space: {nbytes:,} bytes are needed, {free:,} are free",
+            kind="disk-full",
+            path=path,
+            hint="Free some space, or write to another disk.",
+            needed=nbytes,
+            actual=free,
+        )
+
+
+def take_after(fd: int, path: str) -> int:
+    """
+    Give what is open the mode of what has a path, and its owner and attributes as far as we may.
+
+    Return how many other names that has.
+    """
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:  # it was removed in the meantime
+        return 0
+    if hasattr(os, "fchown"):
+        for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # only root may be allowed to
+            with suppress(OSError):
+                os.fchown(fd, owner, group)
+    if hasattr(os, "listxattr"):
+        with suppress(OSError):
+            for name in os.listxattr(path):
+                with suppress(OSError):
+                    os.setxattr(fd, name, os.getxattr(path, name))
+    with suppress(PermissionError):  # a file system without modes
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    return old.st_nlink - 1
+
+
+def failed(error: OSError, path: str) -> OutputFailed:
+    """Return what to raise for an error of the system."""
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    return OutputFailed(f"cannot be written: {reason}", kind="output-failed", path=path)
+
+
+def sync_folder(folder: str) -> None:
+    """Put names in a folder on the disk, where the file system can. They are there, whatever fails here."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

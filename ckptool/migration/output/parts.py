@@ -1,5 +1,5 @@
 """
-Files that are being written and have a temporary name, and those that killed processes left.
+Files and folders that are being written and have a temporary name, and those that killed processes left.
 
 The writer holds a lock on its part: a process of another host or container has a number that means nothing here.
 """
@@ -19,6 +19,8 @@ except ImportError:  # Windows
 
 _MARK = ".ckptool-"
 _END = ".part"
+_OLD_END = ".old"
+"""Of a folder that was moved aside for a new one."""
 _NAME_CHARACTERS = 48
 """How much of the output's name the temporary one repeats: it must not become too long where that is not."""
 _PID = re.compile(r"[0-9]{1,9}")
@@ -26,10 +28,15 @@ _ABANDONED_SECONDS = 86_400
 """After so long without a write, a part is nobody's, on file systems that have no locks."""
 
 
-def new_name(path: str) -> str:
+def new_name(path: str, end: str = _END) -> str:
     """Return a temporary path for an output, in its folder."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, f"{_head(name)}{os.getpid()}-{os.urandom(4).hex()}{_END}")
+    return os.path.join(folder, f"{_head(name)}{os.getpid()}-{os.urandom(4).hex()}{end}")
+
+
+def name_aside(path: str) -> str:
+    """Return a path beside a folder, for it to be moved to while another takes its name."""
+    return new_name(path, _OLD_END)
 
 
 def hold(fd: int) -> None:
@@ -40,17 +47,30 @@ def hold(fd: int) -> None:
 
 
 def remove_orphans(folder: str, name: str) -> None:
-    """Remove what killed processes left of this output: parts whose process is gone, and that nobody holds."""
+    """
+    Remove what killed processes left of this output: parts whose process is gone, and that nobody holds.
+
+    A folder that was moved aside gets its name back, where nothing has it.
+    """
     head = _head(name)
     try:
-        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith(_END)]
+        found = [entry for entry in os.listdir(folder) if entry.startswith(head) and entry.endswith((_END, _OLD_END))]
     except OSError:
         return
     for entry in found:
         pid = entry[len(head) :].partition("-")[0]
         if _PID.fullmatch(pid) and not _is_alive(int(pid)):
             with suppress(OSError):  # not ours to remove
-                _remove_unheld(os.path.join(folder, entry))
+                _remove_unheld(os.path.join(folder, entry), os.path.join(folder, name))
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder and the files in it; folders in it are none of ours, and stay."""
+    with os.scandir(path) as entries:
+        inside = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
+    for one in inside:
+        os.unlink(one)
+    os.rmdir(path)
 
 
 def _head(name: str) -> str:
@@ -68,14 +88,31 @@ def _is_alive(pid: int) -> bool:
         return True
 
 
-def _remove_unheld(path: str) -> None:
-    fd = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+def _remove_unheld(path: str, output: str) -> None:
+    is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+    access = os.O_RDONLY if is_folder else os.O_RDWR
+    fd = os.open(path, access | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
         status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode) and _is_unheld(fd, status.st_mtime):
+        if not _is_unheld(fd, status.st_mtime):
+            return
+        if stat.S_ISREG(status.st_mode):
             os.unlink(path)
+        elif stat.S_ISDIR(status.st_mode):
+            _remove_or_restore(path, output)
     finally:
         os.close(fd)
+
+
+def _remove_or_restore(path: str, output: str) -> None:
+    """Remove a folder; one that was moved aside gets its name back where nothing has it, or stays if it is unknown."""
+    if not path.endswith(_OLD_END):
+        remove_folder(path)
+    elif len(os.path.basename(output)) <= _NAME_CHARACTERS:
+        if os.path.lexists(output):
+            remove_folder(path)
+        else:
+            os.rename(path, output)
 
 
 def _is_unheld(fd: int, written: float) -> bool:

@@ -1,0 +1,71 @@
+"""What is notable about a checkpoint that is several files, or about the folder that it lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptool.checking.finding import CODES, Finding, command_line
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import Summary
+from ckptool.messages import counted, some
+
+
+def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """What the reader of the format saw; it knows the codes."""
+    for code, what, hint in checkpoint.remarks:
+        yield Finding(code, CODES[code].severity or "warning", what, hint)
+
+
+def absent_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK152: names of the model have no values."""
+    if checkpoint.absent:
+        what = f"{counted(len(checkpoint.absent), 'name')} of the model without a value in any file"
+        yield Finding("CK152", "warning", f"{what}: {some(checkpoint.absent)}", "They are not among the weights.")
+
+
+def parts_apart(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK155: the state dicts are parts of one model that cannot be put together."""
+    if checkpoint.unmerged is not None:
+        yield Finding("CK155", "warning", checkpoint.unmerged, "Load it where it was written, and save it whole.")
+
+
+def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK160: the file is one of several that are one checkpoint."""
+    part = checkpoint.part_of
+    if part is not None:
+        yield Finding(
+            "CK160",
+            "warning",
+            f"{part.what}: what is in the others is not here",
+            "Give what they are together:",
+            command_line(part.path, "inspect"),
+        )
+
+
+def once_more(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK161: the folder holds the same weights once more."""
+    names = [f"{one.name} ({one.about})" for one in checkpoint.beside if one.role == "duplicate"]
+    if names:
+        yield Finding("CK161", "info", f"the same weights are there once more, and were not opened: {some(names)}")
+
+
+def leftovers(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK162: shards that no index names."""
+    names = [one.name for one in checkpoint.beside if one.role == "leftover"]
+    if names:
+        yield Finding(
+            "CK162",
+            "warning",
+            f"{counted(len(names), 'shard')} that the index does not name: {some(names)}",
+            "They may be left from another save into the same folder: remove them, or get the index again.",
+        )
+
+
+def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK163: downloads that were not finished."""
+    names = [one.name for one in checkpoint.beside if one.role == "incomplete"]
+    if names:
+        what = (
+            f"{counted(len(names), 'download')} that {'was' if len(names) == 1 else 'were'} not finished: {some(names)}"
+        )
+        yield Finding("CK163", "warning", what, "Download again what is missing; what was opened is whole without it.")

@@ -1,0 +1,90 @@
+"""Statistics of the values of a checkpoint: for each tensor, or for all tensors of a module together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ckptool.cancellation import check_cancelled
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.files import Origin
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
+from ckptool.torch_ops.statistics import Statistics, Tally
+
+_VALUES_AT_ONCE: Final = 1 << 20
+
+
+class ValueRow(NamedTuple):
+    """What the values of a tensor, or of the tensors of a module, are like."""
+
+    name: str
+    tensors: int
+    """How many it is about; tied ones count once."""
+    dtypes: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    """None for a module."""
+    values: Statistics | None
+    """None where there are none to compute with; ``why`` says the reason."""
+    why: str | None = None
+
+
+def statistics(origin: Origin, *, depth: int | None = None, limits: Limits = DEFAULT_LIMITS) -> list[ValueRow]:
+    """
+    Return what the values of each tensor of a checkpoint are like; with ``depth``, those of each module together, by so
+    many components of the names.
+
+    Tensors are read one after the other, in pieces. Needs numpy, and no torch.
+
+    Raises:
+        MissingPackage: numpy is not installed.
+        CkptoolError: The checkpoint cannot be opened or read.
+    """
+    from ckptool.formats import open_checkpoint
+
+    with open_checkpoint(origin, limits=limits) as checkpoint:
+        return list(statistics_of(checkpoint, list(checkpoint.tensors.values()), depth=depth, limits=limits))
+
+
+def statistics_of(
+    checkpoint: Checkpoint, tensors: Sequence[LazyTensor], *, depth: int | None, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[ValueRow]:
+    """Yield a row for each of these tensors of an open checkpoint, or for each module that has some of them."""
+    left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
+    for name, group in _groups(tensors, depth):
+        check_cancelled(checkpoint.source.cancellation)
+        whole = Tally()
+        reasons: dict[str, None] = {}
+        seen: set[tuple[object, ...]] = set()
+        for tensor in group:
+            if identity(tensor.info) in seen:
+                continue
+            seen.add(identity(tensor.info))
+            left -= tensor.info.nbytes
+            try:
+                if left < 0:
+                    raise LimitExceeded("its tensors repeat the bytes of the file many times over")
+                tally = whole if len(group) == 1 else Tally()
+                tally.add(tensor.chunks(_VALUES_AT_ONCE, limits=limits), tensor.dtype)
+                if tally is not whole:
+                    whole.join(tally)
+            except (UnsupportedFeature, LimitExceeded) as error:
+                reasons.setdefault(error.message)
+        values = whole.result() if len(seen) > len(reasons) or not reasons else None
+        shape = group[0].shape if depth is None else None
+        dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in group))
+        yield ValueRow(name, len(seen), dtypes, shape, values, next(iter(reasons), None))
+
+
+def _groups(tensors: Iterable[LazyTensor], depth: int | None) -> Iterator[tuple[str, list[LazyTensor]]]:
+    """Yield tensors, those of a module together, in the order in which the modules are first met."""
+    if depth is None:
+        yield from ((tensor.name, [tensor]) for tensor in tensors)
+        return
+    found: dict[str, list[LazyTensor]] = {}
+    for tensor in tensors:
+        module = ".".join(tensor.name.split(".")[:-1][:depth])
+        found.setdefault(module, []).append(tensor)
+    yield from found.items()

@@ -1,0 +1,114 @@
+"""
+What lies in a folder beside its checkpoint, and what it is for: by names and sizes, and by small JSON of known names.
+
+Nothing that is odd there makes the checkpoint unreadable: text that cannot be read says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from ckptool.checkpoints.parsed import Beside
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats.directories import choosing
+from ckptool.messages import some
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.paths import is_likely
+
+_JSON_NBYTES: Final = 4 << 20
+_WORDS: Final = 80
+"""Characters of one fact that a file says."""
+_LISTED: Final = 8
+_UNFINISHED: Final = ".incomplete"
+_DOWNLOADS: Final = ".cache/huggingface/download"
+"""Where the hub's client keeps files of a local folder while it downloads them."""
+_BLOBS: Final = "blobs"
+
+
+def beside(
+    folder: FolderSource, used: Collection[str], choice: choosing.Choice, folders: Collection[str]
+) -> Iterator[Beside]:
+    """Yield what is notable in a folder, without what is ``used``; ``folders`` are those that may be checkpoints."""
+    indexes = [name for name in used if name.endswith(".json")]
+    twins = {one.name: one for one in choice.twins}
+    for name in folder.files:
+        if name in used:
+            continue
+        twin = twins.get(name)
+        if twin is not None:
+            role = "variant" if twin.is_variant else "duplicate"
+            yield _file(folder, name, role, f"of {twin.of}")
+        elif any(choosing.belongs_to(index, name) for index in indexes):
+            yield _file(folder, name, "leftover")
+        elif name in _TEXTS:
+            yield _file(folder, name, *_text(folder, name))
+        elif is_likely(name):
+            yield _file(folder, name, choosing.role_of(name) or "checkpoint")
+    for name in folder.folders:
+        if name in folders and name not in used:
+            path = os.path.join(folder.path, name)  # noqa: PTH118 - a name
+            yield Beside(name, choosing.role_of(name) or "folder", path)
+    yield from unfinished(folder)
+
+
+def unfinished(folder: FolderSource) -> Iterator[Beside]:
+    """Yield the downloads into a folder that were not finished."""
+    places = ["", _DOWNLOADS] if ".cache" in folder.folders else [""]
+    for place in (*places, *([_BLOBS] if _BLOBS in folder.folders else ())):
+        for name in folder.names(place)[0]:
+            if name.endswith(_UNFINISHED):
+                yield _file(folder, f"{place}/{name}".lstrip("/"), "incomplete")
+
+
+def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file; an empty one if it is none, or cannot be read."""
+    from ckptool.formats.strict_json import parse_object
+
+    try:
+        source = folder.open(name)
+        if source.nbytes > _JSON_NBYTES:
+            return {}
+        return parse_object(source.read(0, source.nbytes), name, "json", folder.cancellation)
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return {}
+
+
+def _file(folder: FolderSource, name: str, role: str, about: str | None = None) -> Beside:
+    return Beside(name, role, os.path.join(folder.path, name), folder.nbytes_of(name), about)  # noqa: PTH118 - a name
+
+
+def _text(folder: FolderSource, name: str) -> tuple[str, str | None]:
+    """Return what a file of JSON is for, and what it says, in short."""
+    role, facts = _TEXTS[name]
+    found = json_object(folder, name)
+    said = ""
+    for key, label in facts.items():
+        if found.get(key) not in (None, "", []):
+            said += f"{' ' if label == 'of' else ', '}{label} {_fact(found[key])}"
+    return role, said.lstrip(", ").replace(",  ", ", ") or None
+
+
+def _fact(value: object) -> str:
+    """Return a value as a few words."""
+    if isinstance(value, list):
+        return some([_fact(one) for one in value[:_LISTED] if isinstance(one, str | int | float)], _LISTED)
+    return f"{value:g}" if isinstance(value, float) else str(value)[:_WORDS] if isinstance(value, str | int) else "…"
+
+
+_TEXTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "adapter_config.json": (
+        "adapter",
+        {"peft_type": "", "base_model_name_or_path": "of", "r": "r", "lora_alpha": "alpha", "target_modules": "on"},
+    ),
+    "trainer_state.json": (
+        "trainer",
+        {"global_step": "step", "max_steps": "of", "epoch": "epoch", "best_model_checkpoint": "best"},
+    ),
+    "model_index.json": ("pipeline", {"_class_name": ""}),
+    "modules.json": ("modules", {}),
+}
+"""Files of JSON of known names: what they are for, and the entries that say most, each with the word before it."""

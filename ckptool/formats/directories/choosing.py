@@ -1,0 +1,185 @@
+"""
+Which files and folders in a folder could be its checkpoint, going by names: what is in them is looked at later.
+
+    model.safetensors.index.json, model-00001-of-00003.safetensors       an index, and its shards
+    model.fp16-00001-of-00002.safetensors, …                             shards without an index, of a variant
+    pytorch_model.bin                                                    the same weights once more
+    optimizer.pt, rng_state_0.pth                                        what trainers put beside weights
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ckptool.sources.paths import is_likely
+
+Kind: TypeAlias = Literal["file", "index", "set", "folder"]
+
+_INDEX: Final = re.compile(r"(.+)\.index(?:\.([\w-]+))?\.json")
+_SHARD: Final = re.compile(r"(.+?)-([0-9]{3,9})-of-([0-9]{3,9})((?:\.\w+)?\.\w+)")
+_USUAL: Final = re.compile(
+    r"((?:diffusion_|open_clip_)?(?:pytorch_)?model|adapter_model|pytorch_lora_weights)(_[0-9]{1,4})?(?:\.([\w-]+))?"
+)
+"""What libraries call weights, without the suffix: a name, a number where there are several models, a variant."""
+_ROLES: Final = (
+    (r"optim", "optimizer"),
+    (r"(?:lr_)?scheduler", "scheduler"),
+    (r"(?:grad_)?scaler", "scaler"),
+    (r"rng_state|random_states", "rng"),
+    (r"training_args", "arguments"),
+    (r"(?:train)?(?:sampler|dataloader|dl_state_dict)", "data"),
+    (r"custom_checkpoint|preprocessor", "other"),
+)
+"""How names begin of what trainers put beside weights, and what it is for."""
+_ROLE: Final = tuple((re.compile(start, re.IGNORECASE), role) for start, role in _ROLES)
+_MOST_SHARDS: Final = 100_000
+_NEMO: Final = ".nemo"
+_FORMATS: Final = (".safetensors", ".bin")
+
+
+class Candidate(NamedTuple):
+    """What could be the checkpoint of a folder."""
+
+    name: str
+    """Of the file, the index, the folder, or the first shard that is there."""
+    kind: Kind
+    files: tuple[str, ...] = ()
+    """The shards of a set, in order; those that are missing, too. Only those that are there, if ``total`` is absurd."""
+    total: int = 1
+    """How many shards the set has, as their names say."""
+
+
+class Twin(NamedTuple):
+    """Files that hold the weights of a candidate once more."""
+
+    name: str
+    of: str
+    """The name of the candidate."""
+    is_variant: bool
+    """Its values are others: of another type, or averaged."""
+
+
+class Choice(NamedTuple):
+    """What a folder offers. One candidate is the checkpoint; of several, what is in them decides."""
+
+    candidates: tuple[Candidate, ...]
+    twins: tuple[Twin, ...] = ()
+
+
+def role_of(name: str) -> str | None:
+    """Return what a file or folder of this name is for, if that is something that trainers put beside weights."""
+    return next((role for start, role in _ROLE if start.match(name)), None)
+
+
+def choose(files: Sequence[str]) -> Choice:
+    """Return the files that could be the checkpoint of a folder: those with a usual name before all others."""
+    found = list(_candidates(files))
+    usual: dict[tuple[str, str], list[_Usual]] = {}
+    for one in found:
+        named = _usual(one)
+        if named is not None:
+            usual.setdefault(named.weights, []).append(named)
+    if not usual:
+        return Choice(tuple(one for one in found if role_of(one.name) is None))
+    candidates: list[Candidate] = []
+    twins: list[Twin] = []
+    for same in usual.values():
+        variants = {one.variant for one in same}
+        if "" in variants:
+            variants = {""}
+        best = {variant: min(one.rank for one in same if one.variant == variant) for variant in variants}
+        chosen = [one for one in same if best.get(one.variant) == one.rank]
+        candidates += (one.candidate for one in chosen)
+        for twin in same:
+            if twin not in chosen:
+                kept = next((other for other in chosen if other.variant == twin.variant), chosen[0])
+                twins.append(Twin(twin.candidate.name, kept.candidate.name, kept.variant != twin.variant))
+    return Choice(tuple(candidates), tuple(twins))
+
+
+def helpers(files: Sequence[str]) -> Choice:
+    """Return what a folder offers that has no weights: what trainers put beside them."""
+    return Choice(tuple(one for one in _candidates(files) if role_of(one.name) is not None))
+
+
+def shard_of(name: str) -> tuple[str, int, int, str] | None:
+    """Return how a name begins, its number, the count of shards, and how it ends; None if it is not that of a shard."""
+    match = _SHARD.fullmatch(name)
+    return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
+
+
+def belongs_to(index: str, name: str) -> bool:
+    """Say whether a shard has the name of one of an index's: ``model.safetensors.index.json`` and ``model-00001-…``."""
+    head, shard = _INDEX.fullmatch(index), _SHARD.fullmatch(name)
+    if head is None or shard is None:
+        return False
+    stem, _, suffix = head[1].rpartition(".")
+    variant = f".{head[2]}" if head[2] else ""
+    return (shard[1], shard[4]) in ((f"{stem}{variant}", f".{suffix}"), (stem, f"{variant}.{suffix}"))
+
+
+def _candidates(files: Sequence[str]) -> Iterator[Candidate]:
+    """Yield each index, each set of shards without one, and each other file that is likely a checkpoint."""
+    indexes = [name for name in files if _is_index(name)]
+    yield from (Candidate(name, "index") for name in indexes)
+    sets: dict[tuple[str, int, str], dict[int, str]] = {}
+    for name in files:
+        if not (is_likely(name) or name.endswith(_NEMO)) or name.startswith("."):
+            continue
+        shard = shard_of(name)
+        if shard is None or not 0 < shard[1] <= shard[2]:
+            yield Candidate(name, "file")
+        elif not any(belongs_to(index, name) for index in indexes):
+            stem, number, count, suffix = shard
+            sets.setdefault((stem, count, suffix), {})[number] = name
+    for (_, count, _), there in sets.items():
+        first = there[min(there)]
+        if count == 1:
+            yield Candidate(first, "file")
+        else:
+            there = there if count > _MOST_SHARDS else dict(_set(first, count))
+            yield Candidate(first, "set", tuple(there[number] for number in sorted(there)), count)
+
+
+def _set(name: str, count: int) -> Iterator[tuple[int, str]]:
+    """Yield the numbers and names of all shards of a set, given one."""
+    match = _SHARD.fullmatch(name)
+    assert match is not None  # noqa: S101 - the caller matched it
+    for number in range(1, count + 1):
+        yield number, f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}"
+
+
+def _is_index(name: str) -> bool:
+    match = _INDEX.fullmatch(name)
+    return match is not None and (is_likely(match[1]) or match[1] in ("model", "pytorch_model"))
+
+
+class _Usual(NamedTuple):
+    """A candidate with a usual name."""
+
+    candidate: Candidate
+    weights: tuple[str, str]
+    """Which weights it is, by the name without suffix and variant."""
+    variant: str
+    rank: int
+    """Which of several formats of the same weights comes first."""
+
+
+def _usual(one: Candidate) -> _Usual | None:
+    """Return what the name of a candidate says; None if it is no usual one."""
+    name, variant = one.name, ""
+    if one.kind == "index":
+        match = _INDEX.fullmatch(name)
+        assert match is not None  # noqa: S101 - it is an index
+        name, variant = match[1], match[2] or ""
+    elif one.kind == "set":
+        stem, _, _, ending = shard_of(name) or (name, 0, 0, "")
+        name = stem + ending
+    stem, _, suffix = name.rpartition(".")
+    match = _USUAL.fullmatch(stem or name)
+    if match is None:
+        return None
+    rank = _FORMATS.index(f".{suffix}") if f".{suffix}" in _FORMATS else len(_FORMATS)
+    return _Usual(one, (match[1].replace("pytorch_model", "model"), match[2] or ""), variant or match[3] or "", rank)

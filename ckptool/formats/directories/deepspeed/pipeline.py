@@ -1,0 +1,131 @@
+"""
+What a pipeline of DeepSpeed saved: a file for each layer, and the optimizer's parts by stage of the pipeline.
+
+The names of the model are the number of the layer and the name in it: ``3.weight``. Masters of the optimizer stand
+under these names, too. What it has not (buffers, layers that are used twice) is as the layer's file has it.
+"""
+
+from __future__ import annotations
+
+from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.errors import FileUnavailable
+from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.deepspeed import merged
+from ckptool.formats.directories.deepspeed.reader import NAME, TRAITS, Files, Reader, finished
+from ckptool.formats.directories.tree import TreeBuilder
+from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
+from ckptool.tensors.tensor import TensorInfo
+
+
+def read(reader: Reader, files: Files) -> Parsed:
+    """
+    Return the layers as one model; with tensor parallelism, one state dict of each rank.
+
+    Raises:
+        FileUnavailable: A layer is missing, or a file of the optimizer.
+        MalformedFile: The files are of different saves.
+    """
+    for rank, layers in files.layers.items():
+        _refuse_gaps(rank, layers)
+    builder = TreeBuilder(reader.probe.limits)
+    parts = {rank: _layers(reader, builder, files.layers[rank]) for rank in sorted(files.layers)}
+    if len(parts) > 1:
+        pairs: Pairs = [(f"model_{rank:02}", part) for rank, part in parts.items()]
+        why = (
+            f"{len(parts):,} tensor-parallel ranks, listed rank by rank: along which dimension the parts of a tensor "
+            "are joined is not in the files"
+        )
+        parsed = side_by_side.of_tree(
+            reader.folder, reader.probe, NAME, TRAITS, Dict(pairs), builder, list(reader.read.items())
+        )
+        return parsed._replace(unmerged=why)
+    (module,) = parts.values()
+    return _merged(reader, builder, module, files)
+
+
+def _refuse_gaps(rank: int, layers: dict[int, str]) -> None:
+    """Raise FileUnavailable where the numbers of the layers have a gap; the last ones may be missing all the same."""
+    missing = [str(number) for number in range(max(layers)) if number not in layers]
+    if missing:
+        raise FileUnavailable(
+            f"{len(missing):,} of {max(layers) + 1:,} layers not there: {some(missing)}"
+            + (f" of tensor-parallel rank {rank}" if rank else ""),
+            kind="missing-shards",
+            hint="Get the files of these layers.",
+            needed=max(layers) + 1,
+            actual=len(layers),
+        )
+
+
+def _layers(reader: Reader, builder: TreeBuilder, layers: dict[int, str]) -> Call:
+    """Return the state dict of layers, under the names that the pipeline has."""
+    found = Call(Global("collections", "OrderedDict"), ())
+    found.pairs = []
+    for number in sorted(layers):
+        parsed = reader.open(layers[number])
+        for name, node in nodes.mapping_pairs(parsed.root) or []:
+            if type(name) is str and parsed.rebuilder is not None:
+                found.pairs.append((f"{number}.{name}", builder.transplant(node, parsed.rebuilder)))
+    return found
+
+
+def _merged(reader: Reader, builder: TreeBuilder, module: Call, files: Files) -> Parsed:
+    """Return the layers with the optimizer's masters in their place, and what else the stages saved."""
+    remarks: list[Remark] = []
+    engines = []
+    for rank in sorted(files.models):
+        engine, own = reader.engine("", files.models[rank], files.optims.get(rank, {}))
+        remarks += own
+        engines.append(engine)
+    pairs = module.pairs or []
+    names = [name for name, _ in pairs]
+    masters = {
+        name: engine.partitions.master(name)
+        for engine in engines
+        if engine.partitions is not None
+        for name in engine.partitions.places
+    }
+    root: Pairs = []
+    if not masters:
+        root.append(("", module))
+    else:
+        root += [("", _with(builder, module, masters)), ("module", module)]
+        _note_rounded(builder, pairs, masters, remarks)
+    trained = [engine for engine in engines if engine.partitions is not None]
+    if trained:
+        root.append(("optimizer", _optimizers(builder, trained, remarks)))
+    if engines:
+        model = engines[0].models[0]
+        client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
+        root += merged.beside(iter(client), ["", "module", "optimizer", *names])
+    return finished(reader, Dict(root), builder, list(reader.read.items()), remarks)
+
+
+def _with(builder: TreeBuilder, module: Call, masters: dict[str, TensorInfo]) -> Inert:
+    made = Call(module.func, ())
+    made.pairs = [
+        (name, builder.tensor(masters[name]) if name in masters else node) for name, node in module.pairs or []
+    ]
+    return made
+
+
+def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorInfo], remarks: list[Remark]) -> None:
+    infos = ((name, builder.rebuilder.tensor(node)) for name, node in pairs if name not in masters)
+    rounded = [name for name, info in infos if info is not None and info.dtype.name in ("bfloat16", "float16")]
+    if rounded:
+        what = f"{counted(len(rounded), 'tensor')} without a float32 master under its name: {some(rounded)}"
+        remarks.append(Remark("CK151", what, "They are as the model computed with them: maybe of layers used twice."))
+
+
+def _optimizers(builder: TreeBuilder, engines: list[merged.Engine], remarks: list[Remark]) -> Inert:
+    """Return the states of the optimizers of all stages as one."""
+    state: Pairs = []
+    groups: list[Inert] = []
+    for engine in engines:
+        one = nodes.mapping_pairs(merged.optimizer(builder, engine, remarks)) or []
+        state += nodes.mapping_pairs(nodes.lookup(one, "state")) or []
+        said = nodes.lookup(one, "param_groups")
+        groups += said if isinstance(said, list) else []
+    return Dict([("state", Dict(state)), ("param_groups", groups)])

@@ -1,0 +1,292 @@
+"""
+What the files of an engine of DeepSpeed say, as data: ``*_model_states.pt`` and ``*_optim_states.pt``.
+
+See runtime/engine.py, ``_save_checkpoint``, and the ``state_dict`` of each optimizer in runtime/zero/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Final
+
+from ckptool.checkpoints.parsed import Parsed
+from ckptool.errors import CkptoolError, MalformedFile
+from ckptool.formats.probe import Probe
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Inert, Pairs
+from ckptool.sources.folder import FolderSource
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.rebuild_arguments import as_sizes
+from ckptool.tensors.tensor import TensorInfo, is_size
+
+MODEL_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")
+OPTIM_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt")
+LAYER_FILE: Final = re.compile(r"layer_(\d{1,6})-(?:model_(\d{1,6})-)?model_states\.pt")
+EXPERT_FILE: Final = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{1,6}_model_states\.pt")
+
+ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."
+_STRUCTURE: Final = frozenset(
+    (
+        "module",
+        "buffer_names",
+        "optimizer",
+        "param_shapes",
+        "frozen_param_shapes",
+        "frozen_param_fragments",
+        "shared_params",
+    )
+)
+"""What a file of model states says about tensors; the rest is the engine's state, and the client's."""
+_OF_PARTITION: Final = frozenset(
+    (
+        "single_partition_of_fp32_groups",
+        "fp32_flat_groups",
+        "base_optimizer_state",
+        "optimizer_state_dict",
+        "group_paddings",
+        "param_alignment_paddings",
+        "param_slice_mappings",
+        "partition_count",
+        "zero_stage",
+        "ds_version",
+        "ds_config",
+    )
+)
+
+
+class _File:
+    """A file of a rank, and what is in its outermost mapping."""
+
+    def __init__(self, name: str, parsed: Parsed) -> None:
+        self.name = name
+        self.parsed = parsed
+        self.pairs: Pairs = nodes.mapping_pairs(parsed.root) or []
+        if parsed.rebuilder is None or not self.pairs:
+            raise self.malformed(f"it holds {nodes.class_name(parsed.root)} and no states of an engine")
+        self.rebuilder = parsed.rebuilder
+
+    def field(self, key: str) -> Inert:
+        """Return what is under a key; None if nothing is."""
+        return nodes.lookup(self.pairs, key)
+
+    def number(self, key: str) -> int | None:
+        """Return the number under a key."""
+        return _number(self.field(key))
+
+    @property
+    def version(self) -> str | None:
+        """The release of DeepSpeed that wrote it."""
+        found = self.field("ds_version")
+        return found if isinstance(found, str) and len(found) < 64 else None
+
+    def malformed(self, what: str) -> MalformedFile:
+        """Return the error for a file that contradicts itself."""
+        return MalformedFile(f"{self.name!r}: {what}", kind="malformed-states", hint="Get the file again.")
+
+    def shapes(self, node: Inert, what: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that a mapping has by name."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, size in nodes.mapping_pairs(node) or []:
+            if type(name) is not str or name in found:
+                raise self.malformed(f"{what} has a name twice, or one that is no text")
+            try:
+                found[name] = as_sizes(size)
+            except MalformedFile as error:
+                raise self.malformed(f"{what} has no shape for {name!r}") from error
+        return found
+
+
+class ModelStates(_File):
+    """``*_model_states.pt``."""
+
+    @cached_property
+    def module(self) -> dict[str, TensorInfo] | None:
+        """The tensors of ``module`` by name; None where it has none, as for pipelines."""
+        if self.field("module") is None:
+            return None
+        tensors = self.parsed.contents.tensors
+        return {name[len("module.") :]: info for name, info in tensors.items() if name.startswith("module.")}
+
+    @cached_property
+    def groups(self) -> list[dict[str, tuple[int, ...]]] | None:
+        """The shapes of the parameters that are trained, for each group of the optimizer; None for stage 0."""
+        said = self.field("param_shapes")
+        if said is None:
+            return None
+        return [self.shapes(group, "param_shapes") for group in (said if isinstance(said, list) else [said])]
+
+    @cached_property
+    def frozen(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters that are not trained, where they are kept apart."""
+        return self.shapes(self.field("frozen_param_shapes"), "frozen_param_shapes")
+
+    def fragment(self, name: str) -> TensorInfo | None:
+        """Return this rank's part of a parameter that is not trained."""
+        pairs = nodes.mapping_pairs(self.field("frozen_param_fragments")) or []
+        return self._fragments(pairs).get(name)
+
+    def _fragments(self, pairs: Pairs) -> dict[str, TensorInfo]:
+        known: dict[str, TensorInfo] | None = self.__dict__.get("_known")
+        if known is None:
+            found = ((name, self.rebuilder.tensor(node)) for name, node in pairs if type(name) is str)
+            known = self.__dict__["_known"] = {name: info for name, info in found if info is not None}
+        return known
+
+    @cached_property
+    def shared(self) -> dict[str, str]:
+        """Names whose parameter is kept under another name, and that name."""
+        pairs = nodes.mapping_pairs(self.field("shared_params")) or []
+        return {name: kept for name, kept in pairs if type(name) is str and type(kept) is str}
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """The names of the buffers in ``module``."""
+        said = self.field("buffer_names")
+        return frozenset(name for name in said if type(name) is str) if isinstance(said, list) else frozenset()
+
+    def client(self) -> Iterator[tuple[str, Inert]]:
+        """Yield what is not about tensors: steps, the scheduler, what the client put in."""
+        for key, value in self.pairs:
+            if type(key) is str and key not in _STRUCTURE and value is not None:
+                yield key, value
+
+
+class OptimStates(_File):
+    """``*_optim_states.pt``: what one data-parallel rank keeps of the optimizer."""
+
+    def __init__(self, name: str, parsed: Parsed) -> None:
+        super().__init__(name, parsed)
+        inner = nodes.mapping_pairs(self.field("optimizer_state_dict"))
+        if inner is None:
+            raise self.malformed("no optimizer_state_dict")
+        self.inner = inner
+        self.of_stage_3 = nodes.lookup(inner, "fp32_flat_groups") is not None
+
+    @property
+    def stage(self) -> int:
+        """How far the optimizer was partitioned."""
+        said = _number(nodes.lookup(self.inner, "zero_stage"))
+        return said if said is not None else 3 if self.of_stage_3 else 2
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Into how many parts each group was partitioned; empty where that is not said."""
+        said = nodes.lookup(self.inner, "partition_count")
+        listed = said if isinstance(said, list) else [said]
+        return tuple(one for one in map(_number, listed) if one is not None)
+
+    @cached_property
+    def flats(self) -> list[TensorInfo]:
+        """The flat tensors of float32 masters: one for each group, or for each sub-group of stage 3."""
+        key = "fp32_flat_groups" if self.of_stage_3 else "single_partition_of_fp32_groups"
+        said = nodes.lookup(self.inner, key)
+        if not isinstance(said, list):
+            raise self.malformed(f"no {key}")
+        return [self._flat(node, f"{key}.{index}") for index, node in enumerate(said)]
+
+    def _flat(self, node: Inert, what: str) -> TensorInfo:
+        info = self.rebuilder.tensor(node)
+        if info is None or len(info.shape) != 1 or not is_plain(info):
+            raise self.malformed(f"{what} is no flat tensor")
+        return info
+
+    @cached_property
+    def alignments(self) -> list[list[int]] | None:
+        """How many elements of padding follow each parameter, by group; None where none does."""
+        said = nodes.lookup(self.inner, "param_alignment_paddings")
+        if said is None:
+            return None
+        if not isinstance(said, list) or not all(isinstance(one, list) and all(map(is_size, one)) for one in said):
+            raise self.malformed("param_alignment_paddings are no sizes")
+        return said
+
+    @cached_property
+    def _base(self) -> Pairs:
+        key = "optimizer_state_dict" if self.of_stage_3 else "base_optimizer_state"
+        return nodes.mapping_pairs(nodes.lookup(self.inner, key)) or []
+
+    @cached_property
+    def state(self) -> dict[int, dict[str, Inert]]:
+        """What the optimizer keeps of each flat tensor, by its number."""
+        found: dict[int, dict[str, Inert]] = {}
+        for index, values in nodes.mapping_pairs(nodes.lookup(self._base, "state")) or []:
+            if type(index) is int and 0 <= index < len(self.flats):
+                pairs = nodes.mapping_pairs(values) or []
+                found[index] = {key: value for key, value in pairs if type(key) is str}
+        return found
+
+    @property
+    def param_groups(self) -> Inert:
+        """The settings of the optimizer, by group."""
+        return nodes.lookup(self._base, "param_groups")
+
+    def steps(self) -> dict[int, float]:
+        """Return how often each flat tensor was stepped, where that is said. Reads a number of each."""
+        found = {}
+        for index, values in self.state.items():
+            step = values.get("step")
+            info = self.rebuilder.tensor(step)
+            if info is not None and info.dtype.name in ("float32", "int64") and info.numel == 1 and is_plain(info):
+                data = memoryview(LazyTensor("step", info).read())
+                step = data.cast("f" if info.dtype.name == "float32" else "q")[0]
+            if isinstance(step, int | float):
+                found[index] = step
+        return found
+
+    def others(self) -> Iterator[tuple[str, Inert]]:
+        """Yield what the optimizer keeps that is not partitioned."""
+        for key, value in self.inner:
+            if type(key) is str and key not in _OF_PARTITION:
+                yield key, value
+
+
+def is_plain(info: TensorInfo) -> bool:
+    """Say whether the elements of a tensor lie in the file as they are, one after the other."""
+    return info.storage is not None and info.layout == "strided" and info.is_contiguous
+
+
+def _number(node: Inert) -> int | None:
+    """Return a number, or that of a member of an enum, as it is called."""
+    if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:
+        node = node.args[0]
+    return node if is_size(node) else None
+
+
+def open_states(folder: FolderSource, probe: Probe, name: str) -> Parsed:
+    """Read a file of the folder; errors have its name."""
+    source = folder.open(name)
+    try:
+        return probe.read_inner(source)
+    except CkptoolError as error:
+        error.message = f"{name!r}: {error.message}"
+        raise
+
+
+def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
+    """Raise MalformedFile unless all files that say something say the same."""
+    first: tuple[str, object] | None = None
+    for name, value in said:
+        if value is None:
+            continue
+        if first is None:
+            first = name, value
+        elif value != first[1]:
+            raise MalformedFile(
+                f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}",
+                kind="mixed-saves",
+                hint=ANOTHER_SAVE,
+            )
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def steps_agree(files: Sequence[OptimStates]) -> None:
+    """Raise MalformedFile if the ranks' parts of the optimizer were stepped a different number of times."""
+    steps = [(one.name, one.steps()) for one in files]
+    for index in steps[0][1]:
+        agree("steps of the optimizer", [(name, found.get(index)) for name, found in steps])

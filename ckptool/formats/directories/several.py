@@ -1,0 +1,198 @@
+"""
+Several checkpoints in one folder: they are listed, as those of an archive are, unless one stands out by what is in it.
+
+Of files that trainers named as they liked, one may hold the weights, and the others an optimizer, or a counter in text.
+The components of a diffusers pipeline are one checkpoint together: ``unet.conv_in.weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from shlex import quote
+from typing import Final, TypeAlias
+
+from ckptool.checkpoints.contents import Contents, collect
+from ckptool.checkpoints.parsed import Member, Parsed, Shard, Traits
+from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, NotACheckpoint, UnknownFormat
+from ckptool.formats.directories.choosing import Candidate
+from ckptool.formats.directories.tree import TreeBuilder, nested
+from ckptool.formats.packed import holds_tensors, placed, with_weights
+from ckptool.formats.probe import Probe
+from ckptool.messages import counted, some
+from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.paths import is_likely
+
+Found: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
+Opening: TypeAlias = Callable[[FolderSource, Candidate, Probe], Found]
+
+NAME: Final = "folder"
+TRAITS: Final = Traits()
+PIPELINE: Final = "model_index.json"
+PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeline.from_pretrained")
+_MOST: Final = 64
+"""How many are opened to see which of them is meant."""
+_SHOWN: Final = 4
+
+
+def read(
+    folder: FolderSource, candidates: Sequence[Candidate], opening: Opening, probe: Probe
+) -> tuple[FileSource | FolderSource, Parsed, list[str]]:
+    """
+    Return what a folder with several candidates holds, and the names that this takes up.
+
+    Raises:
+        FileUnavailable: There are no candidates, or too many to open them all.
+        CkptoolError: None of them can be read.
+    """
+    if not candidates:
+        raise no_checkpoint(folder)
+    if len(candidates) > _MOST:
+        raise _too_many(candidates)
+    opened, failures = _opened(folder, candidates, opening, probe)
+    by_name = {name: parsed for name, (_, parsed) in opened.items()}
+    holding = {name: found for name, found in by_name.items() if holds_tensors(found)}
+    chosen = next((names for names in (holding, with_weights(holding), by_name) if len(names) == 1), None)
+    if chosen is not None:
+        (name,) = chosen
+        source, parsed = opened.pop(name)
+        for other, _ in opened.values():
+            if other is not folder:
+                other.close()
+        return source, parsed._replace(unopened=_unopened(failures)), _names(candidates, [name])
+    if not opened:
+        raise no_checkpoint(folder)
+    for source, _ in opened.values():
+        if source is not folder:
+            folder.adopt(source)
+    listed = holding or by_name
+    if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
+        return folder, _pipeline(folder, listed, probe), _names(candidates, listed)
+    parsed = Parsed(
+        folder,
+        NAME,
+        TRAITS,
+        Contents(),
+        fixed_form="archive",
+        members=tuple(_member(name, found) for name, found in listed.items()),
+        inside={name: placed(found, None, name) for name, found in by_name.items()},
+        unopened=_unopened(failures),
+    )
+    return folder, parsed, _names(candidates, by_name)
+
+
+def _opened(
+    folder: FolderSource, candidates: Sequence[Candidate], opening: Opening, probe: Probe
+) -> tuple[dict[str, Found], dict[str, CkptoolError]]:
+    """Return the candidates that are checkpoints, and why the others are none."""
+    opened: dict[str, Found] = {}
+    failures: dict[str, CkptoolError] = {}
+    try:
+        for one in candidates:
+            try:
+                opened[one.name] = opening(folder, one, probe)
+            except Cancelled:
+                raise
+            except CkptoolError as error:
+                failures[one.name] = error
+    except BaseException:
+        for source, _ in opened.values():
+            source.close()
+        raise
+    return opened, failures
+
+
+def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Probe) -> Parsed:
+    """Return state dicts as one checkpoint, in which the names of each begin with that of its folder."""
+    builder = TreeBuilder(probe.limits)
+    leaves = [
+        ((component, name), builder.tensor(info))
+        for component, found in components.items()
+        for name, info in found.contents.tensors.items()
+    ]
+    root = nested(leaves)
+    return Parsed(
+        folder,
+        NAME,
+        PIPELINE_TRAITS,
+        collect(root, builder.rebuilder, probe.limits),
+        root=root,
+        rebuilder=builder.rebuilder,
+        notes=tuple(f"{name!r}: {note}" for name, found in components.items() for note in found.notes),
+        damage=next((found.damage for found in components.values() if found.damage), None),
+        members=tuple(_member(name, found) for name, found in components.items()),
+        streams=tuple(
+            one._replace(record=f"{name}/{one.record}".rstrip("/"))
+            for name, found in components.items()
+            for one in found.streams
+        ),
+        archives=tuple(archive for found in components.values() for archive in found.archives),
+        shards=tuple(shard for name, found in components.items() for shard in _shards(name, found)),
+        shard_of={
+            f"{component}.{name}": f"{component}/{found.shard_of.get(name) or _file(found)}"
+            for component, found in components.items()
+            for name in found.contents.tensors
+        },
+        beside=tuple(one for found in components.values() for one in found.beside),
+    )
+
+
+def _shards(component: str, found: Parsed) -> list[Shard]:
+    """Return the files of a component."""
+    if found.shards:
+        return [shard._replace(name=f"{component}/{shard.name}") for shard in found.shards]
+    return [Shard(f"{component}/{_file(found)}", len(found.contents.tensors), found.source.nbytes, found.source)]
+
+
+def _file(found: Parsed) -> str:
+    return found.source.path.rpartition("/")[2] if isinstance(found.source, FileSource) else ""
+
+
+def _member(name: str, found: Parsed) -> Member:
+    nbytes = found.source.nbytes + sum(shard.nbytes for shard in found.shards)
+    return Member(name, found.format, found.form, len(found.contents.tensors), nbytes)
+
+
+def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:
+    """Return those that should have been checkpoints, and why they cannot be opened: text and the like is none."""
+    return tuple(
+        (name, error.message)
+        for name, error in failures.items()
+        if not isinstance(error, (NotACheckpoint, UnknownFormat))
+    )
+
+
+def _names(candidates: Sequence[Candidate], names: Iterable[str]) -> list[str]:
+    """Return the names of all files and folders of some candidates."""
+    known = {one.name: one for one in candidates}
+    return [file for name in names for file in (name, *known[name].files)]
+
+
+def no_checkpoint(folder: FolderSource) -> FileUnavailable:
+    """Return the error for a folder that holds none: what is there instead."""
+    names = sorted(folder.files, key=lambda name: not is_likely(name))
+    if names:
+        shown = some([quote(name) for name in names], _SHOWN)
+        return FileUnavailable(
+            f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint",
+            kind="directory",
+            hint=f"Name a file in it: {shown}",
+        )
+    folders = some([quote(name) for name in folder.folders], _SHOWN)
+    return FileUnavailable(
+        "a directory without files",
+        kind="directory",
+        hint=f"Name a file in one of its folders: {folders}" if folders else None,
+    )
+
+
+def _too_many(candidates: Sequence[Candidate]) -> FileUnavailable:
+    shown = some([quote(one.name) for one in candidates], _SHOWN)
+    what = "folder" if all(one.kind == "folder" for one in candidates) else "file"
+    return FileUnavailable(
+        f"a directory with {counted(len(candidates), what)} that may be checkpoints; {_MOST} are looked into",
+        kind="directory",
+        hint=f"Name one of them: {shown}",
+        needed=len(candidates),
+        actual=_MOST,
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints that are folders: several files that are one."""

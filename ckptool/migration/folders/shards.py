@@ -1,0 +1,154 @@
+"""
+Weights → a folder of safetensors files and an index, as huggingface_hub's ``save_torch_state_dict`` writes it.
+
+Shards are filled in the order of the names. A tensor that is larger than a shard may be has one of its own, before the
+one that is being filled. Tied names are left out, and are in the index with the name that is kept; what fits into one
+file is that file alone. The order of names and the modules' facts, for which there are no keys, are in the first shard.
+
+https://github.com/huggingface/huggingface_hub; src/huggingface_hub/serialization/_base.py, _torch.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ckptool.cancellation import Cancellation
+from ckptool.checkpoints.weights import Weights
+from ckptool.errors import MigrationRefused
+from ckptool.formats.safetensors import encode
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.messages import counted
+from ckptool.migration import safetensors_plan
+from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile
+from ckptool.migration.safetensors_plan import SafetensorsPlan
+from ckptool.tensors.payloads import Payload
+from ckptool.tensors.tensor import TensorInfo
+
+_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(I?)B|B?)\s*", re.IGNORECASE)
+_STEPS: Final = "KMGT"
+_INDEX: Final = "model.safetensors.index.json"
+
+
+class ShardsPlan(NamedTuple):
+    """A folder that is ready to be written."""
+
+    shards: tuple[tuple[str, SafetensorsPlan], ...]
+    index_file: bytes | None
+    """None where there is one file."""
+    tied: dict[str, str]
+    renamed: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+
+    @property
+    def files(self) -> list[tuple[str, PlannedFile]]:
+        """The files in the order in which they are written."""
+        index: list[tuple[str, PlannedFile]] = [] if self.index_file is None else [(_INDEX, BytesFile(self.index_file))]
+        return [*self.shards, *index]
+
+    @property
+    def tensor_count(self) -> int:
+        """Tensors in the shards."""
+        return sum(shard.tensor_count for _, shard in self.shards)
+
+    @property
+    def retagged(self) -> dict[str, int]:
+        """Nothing: the format has no device tags."""
+        return {}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files in bytes."""
+        return sum(file.nbytes for _, file in self.files)
+
+    @property
+    def copied(self) -> list[Payload]:
+        """What is copied into the files."""
+        return [payload for _, shard in self.shards for payload in shard.copied]
+
+    @property
+    def expected(self) -> list[tuple[str, TensorInfo]]:
+        """The tensors in the shards."""
+        return [one for _, shard in self.shards for one in shard.expected]
+
+
+def size_in_bytes(size: int | str) -> int:
+    """
+    Return how many bytes a size is: ``"5GB"`` counts in thousands, ``"5GiB"`` in steps of 1024.
+
+    Raises:
+        MigrationRefused: It is not a size, or not one byte.
+    """
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    nbytes = size if isinstance(size, int) else 0
+    if match:
+        number, step, binary = match.groups()
+        factor = (1024 if binary else 1000) ** (_STEPS.index(step.upper()) + 1 if step else 0)
+        nbytes = int(float(number) * factor) if "." in number else int(number) * factor
+    if nbytes < 1:
+        raise MigrationRefused(
+            f"not a size of shards: {size!r}", kind="not-a-size", hint="Sizes are written like '5GB' or '500MiB'."
+        )
+    return nbytes
+
+
+def plan(
+    weights: Weights,
+    most_nbytes: int,
+    *,
+    expand_tied: bool = False,
+    drop_unsupported: bool = False,
+    cancellation: Cancellation | None = None,
+) -> ShardsPlan:
+    """
+    Return how the weights become shards.
+
+    Raises:
+        MigrationRefused: An entry is one that the format cannot hold, or there would be too many shards to be read.
+    """
+    chosen = safetensors_plan.select(
+        weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation
+    )
+    kept = chosen.kept
+    parts = _split(((name, tensor.info.nbytes) for name, tensor in kept.items()), most_nbytes)
+    if len(parts) < 2:
+        file = safetensors_plan.plan(
+            weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation
+        )
+        return ShardsPlan((("model.safetensors", file),), None, file.tied, file.renamed, file.dropped)
+    if len(parts) > DEFAULT_LIMITS.shards:
+        raise MigrationRefused(
+            f"{counted(len(parts), 'shard')}; {DEFAULT_LIMITS.shards:,} can be read",
+            kind="too-many-shards",
+            hint="Make them larger, with `max_shard_size=`.",
+        )
+    recorded = chosen.recorded(weights, (name for part in parts for name in part))
+    metadata = [encode(recorded._replace(ties={}))] + [{"format": "pt"}] * (len(parts) - 1)
+    names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    shards = tuple(
+        (file, safetensors_plan.pack({name: kept[name] for name in part}, text, cancellation))
+        for file, part, text in zip(names, parts, metadata, strict=True)
+    )
+    weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
+    total = sum(tensor.info.nbytes for tensor in kept.values())
+    index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
+    return ShardsPlan(shards, index.encode(), chosen.tied, weights.renamed, chosen.dropped)
+
+
+def _split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:
+    """Return the names of each shard."""
+    shards: list[list[str]] = []
+    current: list[str] = []
+    filled = 0
+    for name, nbytes in sizes:
+        if nbytes > most_nbytes:
+            shards.append([name])
+            continue
+        if filled + nbytes > most_nbytes:
+            shards.append(current)
+            current, filled = [], 0
+        current.append(name)
+        filled += nbytes
+    return [*shards, current] if current else shards

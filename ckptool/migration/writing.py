@@ -1,0 +1,137 @@
+"""Write what was planned, read it back, and give it its name: a file, or a folder with all its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import Cancelled, CkptoolError, OutputFailed
+from ckptool.limits import Limits
+from ckptool.messages import counted, some
+from ckptool.migration.changes import Changes
+from ckptool.migration.folders.folder_plan import FolderPlan
+from ckptool.migration.output import Output
+from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.plan import Plan
+from ckptool.migration.safetensors_plan import SafetensorsPlan
+from ckptool.migration.torch_plan import TorchPlan
+from ckptool.migration.verify import verify_model
+from ckptool.tensors.payloads import Payload, check_storages
+from ckptool.tensors.reading import LazyTensor
+
+
+class Work(NamedTuple):
+    """What is to be written, and from where."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    changes: Changes
+    limits: Limits | None
+    """Those for reading it back; None where it is not to be verified."""
+
+
+class Done(NamedTuple):
+    """What was written."""
+
+    nbytes: int
+    readers: tuple[str, ...]
+    """What read it back."""
+    notes: tuple[str, ...]
+
+
+def write_file(work: Work, output: Output) -> Done:
+    """Write the file, read it back if it is to be verified, and publish it."""
+    plan, limits = work.plan, work.limits
+    verifies = limits is not None
+    output.reserve(plan.file.nbytes)
+    path = output.reading_path()
+    check: Callable[[Limits], str | None]
+    copied: Sequence[Payload] = ()
+    readers: tuple[str, ...] = ()
+    if plan.builds_model and plan.weights is not None and work.changes.model is not None:
+        from ckptool.torch_ops.models import save_model
+
+        save_model(work.changes.model, work.changes.model_arguments, plan.weights.tensors, path)
+        check = partial(verify_model, path, plan.weights)
+    elif isinstance(plan.file, TorchPlan):
+        check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
+        copied = plan.file.copied
+    else:
+        assert isinstance(plan.file, SafetensorsPlan)  # noqa: S101 - a folder is written below
+        check = partial(plan.file.verify, path, plan.file.write(output, checksums=verifies))
+        copied = plan.file.copied
+    if verifies:
+        check_storages(_not_copied(plan), copied)
+    work.checkpoint.check_unchanged()
+    if limits is not None:
+        output.sync()
+        other = _verify(work.checkpoint, output, partial(check, limits))
+        readers = ("ckptool", other) if other else ("ckptool",)
+    nbytes = output.nbytes
+    output.publish()
+    return Done(nbytes, readers, tuple(_parted(output)))
+
+
+def write_folder(work: Work, plan: FolderPlan, folder: OutputFolder) -> Done:
+    """Write the files one after the other, read each back if it is to be verified, and publish the folder."""
+    checkpoint, limits = work.checkpoint, work.limits
+    readers = {"ckptool": None} if limits is not None else {}
+    folder.reserve(plan.nbytes)
+    nbytes = 0
+    for name, file in plan.files:
+        with folder.file(name) as output:
+            written = file.write(output, checksums=limits is not None)
+            checkpoint.check_unchanged()
+            if limits is not None or folder.replaced:  # what is replaced goes: the new one must be on the disk first
+                output.sync()
+            if limits is not None:
+                other = _verify(checkpoint, output, partial(file.verify, output.reading_path(), written, limits))
+                readers |= {other: None} if other else {}
+            nbytes += output.nbytes
+            output.publish()
+    if limits is not None:
+        check_storages(_not_copied(work.plan), plan.copied)
+        checkpoint.check_unchanged()
+    folder.publish()
+    return Done(nbytes, tuple(readers), tuple(_replaced(folder, [name for name, _ in plan.files])))
+
+
+def _not_copied(plan: Plan) -> list[LazyTensor]:
+    """Return the tensors of the source that may have been read in pieces, and so without their storage's checksum."""
+    if plan.weights is None:
+        return plan.casting.tensors if plan.casting else []
+    taken = plan.weights.state_dict
+    return [taken[name] for name in plan.weights.old_names.values() if name in taken]
+
+
+def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], str | None]) -> str | None:
+    """Read the file back, and return which library read it beside our own reader."""
+    try:
+        other = check()
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        checkpoint.check_unchanged()  # a model is compared with the source itself
+        what = error.message if isinstance(error, OutputFailed) else f"cannot be read back: {error.message}"
+        raise OutputFailed(
+            what,
+            kind="verification-failed",
+            path=output.path,
+            hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
+        ) from error
+    checkpoint.check_unchanged()
+    return other
+
+
+def _parted(output: Output) -> Iterator[str]:
+    if output.other_names:
+        many = counted(output.other_names, "other name")
+        yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
+
+
+def _replaced(folder: OutputFolder, names: Sequence[str]) -> Iterator[str]:
+    gone = [name for name in folder.replaced if name not in names]
+    if gone:
+        yield f"the folder that was replaced had {counted(len(gone), 'other file')}, now removed: {some(gone)}"

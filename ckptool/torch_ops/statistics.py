@@ -1,0 +1,251 @@
+"""
+Statistics of packed elements of any type, in one pass, with numpy.
+
+Strategy: every element is counted under the upper half of its bits as float32 (sign, exponent, 7 bits of fraction), of
+which there are 65,536. Types of 16 bits or less have no more values than that, so all about them follows exactly from
+how often each occurs. Of wider ones, mean and deviation are summed beside it in float64, piece by piece, and the counts
+serve the histogram alone, to one part in 128.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptool.errors import UnsupportedFeature
+from ckptool.torch_ops.needed import needed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+BLOCKS: Final = 8
+_PATTERNS: Final = 1 << 16
+_AT_ONCE: Final = 1 << 16
+"""Elements of wider types that are worked on at a time: what stays in a core's cache as float64."""
+
+_WIDE: Final = {
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex64": "<f4",
+    "complex128": "<f8",
+    "int64": "<i8",
+    "int32": "<i4",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "qint32": "<i4",
+}
+_MINIFLOATS: Final = {
+    "float16": (5, 10, 15, "ieee"),
+    "complex32": (5, 10, 15, "ieee"),
+    "bfloat16": (8, 7, 127, "ieee"),
+    "float8_e5m2": (5, 2, 15, "ieee"),
+    "float8_e4m3fn": (4, 3, 7, "finite"),
+    "float8_e5m2fnuz": (5, 2, 16, "unsigned zero"),
+    "float8_e4m3fnuz": (4, 3, 8, "unsigned zero"),
+    "float8_e8m0fnu": (8, 0, 127, "scale"),
+}
+"""Bits of the exponent and of the fraction, the exponent's bias, and what is special."""
+_INTEGERS: Final = {"int16": 16, "int8": 8, "qint8": 8}
+_UNSIGNED: Final = {"uint16": 16, "uint8": 8, "bool": 8, "quint8": 8}
+_FLOAT4: Final = "float4_e2m1fn_x2"
+_OF_FLOAT4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Statistics(NamedTuple):
+    """What values are like. All but the counts are of the finite ones; None where there are none."""
+
+    total: int
+    """How many values there are."""
+    nan: int
+    infinite: int
+    zeros: int
+    mean: float | None
+    std: float | None
+    """The deviation of all values from their mean, divided by their number."""
+    min: float | None
+    max: float | None
+    norm: float | None
+    """The root of the sum of squares; None, as the deviation, where float64 cannot hold it."""
+    histogram: tuple[int, ...]
+    """How many lie in each of eight equal parts of ``min`` to ``max``."""
+
+
+class Tally:
+    """What is known of the values so far. Tallies of several tensors can be joined."""
+
+    def __init__(self) -> None:
+        self._np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
+        self.counts: NDArray[Any] = self._np.zeros(_PATTERNS, dtype="i8")
+        """By the upper half of the bits as float32, of finite values."""
+        self.finite = self.nan = self.infinite = self.zeros = 0
+        self.mean = self.squares = 0.0
+        """The mean, and the sum of the squares of what values differ from it."""
+        self.min, self.max = math.inf, -math.inf
+
+    def join(self, other: Tally) -> None:
+        """Take the values of another one in, too."""
+        self.counts += other.counts
+        self.nan += other.nan
+        self.infinite += other.infinite
+        self.zeros += other.zeros
+        self._take(other.finite, other.mean, other.squares, other.min, other.max)
+
+    def add(self, pieces: Iterable[bytes | bytearray], dtype: str) -> None:
+        """
+        Take in elements of a type, packed and little-endian, in pieces of whole elements.
+
+        Complex ones count as two, the real and the imaginary part; quantised ones as their integers.
+
+        Raises:
+            UnsupportedFeature: The type is not known.
+        """
+        if dtype in _WIDE:
+            self._add_wide(pieces, _WIDE[dtype])
+        else:
+            self._add_narrow(pieces, dtype)
+
+    def _add_narrow(self, pieces: Iterable[bytes | bytearray], dtype: str) -> None:
+        np, values = self._np, _values(dtype)
+        width = "<u2" if len(values) == _PATTERNS else "u1"
+        counts = np.zeros(len(values), dtype="i8")
+        for piece in pieces:
+            counts += np.bincount(np.frombuffer(piece, dtype=width), minlength=len(values))
+        if dtype == _FLOAT4:  # two values in each byte
+            halves = counts.reshape(16, 16)
+            counts, values = halves.sum(axis=0) + halves.sum(axis=1), values[:16]
+        finite = np.isfinite(values)
+        self.nan += int(counts[np.isnan(values)].sum())
+        self.infinite += int(counts[np.isinf(values)].sum())
+        self.zeros += int(counts[values == 0].sum())
+        np.add.at(self.counts, _patterns(np, values[finite]), counts[finite])
+        there = finite & (counts > 0)
+        values, counts = values[there], counts[there]
+        number = int(counts.sum())
+        if number:
+            mean = float(np.dot(counts, values) / number)
+            squares = float(np.dot(counts, (values - mean) ** 2))
+            self._take(number, mean, squares, float(values.min()), float(values.max()))
+
+    def _add_wide(self, pieces: Iterable[bytes | bytearray], width: str) -> None:
+        np = self._np
+        for piece in pieces:
+            whole = np.frombuffer(piece, dtype=width)
+            for start in range(0, whole.size, _AT_ONCE):
+                values = whole[start : start + _AT_ONCE].astype("f8")
+                with np.errstate(all="ignore"):
+                    self._add_float64(values)
+
+    def _add_float64(self, values: NDArray[Any]) -> None:
+        np = self._np
+        total = float(values.sum())
+        if not math.isfinite(total):  # one of them is not, or the sum is too large
+            nan, infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+            self.nan += nan
+            self.infinite += infinite
+            if nan or infinite:
+                values = values[np.isfinite(values)]
+            total = float(values.sum())
+        if not values.size:
+            return
+        self.zeros += values.size - int(np.count_nonzero(values))
+        self.counts += np.bincount(_patterns(np, values), minlength=_PATTERNS)
+        lowest, highest = float(values.min()), float(values.max())
+        mean = total / values.size
+        values = values - mean
+        self._take(values.size, mean, float(np.dot(values, values)), lowest, highest)
+
+    def _take(self, number: int, mean: float, squares: float, lowest: float, highest: float) -> None:
+        """Join the moments of more values with those so far: Chan, Golub and LeVeque, 1979."""
+        if not number:
+            return
+        whole = self.finite + number
+        apart = mean - self.mean
+        self.squares += squares + apart * apart * self.finite * number / whole
+        self.mean += apart * number / whole
+        self.finite = whole
+        self.min, self.max = min(self.min, lowest), max(self.max, highest)
+
+    def result(self) -> Statistics:
+        """Return what all values so far are like."""
+        total = self.finite + self.nan + self.infinite
+        if not self.finite:
+            return Statistics(total, self.nan, self.infinite, 0, None, None, None, None, None, (0,) * BLOCKS)
+        norm = math.sqrt(self.squares + self.finite * self.mean * self.mean)
+        std = math.sqrt(self.squares / self.finite)
+        return Statistics(
+            total,
+            self.nan,
+            self.infinite,
+            self.zeros,
+            mean=_or_none(self.mean),
+            std=_or_none(std),
+            min=_or_none(self.min),
+            max=_or_none(self.max),
+            norm=_or_none(norm),
+            histogram=self._histogram(),
+        )
+
+    def _histogram(self) -> tuple[int, ...]:
+        np = self._np
+        there = np.flatnonzero(self.counts)
+        with np.errstate(all="ignore"):
+            values = np.clip((there.astype("u4") << 16).view("f4").astype("f8"), self.min, self.max)
+            width = (self.max - self.min) / BLOCKS
+            if not (width > 0 and math.isfinite(width)):
+                return (int(self.counts.sum()), *(0,) * (BLOCKS - 1))
+            at = np.minimum(((values - self.min) / width).astype("i8"), BLOCKS - 1)
+        return tuple(int(number) for number in np.bincount(at, weights=self.counts[there], minlength=BLOCKS))
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _patterns(np: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the upper half of the bits of values as float32; those too large for it are its largest."""
+    with np.errstate(all="ignore"):
+        single = np.clip(values, -3.4028234e38, 3.4028234e38).astype("<f4")
+    patterns: NDArray[Any] = single.view("<u4") >> 16
+    return patterns
+
+
+@lru_cache(maxsize=8)
+def _values(dtype: str) -> NDArray[Any]:
+    """Return the value of each pattern of bits of a type of 16 bits or less, as float64."""
+    np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
+    if dtype in _MINIFLOATS:
+        exponent, fraction, bias, special = _MINIFLOATS[dtype]
+        width = 16 if exponent + fraction > 8 else 8
+        found = [_float(bits, exponent, fraction, bias, special) for bits in range(1 << width)]
+    elif dtype in _INTEGERS:
+        half = 1 << (_INTEGERS[dtype] - 1)
+        found = [*range(half), *range(-half, 0)]
+    elif dtype in _UNSIGNED:
+        found = list(range(1 << _UNSIGNED[dtype]))
+    elif dtype == _FLOAT4:
+        found = [*_OF_FLOAT4, *(-value for value in _OF_FLOAT4)] * 16
+    else:
+        raise UnsupportedFeature(f"no statistics of {dtype}", kind="dtype")
+    values: NDArray[Any] = np.array(found, dtype="f8")
+    return values
+
+
+def _float(bits: int, exponent: int, fraction: int, bias: int, special: str) -> float:
+    """Return the value of a small floating type; see the formats of IEEE 754, and of the OCP 8-bit ones."""
+    if special == "scale":
+        return math.nan if bits == 0xFF else math.ldexp(1.0, bits - bias)
+    sign = -1.0 if bits >> (exponent + fraction) else 1.0
+    power, rest = bits >> fraction & ((1 << exponent) - 1), bits & ((1 << fraction) - 1)
+    if special == "unsigned zero" and sign < 0 and not power and not rest:
+        return math.nan
+    is_last = power == (1 << exponent) - 1
+    if special == "ieee" and is_last:
+        return math.nan if rest else sign * math.inf
+    if special == "finite" and is_last and rest == (1 << fraction) - 1:
+        return math.nan
+    if not power:
+        return sign * math.ldexp(rest, 1 - bias - fraction)
+    return sign * math.ldexp(rest + (1 << fraction), power - bias - fraction)

@@ -1,0 +1,68 @@
+"""The tree of names: totals that are those of the tensors, and layers that are alike told once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from ckptool.cli import cli
+
+
+class Block(nn.Module):
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=bias)
+        self.norm = nn.LayerNorm(8)
+
+
+def tree(model: nn.Module, tmp_path: Path, *options: str) -> list[str]:
+    path = tmp_path / "model.pth"
+    torch.save(model.state_dict(), path)
+    result = CliRunner().invoke(cli, ["inspect", str(path), *options])
+    assert result.exit_code == 0, result.output
+    return result.output.partition("\n\n")[2].splitlines()
+
+
+def test_layers_that_are_alike_are_one_line(tmp_path: Path) -> None:
+    lines = tree(nn.ModuleDict({"layers": nn.ModuleList([Block() for _ in range(12)])}), tmp_path, "--tree")
+
+    assert lines[:3] == [
+        "layers  48 tensors, 1,056 parameters, 4.12 KiB, float32",
+        "  0–11  12 × 4 tensors, 88 parameters, 352 B, float32",
+        "    linear  2 tensors, 72 parameters, 288 B, float32",
+    ]
+    assert len(lines) == 8
+
+
+def test_a_layer_that_differs_is_shown_as_itself(tmp_path: Path) -> None:
+    blocks = [Block(bias=number != 5) for number in range(12)]
+    blocks[8].to(torch.float16)
+    lines = tree(nn.Sequential(*blocks), tmp_path, "--depth", "1")
+
+    assert [line.split()[0] for line in lines] == ["0–4", "5", "6–7", "8", "9–11"]
+    assert "float16" in lines[3]
+
+
+def test_nothing_is_folded_when_that_is_asked_for(tmp_path: Path) -> None:
+    lines = tree(nn.Sequential(Block(), Block()), tmp_path, "--tree", "--no-fold")
+
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["0", "1"]
+
+
+def test_numbers_that_are_not_neighbours_stay_apart(tmp_path: Path) -> None:
+    torch.save({f"{name}.w": torch.ones(2) for name in ("0", "2", "3", "03", "4", "x")}, tmp_path / "odd.pth")
+    lines = CliRunner().invoke(cli, ["inspect", str(tmp_path / "odd.pth"), "--depth", "1"]).output.splitlines()
+
+    assert [line.split()[0] for line in lines[-5:]] == ["0.w", "2–3.w", "03.w", "4.w", "x.w"]
+
+
+def test_totals_are_those_of_all_tensors(tmp_path: Path) -> None:
+    model = nn.Sequential(Block(), nn.Sequential(Block(bias=False), nn.BatchNorm1d(3)))
+    lines = tree(model, tmp_path, "--depth", "1", "--no-fold")
+    numbers = [int(found.replace(",", "")) for line in lines for found in re.findall(r"([\d,]+) parameters", line)]
+
+    assert sum(numbers) == sum(tensor.numel() for tensor in model.state_dict().values())

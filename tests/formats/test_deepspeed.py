@@ -1,0 +1,370 @@
+"""Folders of DeepSpeed: what was partitioned comes out whole, and what is not whole is said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptool
+from ckptool.errors import (
+    AmbiguousWeights,
+    CkptoolError,
+    DamagedFile,
+    FileUnavailable,
+    IncompleteWeights,
+    MalformedFile,
+)
+from tests.formats.deepspeed_folder import Engine, save
+
+CORPUS = Path(__file__).parents[2].parent / "shared/corpus-dirs"
+
+
+def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert set(found) == set(wanted)
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].shape == tensor.shape, name
+        assert torch.equal(found[name], tensor), name
+
+
+ENGINES = [
+    *(Engine(stage, world) for stage in (1, 2, 3) for world in (1, 2, 3, 8)),
+    Engine(1, 2, dtype=torch.bfloat16),
+    Engine(2, 2, dtype=torch.bfloat16, aligned=4),
+    Engine(2, 3, dtype=torch.float16, aligned=16),
+    Engine(3, 3, dtype=torch.float16, sub_group=37),
+    Engine(3, 2, sub_group=1000),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda one: f"{one.stage}-{one.world}-{one.aligned}-{one.sub_group}")
+def test_weights_are_the_masters_put_together(engine: Engine, tmp_path: Path) -> None:
+    folder = engine.save(tmp_path)
+    assert_equal(ckptool.load(folder), engine.expected())
+    with ckptool.open_checkpoint(folder) as checkpoint:
+        assert checkpoint.format == "deepspeed"
+        assert checkpoint.remarks == ()
+        for name, moments in engine.moments.items():
+            assert torch.equal(checkpoint.tensors[f"optimizer.state.{name}.exp_avg"].torch(), moments)
+        assert dict(checkpoint.extras)["global_steps"] == 2
+        assert dict(checkpoint.extras)["epoch"] == 1
+    target = tmp_path / "out.safetensors"
+    ckptool.migrate(folder, target)
+    assert_equal(ckptool.load(target), engine.expected())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_module_has_the_rounded_weights(stage: int, tmp_path: Path) -> None:
+    engine = Engine(stage, 2, dtype=torch.bfloat16)
+    folder = engine.save(tmp_path)
+    assert_equal(ckptool.load(folder, weights="module"), dict(engine.module()))
+    ckptool.migrate(folder, tmp_path / "out.pth", weights="module")
+    assert_equal(torch.load(tmp_path / "out.pth"), dict(engine.module()))
+
+
+def test_stage_3_has_no_rounded_weights(tmp_path: Path) -> None:
+    with pytest.raises(CkptoolError, match="module"):
+        ckptool.load(Engine(3, 2).save(tmp_path), weights="module")
+
+
+def test_stage_0_is_the_module(tmp_path: Path) -> None:
+    engine = Engine(0, 2, dtype=torch.bfloat16)
+    folder = engine.save(tmp_path)
+    assert_equal(ckptool.load(folder), dict(engine.module()))
+    assert_equal(ckptool.load(folder, weights="module"), dict(engine.module()))
+
+
+def test_ways_to_name_a_folder_lead_to_the_same(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    folder = engine.save(tmp_path)
+    for path in (folder, folder / "latest", folder / "global_step2"):
+        assert_equal(ckptool.load(path), engine.expected())
+
+
+def test_a_checkpoint_may_be_called_latest(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "latest")
+    assert list(ckptool.load(tmp_path / "latest")) == ["w"]
+
+
+def test_ties_stay_ties(tmp_path: Path) -> None:
+    loaded = ckptool.load(Engine(3, 2).save(tmp_path))
+    assert loaded["head.weight"].data_ptr() == loaded["emb.weight"].data_ptr()
+
+
+def test_everything_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    ckptool.migrate(engine.save(tmp_path), tmp_path / "out.safetensors", include=["up.*"])
+    assert set(ckptool.load(tmp_path / "out.safetensors")) == {"up.weight", "up.bias"}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("target", ["out.safetensors", "out.pth"])
+@pytest.mark.parametrize("include", [(), ("emb.*",)])
+def test_a_damaged_flat_buffer_is_not_written_on(
+    stage: int, target: str, include: Sequence[str], tmp_path: Path
+) -> None:
+    engine = Engine(stage, 2)
+    folder = engine.save(tmp_path)
+    path = folder / "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    data = bytearray(path.read_bytes())
+    value = engine.flats(engine.masters)[1][0][-3:-2].numpy().tobytes()
+    at = data.index(value)
+    data[at] ^= 1
+    path.write_bytes(data)
+    for options in ({}, {"dtype": "bfloat16"}):
+        with pytest.raises(DamagedFile):
+            ckptool.migrate(folder, tmp_path / target, include=include, **options)
+    with pytest.raises(DamagedFile):
+        ckptool.load(folder, verify=True)
+    assert "CK105" in {one.code for one in ckptool.check(folder, deep=True).findings}
+
+
+# What is not whole.
+
+
+def test_a_missing_rank_is_said_in_numbers(tmp_path: Path) -> None:
+    folder = Engine(2, 3).save(tmp_path)
+    (folder / "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(FileUnavailable, match=r"1 of 3 \*_optim_states.pt not there") as caught:
+        ckptool.open_checkpoint(folder)
+    assert (caught.value.needed, caught.value.actual, caught.value.kind) == (3, 2, "missing-shards")
+    assert caught.value.hint
+    assert "mp_rank_00_model_states.pt" in caught.value.hint
+
+
+def test_stage_3_without_its_optimizer_is_refused(tmp_path: Path) -> None:
+    folder = Engine(3, 2).save(tmp_path)
+    for path in folder.glob("*/*_optim_states.pt"):
+        path.unlink()
+    with pytest.raises(FileUnavailable, match="2 of 2"):
+        ckptool.open_checkpoint(folder)
+
+
+def test_without_an_optimizer_the_module_is_what_there_is(tmp_path: Path) -> None:
+    engine = Engine(2, 2, dtype=torch.bfloat16)
+    folder = engine.save(tmp_path)
+    for path in folder.glob("*/*_optim_states.pt"):
+        path.unlink()
+    assert_equal(ckptool.load(folder), dict(engine.module()))
+    assert "CK151" in {one.code for one in ckptool.check(folder).findings}
+
+
+def test_files_of_a_larger_run_are_left_out_and_said(tmp_path: Path) -> None:
+    Engine(2, 4).save(tmp_path)
+    engine = Engine(2, 2)
+    folder = engine.save(tmp_path)
+    assert_equal(ckptool.load(folder), engine.expected())
+    (found,) = [one for one in ckptool.check(folder).findings if one.code == "CK150"]
+    assert "2 files" in found.message
+    assert "zero_pp_rank_2" in found.message
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    folder = Engine(2, 2).save(tmp_path)
+    (folder / "global_step2").rename(folder / "global_step4")
+    with pytest.raises(FileUnavailable, match="names 'global_step2', and there is no such folder") as caught:
+        ckptool.open_checkpoint(folder)
+    assert caught.value.hint == "Name one that is there: global_step4"
+
+
+@pytest.mark.parametrize("text", ["../../etc", "/etc", "a/b", "..", "global_step2\nother", "a\0b"])
+def test_latest_cannot_lead_away(text: str, tmp_path: Path) -> None:
+    folder = Engine(2, 1).save(tmp_path / "run")
+    (folder / "latest").write_text(text)
+    with pytest.raises(CkptoolError):
+        ckptool.open_checkpoint(folder)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = Engine(2, 1).save(tmp_path / "elsewhere")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "latest").write_text("global_step2")
+    (folder / "global_step2").symlink_to(elsewhere / "global_step2")
+    with pytest.raises(FileUnavailable, match="link"):
+        ckptool.open_checkpoint(folder)
+
+
+def saved_again(engine: Engine, folder: Path, rank: int, **changes: object) -> Path:
+    """Save what a rank has of the optimizer once more, with other fields."""
+    states = engine.optim_states(rank)
+    states["optimizer_state_dict"].update(changes)
+    save(states, folder / f"global_step2/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return folder
+
+
+def model_again(engine: Engine, folder: Path, rank: int = 0, **changes: object) -> Path:
+    """Save what a rank has of the model once more, with other fields."""
+    head = f"zero_pp_rank_{rank}_" if engine.stage == 3 else ""
+    save({**engine.model_states(rank), **changes}, folder / f"global_step2/{head}mp_rank_00_model_states.pt")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ds_version": "0.9.0"}, "^.*$"),
+        ({"partition_count": [3, 3]}, "numbers of partitions differ"),
+        ({"zero_stage": 1}, "stages of ZeRO differ"),
+        ({"base_optimizer_state": {"state": {0: {"step": torch.tensor(7.0)}}}}, "steps of the optimizer differ: 2.0"),
+        ({"single_partition_of_fp32_groups": [torch.zeros(9)]}, "numbers of flat tensors differ: 2"),
+        ({"single_partition_of_fp32_groups": [torch.zeros(9), torch.zeros(3)]}, "needs 371 elements .* have 195"),
+        ({"single_partition_of_fp32_groups": [torch.zeros(9)] * 2 + [None]}, "is no flat tensor"),
+        ({"single_partition_of_fp32_groups": [torch.zeros(3, 3)] * 2}, "is no flat tensor"),
+        ({"single_partition_of_fp32_groups": None}, "no single_partition_of_fp32_groups"),
+    ],
+)
+def test_mixed_saves_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    folder = saved_again(engine, engine.save(tmp_path), 1, **changes)
+    if "ds_version" in changes:
+        states = engine.optim_states(1) | {"ds_version": "0.9.0"}
+        save(states, folder / "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+        message = "releases of DeepSpeed differ: 0.19.8 in .* 0.9.0 in"
+    with pytest.raises(MalformedFile, match=message):
+        ckptool.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([{"emb.weight": torch.Size((23, 11))}, {}], "elements"),
+        ([{"emb.weight": torch.Size((1 << 62,))}, {}], "4,611,686,018,427,387,904 elements|elements"),
+        ([{"emb.weight": torch.Size((1 << 31, 1 << 31, 1 << 31))}, {}], "no shape for 'emb.weight'"),
+        ([{"emb.weight": (-1, 2)}, {}], "no shape for 'emb.weight'"),
+        ([{"emb.weight": "x"}, {}], "no shape for 'emb.weight'"),
+        ([{"a": torch.Size((1,))}, {"a": torch.Size((1,))}], "in two groups"),
+        ([{3: torch.Size((1,))}], "no text"),
+        ([], "elements|groups"),
+        ("x", "elements|groups"),
+    ],
+)
+def test_shapes_that_do_not_fit(stage: int, shapes: object, message: str, tmp_path: Path) -> None:
+    engine = Engine(stage, 1)
+    folder = model_again(engine, engine.save(tmp_path), param_shapes=shapes)
+    with pytest.raises(MalformedFile, match=message):
+        ckptool.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("padding", [-4, 1 << 62, 1.5, None])
+def test_paddings_that_do_not_fit(padding: object, tmp_path: Path) -> None:
+    engine = Engine(2, 1)
+    folder = saved_again(engine, engine.save(tmp_path), 0, param_alignment_paddings=[[padding, 0, 0], [0, 0]])
+    with pytest.raises(MalformedFile):
+        ckptool.open_checkpoint(folder)
+
+
+def test_another_number_of_ranks_in_the_model_is_another_save(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    folder = model_again(engine, engine.save(tmp_path), dp_world_size=4)
+    with pytest.raises(MalformedFile, match="4 data-parallel ranks, the optimizer is in 2 parts"):
+        ckptool.open_checkpoint(folder)
+
+
+def test_stage_3_models_of_different_steps(tmp_path: Path) -> None:
+    engine = Engine(3, 2)
+    folder = model_again(engine, engine.save(tmp_path), 1, global_steps=3)
+    with pytest.raises(MalformedFile, match=r"steps differ: 2 in .* 3 in"):
+        ckptool.open_checkpoint(folder)
+
+
+def test_a_model_file_of_stage_3_that_is_missing_is_said(tmp_path: Path) -> None:
+    engine = Engine(3, 2)
+    folder = engine.save(tmp_path)
+    (folder / "global_step2/zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
+    with ckptool.open_checkpoint(folder) as checkpoint:
+        assert "frozen.weight" not in checkpoint.tensors
+        assert checkpoint.absent == ("frozen.weight",)
+    assert {"CK152", "CK157"} <= {one.code for one in ckptool.check(folder).findings}
+    with pytest.raises(IncompleteWeights, match=r"1 name of the model without a value in any file: frozen\.weight"):
+        ckptool.migrate(folder, tmp_path / "out.safetensors")
+    assert "up.bias" in ckptool.load(folder, allow_missing=True)
+
+
+def test_state_of_the_optimizer_that_not_every_rank_has_is_left_out(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    base = engine.optim_states(1)["optimizer_state_dict"]["base_optimizer_state"]
+    del base["state"][0]["exp_avg"]
+    folder = saved_again(engine, engine.save(tmp_path), 1, base_optimizer_state=base)
+    assert_equal(ckptool.load(folder), engine.expected())
+    assert "CK153" in {one.code for one in ckptool.check(folder).findings}
+
+
+def test_names_of_the_engine_and_of_the_client_do_not_clash(tmp_path: Path) -> None:
+    engine = Engine(2, 1)
+    engine.extra = {"optimizer_": 1, "module_": 2, "": 3}
+    with ckptool.open_checkpoint(engine.save(tmp_path)) as checkpoint:
+        assert dict(checkpoint.extras)["_"] == 3
+        assert_equal({name: one.torch() for name, one in (checkpoint.weights or {}).items()}, engine.expected())
+
+
+# Several model-parallel ranks, pipelines.
+
+
+def test_tensor_parallel_ranks_are_listed_and_not_merged(tmp_path: Path) -> None:
+    folder = tmp_path / "global_step2"
+    folder.mkdir()
+    (tmp_path / "latest").write_text("global_step2")
+    for rank in range(2):
+        states = {"module": {"up.weight": torch.full((2, 3), rank)}, "mp_world_size": 2, "dp_world_size": 1}
+        save(states, folder / f"mp_rank_0{rank}_model_states.pt")
+    with ckptool.open_checkpoint(tmp_path) as checkpoint:
+        assert list(checkpoint.tensors) == [f"mp_rank_0{rank}.module.up.weight" for rank in range(2)]
+        assert checkpoint.weights is None
+    with pytest.raises(AmbiguousWeights, match="2 model-parallel ranks, listed rank by rank") as caught:
+        ckptool.migrate(tmp_path, tmp_path / "out.safetensors")
+    assert caught.value.candidates == ("mp_rank_00.module", "mp_rank_01.module")
+    assert ckptool.load(tmp_path, key="mp_rank_01.module")["up.weight"][0, 0] == 1
+    assert "CK155" in {one.code for one in ckptool.check(tmp_path).findings}
+    (folder / "mp_rank_01_model_states.pt").unlink()
+    with pytest.raises(FileUnavailable, match="1 of 2 files of model-parallel ranks not there"):
+        ckptool.open_checkpoint(tmp_path)
+
+
+def pipeline(folder: Path, layers: dict[int, dict[str, torch.Tensor]], rank: str = "") -> None:
+    for number, state in layers.items():
+        torch.save(state, folder / f"layer_{number:02}-{rank}model_states.pt")
+
+
+def test_layers_of_a_pipeline_are_one_model(tmp_path: Path) -> None:
+    layers = {0: {"weight": torch.ones(2, 3)}, 1: {}, 10: {"0.bias": torch.zeros(2)}}
+    pipeline(tmp_path, layers | {number: {} for number in range(2, 10)})
+    assert_equal(ckptool.load(tmp_path), {"0.weight": layers[0]["weight"], "10.0.bias": layers[10]["0.bias"]})
+    (tmp_path / "layer_05-model_states.pt").unlink()
+    with pytest.raises(FileUnavailable, match="1 of 11 layers not there: 5"):
+        ckptool.open_checkpoint(tmp_path)
+
+
+def test_layers_of_tensor_parallel_ranks_are_listed(tmp_path: Path) -> None:
+    for rank in range(2):
+        pipeline(tmp_path, {0: {"weight": torch.full((2, 3), rank)}}, f"model_0{rank}-")
+    with pytest.raises(AmbiguousWeights, match="2 tensor-parallel ranks"):
+        ckptool.load(tmp_path)
+    assert ckptool.load(tmp_path, key="model_01")["0.weight"][0, 0] == 1
+
+
+# Real folders, where they are.
+
+
+def rows() -> list[dict[str, object]]:
+    manifest = CORPUS / "manifest.jsonl"
+    lines = manifest.read_text().splitlines() if manifest.exists() else []
+    return [row for row in map(json.loads, lines) if row["dir"].startswith("deepspeed-")]
+
+
+@pytest.mark.skipif(not rows(), reason=f"no real folders at {CORPUS}")
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row["dir"])
+def test_real_folders_are_as_zero_to_fp32_has_them(row: dict[str, dict[str, dict[str, object]]]) -> None:
+    with ckptool.open_checkpoint(f"{CORPUS}/{row['dir']}") as checkpoint:
+        weights = checkpoint.weights
+        assert weights is not None
+        for name, said in row["tensors"].items():
+            found = weights[name]
+            assert (list(found.shape), found.dtype) == (said["shape"], said["dtype"])
+            assert hashlib.sha256(found.read()).hexdigest() == said["sha256"], name

@@ -1,0 +1,568 @@
+"""Folders of whole files: which of them is opened, what is said of the others, and what one file of a set is alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+
+import ckptool
+from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, open_checkpoint
+from ckptool.cli import cli
+from ckptool.formats.directories import choosing
+from tests.each import each
+from tests.loading.same import assert_same_tensor
+
+Tensors = Mapping[str, torch.Tensor]
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus-dirs"
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {"a.weight": torch.randn(3, 4), "a.bias": torch.randn(3), "b.weight": torch.randn(2, 3)}
+
+
+def write(path: Path, tensors: Tensors) -> None:
+    """Write a file as its suffix says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    else:
+        torch.save(dict(tensors), path)
+
+
+def write_shards(folder: Path, name: str, tensors: Tensors, *, index: bool = True, last: str = "") -> list[str]:
+    """Write one tensor a shard: ``name`` is that of the whole, ``last`` a variant at the end."""
+    stem, suffix = name.rsplit(".", 1)
+    count = len(tensors)
+    files = [f"{stem}-{number:05}-of-{count:05}{last}.{suffix}" for number in range(1, count + 1)]
+    shard_of = dict(zip(tensors, files, strict=True))
+    for tensor, file in shard_of.items():
+        write(folder / file, {tensor: tensors[tensor]})
+    if index:
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        whole = {"metadata": {"total_size": total}, "weight_map": shard_of}
+        (folder / f"{name}.index.json").write_text(json.dumps(whole))
+    return files
+
+
+def write_training(folder: Path) -> None:
+    """Lay out what a Trainer writes beside weights."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    torch.save(torch.optim.lr_scheduler.StepLR(optimizer, 1).state_dict(), folder / "scheduler.pt")
+    torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state.pth")
+    torch.save({"a": 1}, folder / "training_args.bin")
+    state = {"global_step": 500, "max_steps": 1000, "epoch": 2.5, "best_model_checkpoint": "/home/me/checkpoint-400"}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
+def assert_loads(folder: Path, expected: Tensors) -> None:
+    found = ckptool.load(folder)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same_tensor(found[name], tensor, name)
+
+
+def codes(path: Path) -> list[str]:
+    return [one.code for one in ckptool.check(path).findings]
+
+
+def roles(folder: Path) -> dict[str, str]:
+    with open_checkpoint(folder) as checkpoint:
+        return {one.name: one.role for one in checkpoint.beside}
+
+
+def refused(path: Path) -> CkptoolError:
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(path)
+    return caught.value
+
+
+def descriptors() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+@pytest.fixture(autouse=True)
+def everything_is_closed() -> Iterator[None]:
+    before = descriptors()
+    yield
+    assert descriptors() == before
+
+
+# What is opened
+
+
+def _one(name: str) -> Callable[[Path], None]:
+    return lambda folder: write(folder / name, weights())
+
+
+def _both(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    write(folder / "pytorch_model.bin", weights(1))
+
+
+def _variant_beside(folder: Path) -> None:
+    write(folder / "diffusion_pytorch_model.safetensors", weights())
+    write(folder / "diffusion_pytorch_model.fp16.safetensors", weights(1))
+    write(folder / "diffusion_pytorch_model.non_ema.bin", weights(2))
+
+
+def _index_of_each(folder: Path) -> None:
+    write_shards(folder, "model.safetensors", weights())
+    write_shards(folder, "pytorch_model.bin", weights(1))
+
+
+def _trainer(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    write_training(folder)
+
+
+def _trainer_run(folder: Path) -> None:
+    (folder / "checkpoint-500").mkdir()
+    _trainer(folder / "checkpoint-500")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "events.out").write_text("x")
+    torch.save({"a": 1}, folder / "training_args.bin")
+
+
+def _accelerate(folder: Path) -> None:
+    write(folder / "pytorch_model.bin", weights())
+    for name in ("optimizer.bin", "scheduler.bin", "sampler.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl"):
+        torch.save({"x": torch.ones(1)}, folder / name)
+
+
+def _speechbrain(folder: Path) -> None:
+    folder = folder / "CKPT+2024-01-01+00-00-00+00"
+    write(folder / "embedding_model.ckpt", weights())
+    torch.save(torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]).state_dict(), folder / "optimizer.ckpt")
+    (folder / "counter.ckpt").write_text("3")
+    (folder / "dataloader-TRAIN.ckpt").write_text("12")
+    (folder / "CKPT.yaml").write_text("end-of-epoch: true")
+
+
+def _sentence(folder: Path) -> None:
+    write(folder / "0_Transformer" / "model.safetensors", weights())
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "t"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def _sentence_at_the_root(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    write(folder / "2_Dense" / "model.safetensors", weights(1))
+
+
+def _ray(folder: Path) -> None:
+    write(folder / "checkpoint_000003" / "checkpoint" / "model.safetensors", weights())
+    (folder / ".validate_storage_marker").write_text("")
+
+
+def _variant_of_an_index(folder: Path) -> None:
+    files = write_shards(folder, "model.fp16.safetensors", weights())
+    (folder / "model.fp16.safetensors.index.json").rename(folder / "model.safetensors.index.fp16.json")
+    assert files[0] == "model.fp16-00001-of-00003.safetensors"
+
+
+def _hub(folder: Path) -> None:
+    repository = folder / "models--someone--tiny"
+    blobs, snapshots = repository / "blobs", repository / "snapshots"
+    blobs.mkdir(parents=True)
+    for number, commit in enumerate(("1" * 40, "2" * 40)):
+        snapshot = snapshots / commit
+        snapshot.mkdir(parents=True)
+        write(folder / "one.safetensors", weights(number))
+        (folder / "one.safetensors").rename(blobs / (str(number) * 64))
+        (snapshot / "model.safetensors").symlink_to(f"../../blobs/{str(number) * 64}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("1" * 40)
+
+
+FOLDERS: dict[str, Callable[[Path], object]] = {
+    "one file": _one("model.safetensors"),
+    "one file of any name": _one("best.th"),
+    "an adapter": _one("adapter_model.safetensors"),
+    "open_clip": _one("open_clip_pytorch_model.bin"),
+    "a variant alone": _one("model.fp16.safetensors"),
+    "an index": lambda folder: write_shards(folder, "model.safetensors", weights()),
+    "an index of pickles": lambda folder: write_shards(folder, "pytorch_model.bin", weights()),
+    "an index of a variant": _variant_of_an_index,
+    "shards without an index": lambda folder: write_shards(folder, "model.safetensors", weights(), index=False),
+    "shards of a variant": lambda f: write_shards(
+        f, "diffusion_pytorch_model.bin", weights(), index=False, last=".fp16"
+    ),
+    "safetensors and pickle": _both,
+    "variants beside": _variant_beside,
+    "two indexes": _index_of_each,
+    "a checkpoint of a Trainer": _trainer,
+    "a run of a Trainer": _trainer_run,
+    "save_state of accelerate": _accelerate,
+    "speechbrain": _speechbrain,
+    "sentence-transformers": _sentence,
+    "sentence-transformers, with weights at the root": _sentence_at_the_root,
+    "Ray Train": _ray,
+    "a cache of the hub": _hub,
+    "a step of torchtitan": lambda folder: write(folder / "step-500" / "model.pt", weights()),
+}
+
+
+@each("name", FOLDERS)
+def test_a_folder_is_the_checkpoint_that_it_leads_to(name: str, tmp_path: Path) -> None:
+    FOLDERS[name](tmp_path)
+    expected = weights()
+
+    assert_loads(tmp_path, expected)
+    assert ckptool.check(tmp_path).error is None
+    ckptool.migrate(tmp_path, tmp_path.parent / f"{tmp_path.name}.safetensors", form="safetensors")
+    assert ckptool.diff(tmp_path, tmp_path.parent / f"{tmp_path.name}.safetensors").same
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3), "b": torch.nn.Linear(3, 2, bias=False)})
+    ckptool.load_into(model, tmp_path)
+    assert_same_tensor(model["b"].weight.detach(), expected["b.weight"], "b.weight")
+
+
+def test_what_is_beside_is_listed_with_the_path_to_give(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        found = {one.name: one for one in checkpoint.beside}
+    shown = CliRunner().invoke(cli, ["inspect", "-q", str(tmp_path)]).output
+    printed = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(tmp_path)]).output)
+
+    assert {name: one.role for name, one in found.items()} == {
+        "optimizer.pt": "optimizer",
+        "rng_state.pth": "rng",
+        "scheduler.pt": "scheduler",
+        "trainer_state.json": "trainer",
+        "training_args.bin": "arguments",
+    }
+    assert found["trainer_state.json"].about == "step 500 of 1000, epoch 2.5, best /home/me/checkpoint-400"
+    assert found["optimizer.pt"].nbytes == (tmp_path / "optimizer.pt").stat().st_size
+    with open_checkpoint(found["optimizer.pt"].path) as optimizer:
+        assert optimizer.form == "training"
+    assert f"{tmp_path}/optimizer.pt: optimizer, " in shown
+    assert [one["name"] for one in printed["beside"]] == list(found)
+
+
+def test_an_adapter_says_what_it_adapts(tmp_path: Path) -> None:
+    write(tmp_path / "adapter_model.safetensors", weights())
+    config = {"peft_type": "LORA", "base_model_name_or_path": "someone/tiny", "r": 8, "lora_alpha": 16,
+              "target_modules": ["q_proj", "v_proj"], "bias": "none"}  # fmt: skip
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        (found,) = checkpoint.beside
+    assert found.about == "LORA of someone/tiny, r 8, alpha 16, on q_proj, v_proj"
+
+
+def test_the_same_weights_twice_and_variants_are_told_of(tmp_path: Path) -> None:
+    for folder in (tmp_path / "twice", tmp_path / "variant"):
+        folder.mkdir()
+    _both(tmp_path / "twice")
+    _variant_beside(tmp_path / "variant")
+
+    assert roles(tmp_path / "twice") == {"pytorch_model.bin": "duplicate"}
+    assert codes(tmp_path / "twice") == ["CK161"]
+    assert set(roles(tmp_path / "variant").values()) == {"variant"}
+
+
+# Several
+
+
+def _accelerate_of_two(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    write(folder / "model_1.safetensors", weights(1))
+
+
+def _speechbrain_of_two(folder: Path) -> None:
+    write(folder / "embedding_model.ckpt", weights())
+    write(folder / "classifier.ckpt", weights(1))
+    (folder / "counter.ckpt").write_text("3")
+
+
+def _steps(folder: Path) -> None:
+    for number in (500, 1000):
+        write(folder / f"checkpoint-{number}" / "model.safetensors", weights(number))
+
+
+def _adapter_and_base(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    write(folder / "adapter_model.safetensors", weights(1))
+
+
+SEVERAL: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "two models of accelerate": (_accelerate_of_two, ["model.safetensors", "model_1.safetensors"]),
+    "two models of speechbrain": (_speechbrain_of_two, ["classifier.ckpt", "embedding_model.ckpt"]),
+    "two steps": (_steps, ["checkpoint-1000", "checkpoint-500"]),
+    "an adapter and a model": (_adapter_and_base, ["adapter_model.safetensors", "model.safetensors"]),
+}
+
+
+@each("name", SEVERAL)
+def test_of_several_none_is_chosen_and_all_are_listed(name: str, tmp_path: Path) -> None:
+    make, expected = SEVERAL[name]
+    make(tmp_path)
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert (checkpoint.form, [one.name for one in checkpoint.members]) == ("archive", expected)
+    with pytest.raises(AmbiguousWeights) as caught:
+        ckptool.load(tmp_path)
+    for candidate in caught.value.candidates:
+        assert len(ckptool.load(candidate)) == 3
+    assert {one.severity for one in ckptool.check(tmp_path).findings} == {"info"}
+    assert "a folder of 2 checkpoints" in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).output
+    assert ckptool.check(tmp_path, deep=True).worst == "info"
+
+
+def test_components_of_a_pipeline_are_one_checkpoint_and_each_is_one(tmp_path: Path) -> None:
+    write(tmp_path / "unet" / "diffusion_pytorch_model.safetensors", weights())
+    (tmp_path / "vae").mkdir()
+    write_shards(tmp_path / "vae", "diffusion_pytorch_model.safetensors", weights(1))
+    write(tmp_path / "safety_checker" / "pytorch_model.bin", weights(2))
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text("{}")
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "P", "unet": ["diffusers", "U"]}))
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert {one.name for one in checkpoint.members} == {"safety_checker", "unet", "vae"}
+        assert {name.partition(".")[0] for name in checkpoint.tensors} == {"safety_checker", "unet", "vae"}
+        assert checkpoint.shard_of["vae.a.bias"] == "vae/diffusion_pytorch_model-00002-of-00003.safetensors"
+        nbytes = checkpoint.file_nbytes
+    for component, seed in (("unet", 0), ("vae", 1), ("safety_checker", 2)):
+        assert_same_tensor(ckptool.load(tmp_path, key=component)["a.bias"], weights(seed)["a.bias"], component)
+        assert_same_tensor(ckptool.load(f"{tmp_path}::{component}")["a.bias"], weights(seed)["a.bias"], component)
+    with pytest.raises(AmbiguousWeights):
+        ckptool.load(tmp_path)
+    assert nbytes == sum(one.stat().st_size for one in tmp_path.rglob("*") if one.suffix in (".bin", ".safetensors"))
+    assert ckptool.check(tmp_path, deep=True).worst == "info"
+    ckptool.migrate(tmp_path, tmp_path / "all.pt", form="same")
+    assert set(torch.load(tmp_path / "all.pt")) == {"safety_checker", "unet", "vae"}
+
+
+def test_too_many_to_be_looked_into_are_named(tmp_path: Path) -> None:
+    for number in range(65):
+        (tmp_path / f"epoch_{number}.pt").touch()
+
+    error = refused(tmp_path)
+    assert error.kind == "directory"
+    assert "65 files" in error.message
+
+
+# What is missing, and what is left
+
+
+def test_a_gap_in_shards_without_an_index_is_named(tmp_path: Path) -> None:
+    files = write_shards(tmp_path, "model.safetensors", weights(), index=False)
+    (tmp_path / files[1]).unlink()
+
+    error = refused(tmp_path)
+    assert (error.kind, error.needed, error.actual) == ("missing-shards", 3, 2)
+    assert files[1] in error.message
+    assert CliRunner().invoke(cli, ["check", str(tmp_path)]).exit_code == 2
+
+
+def test_a_missing_shard_of_an_index_is_named(tmp_path: Path) -> None:
+    files = write_shards(tmp_path, "model.safetensors", weights())
+    (tmp_path / files[2]).unlink()
+
+    error = refused(tmp_path)
+    assert (error.kind, error.path) == ("missing-shards", f"{tmp_path}/model.safetensors.index.json")
+    assert files[2] in error.message
+
+
+def test_shards_of_another_save_are_told_of(tmp_path: Path) -> None:
+    write_shards(tmp_path, "model.safetensors", weights())
+    write(tmp_path / "model-00004-of-00004.safetensors", {"x": torch.ones(1)})
+
+    (found,) = ckptool.check(tmp_path).findings
+    assert (found.code, found.severity) == ("CK162", "warning")
+    assert "model-00004-of-00004.safetensors" in found.message
+
+
+def test_another_total_is_told_of(tmp_path: Path) -> None:
+    write_shards(tmp_path, "model.safetensors", weights())
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"total_size": ', '"total_size": 1'))
+
+    assert codes(tmp_path) == ["CK107"]
+
+
+def test_a_shard_that_is_cut_is_named(tmp_path: Path) -> None:
+    files = write_shards(tmp_path, "model.safetensors", weights(), index=False)
+    os.truncate(tmp_path / files[1], (tmp_path / files[1]).stat().st_size - 1)
+
+    error = refused(tmp_path)
+    assert error.kind == "truncated-safetensors"
+    assert files[1] in error.message
+
+
+@each("place", ["models--a--b/blobs", "models--a--b/snapshots/" + "1" * 40 + "/.cache/huggingface/download"])
+def test_downloads_that_were_not_finished_are_named(place: str, tmp_path: Path) -> None:
+    _hub(tmp_path)
+    (tmp_path / "models--someone--tiny").rename(tmp_path / "models--a--b")
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / "abc.incomplete").write_text("x")
+
+    assert codes(tmp_path) == ["CK163"]
+
+
+# One file of a set, alone
+
+
+def test_a_shard_alone_says_of_which_set_it_is(tmp_path: Path) -> None:
+    files = write_shards(tmp_path, "model.safetensors", weights())
+
+    (found,) = ckptool.check(tmp_path / files[1]).findings
+    assert (found.code, found.command) == ("CK160", f"ckptool inspect {tmp_path}/model.safetensors.index.json")
+    assert found.message.startswith("shard 2 of 3")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert ckptool.check(tmp_path / files[1]).findings[0].command == f"ckptool inspect {tmp_path}"
+
+
+@each(
+    "names",
+    [
+        ("pytorch_model_fsdp_rank0.bin", "pytorch_model_fsdp_rank3.bin"),
+        ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"),
+        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+        ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"),
+        ("__0_0.distcp", "__1_0.distcp"),
+    ],
+)
+def test_what_one_process_wrote_says_so(names: Sequence[str], tmp_path: Path) -> None:
+    for name in names:
+        torch.save(weights(), tmp_path / name)
+
+    for name in names:
+        assert "CK160" in codes(tmp_path / name), name
+
+
+@each("name", ["model_rank3.pt", "rng_state_rank_0.pth", "model.pt", "a-00001-of-00001.safetensors"])
+def test_a_file_that_is_there_alone_is_none_of_a_set(name: str, tmp_path: Path) -> None:
+    write(tmp_path / name, weights())
+
+    assert "CK160" not in codes(tmp_path / name)
+
+
+# What is hostile
+
+
+@each(
+    "text",
+    ["", "{", "[]", "null", '{"global_step": {"a": [1]}, "epoch": 1e999}', "[" * 100_000, '{"a": 1, "a": 2}', "\x00"],
+)
+def test_text_that_makes_no_sense_never_makes_weights_unreadable(text: str, tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", weights())
+    for name in ("trainer_state.json", "adapter_config.json", "model_index.json", "modules.json", "config.json"):
+        (tmp_path / name).write_text(text)
+
+    assert_loads(tmp_path, weights())
+    assert CliRunner().invoke(cli, ["inspect", str(tmp_path)]).exit_code == 0
+
+
+def test_no_more_of_a_text_is_read_than_makes_sense(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", weights())
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log": "x" * (5 << 20)}))
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert [(one.name, one.about) for one in checkpoint.beside] == [("trainer_state.json", None)]
+
+
+def test_links_out_of_a_folder_are_not_followed(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "model.safetensors", weights())
+    for name in ("file", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file" / "model.safetensors").symlink_to("../elsewhere/model.safetensors")
+    (tmp_path / "folder" / "checkpoint-1").symlink_to("../elsewhere")
+
+    assert refused(tmp_path / "file").kind == "shard-link"
+    assert refused(tmp_path / "folder").kind == "directory"
+    assert len(ckptool.load(tmp_path / "file" / "model.safetensors")) == 3
+
+
+def test_a_link_to_the_last_of_several_is_none_more(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-1" / "model.safetensors", weights())
+    (tmp_path / "checkpoint-last").symlink_to("checkpoint-1")
+    (tmp_path / "checkpoint-1" / "again").symlink_to("..")
+
+    assert_loads(tmp_path, weights())
+
+
+@each("commit", ["", "../../..", "1" * 40 + "/..", "3" * 40, "\xff" * 40, "1" * 5000])
+def test_a_reference_that_names_no_snapshot_is_not_followed(commit: str, tmp_path: Path) -> None:
+    _hub(tmp_path)
+    (tmp_path / "models--someone--tiny" / "refs" / "main").write_text(commit)
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert [one.name for one in checkpoint.members] == ["1" * 40, "2" * 40]
+
+
+def test_a_name_that_counts_a_million_shards_costs_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "model-00001-of-999999999.safetensors", weights())
+
+    assert "999,999,999" in refused(tmp_path).message
+
+
+def test_an_index_that_names_a_million_files_is_refused(tmp_path: Path) -> None:
+    whole = {"weight_map": {f"t{number}": f"s{number}" for number in range(200_000)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(whole))
+
+    with pytest.raises(ckptool.LimitExceeded):
+        open_checkpoint(tmp_path)
+
+
+def test_a_deep_or_wide_tree_of_folders_is_not_walked_to_its_end(tmp_path: Path) -> None:
+    write(tmp_path / "/".join("abcdefghij") / "model.safetensors", weights())
+    for number in range(700):
+        (tmp_path / f"empty-{number}").mkdir()
+
+    assert isinstance(refused(tmp_path), FileUnavailable)
+
+
+# Names
+
+
+@each(
+    ("index", "shard", "belongs"),
+    [
+        ("model.safetensors.index.json", "model-00001-of-00002.safetensors", True),
+        ("model.safetensors.index.json", "model-00001-of-00002.bin", False),
+        ("model.safetensors.index.json", "other-00001-of-00002.safetensors", False),
+        ("model.safetensors.index.fp16.json", "model.fp16-00001-of-00002.safetensors", True),
+        ("model.safetensors.index.fp16.json", "model-00001-of-00002.fp16.safetensors", True),
+        ("model.safetensors.index.fp16.json", "model-00001-of-00002.safetensors", False),
+        ("model.safetensors.index.json", "model.safetensors", False),
+    ],
+)
+def test_which_shards_are_those_of_an_index(index: str, shard: str, belongs: bool) -> None:
+    assert choosing.belongs_to(index, shard) == belongs
+
+
+# Real folders
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-shards", "hf-trainer", "diffusers-pipeline", "peft-beside-base", "accelerate-fsdp2"]
+)
+def test_real_folders_hold_what_their_own_loaders_give(name: str) -> None:
+    if not (CORPUS / name).is_dir():
+        pytest.skip(f"{CORPUS} is not there")
+    from hashlib import sha256
+
+    rows = map(json.loads, (CORPUS / "manifest.jsonl").read_text().splitlines())
+    expected = next(row["tensors"] for row in rows if row["dir"] == name)
+    if name == "peft-beside-base":  # the weights are the base's
+        expected = {key.removeprefix("base."): one for key, one in expected.items() if key.startswith("base.")}
+
+    with open_checkpoint(CORPUS / name) as checkpoint:
+        found = {key: sha256(tensor.read()).hexdigest() for key, tensor in checkpoint.tensors.items()}
+    assert found.items() <= {key: one["sha256"] for key, one in expected.items()}.items()
+    assert expected.keys() - found.keys() <= {"lm_head.weight"}  # tied, and left out by save_pretrained

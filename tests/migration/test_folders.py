@@ -1,0 +1,463 @@
+"""
+Folders as targets: what may stand where one is to be written, what stands there afterwards, and what kills leave.
+
+Every test runs for each kind of folder.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptool import MigrationRefused
+from ckptool.errors import OutputExists, OutputFailed
+from ckptool.migration.migrate import migrate
+from ckptool.migration.output import folder as folders
+from ckptool.migration.output.folder import OutputFolder
+from tests import build
+from tests.migration import test_faults
+from tests.migration.test_faults import BIG, Processes, job
+from tests.migration.test_outputs import checkpoint, dead_pid, names_in, open_descriptors
+from tests.scale import scaled, step, times
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, locks, modes")
+
+KINDS: dict[str, dict[str, Any]] = {"shards": {"max_shard_size": 300}}
+
+processes = test_faults.processes
+
+
+@pytest.fixture(params=KINDS)
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a checkpoint in it, ``model.pth``."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "model.pth").write_bytes(checkpoint())
+    return made
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def old_one(folder: Path) -> Path:
+    """Make a folder with two files where the new one is to be."""
+    (folder / "out").mkdir()
+    (folder / "out" / "model.safetensors").write_bytes(b"what stood here")
+    (folder / "out" / "config.json").write_bytes(b"{}")
+    return folder / "out"
+
+
+def new_one(folder: Path, options: dict[str, Any]) -> dict[str, bytes]:
+    """Return what is written, undisturbed."""
+    migrate(folder / "model.pth", folder.parent / "undisturbed", **options)
+    return content(folder.parent / "undisturbed")
+
+
+# What stands there
+
+
+def test_a_folder_appears_whole(options: dict[str, Any], folder: Path) -> None:
+    report = migrate(folder / "model.pth", folder / "out", **options)
+
+    assert report.target == str(folder / "out")
+    assert names_in(folder / "out") == {file.name for file in report.files}
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+def test_what_exists_stays(options: dict[str, Any], folder: Path) -> None:
+    before = content(old_one(folder))
+
+    with pytest.raises(OutputExists) as caught:
+        migrate(folder / "model.pth", folder / "out", **options)
+
+    assert (caught.value.path, caught.value.option) == (str(folder / "out"), "force")
+    assert content(folder / "out") == before
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_exists_is_replaced_when_asked(options: dict[str, Any], verify: bool, folder: Path) -> None:
+    old_one(folder).chmod(0o750)
+
+    report = migrate(folder / "model.pth", folder / "out", force=True, verify=verify, **options)
+
+    assert content(folder / "out") == new_one(folder, options)
+    assert stat.S_IMODE((folder / "out").stat().st_mode) == 0o750
+    assert names_in(folder) == {"model.pth", "out"}
+    assert any("other file" in note and "config.json" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("end", ["", "/", "/."])
+def test_an_empty_folder_is_replaced(options: dict[str, Any], force: bool, end: str, folder: Path) -> None:
+    (folder / "out").mkdir(0o700)
+
+    migrate(folder / "model.pth", f"{folder}/out{end}", force=force, **options)
+
+    assert content(folder / "out") == new_one(folder, options)
+    assert stat.S_IMODE((folder / "out").stat().st_mode) == 0o700
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+def test_a_link_stays_and_its_target_is_replaced(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (folder / "link").symlink_to(old_one(tmp_path / "store"))
+
+    migrate(folder / "model.pth", folder / "link", force=True, **options)
+
+    assert (folder / "link").is_symlink()
+    assert content(tmp_path / "store" / "out") == new_one(folder, options)
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("file", "not-a-folder"),
+        ("pipe", "not-a-folder"),
+        ("loop", "not-a-folder"),
+        ("missing/out", "no-folder"),
+        ("model.pth/out", "output-failed"),
+        ("n" * 256, "output-failed"),
+        ("nul\0", "not-a-path"),
+    ],
+)
+def test_no_place_for_a_folder(options: dict[str, Any], place: str, kind: str, force: bool, folder: Path) -> None:
+    (folder / "file").write_bytes(b"stays")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    before = names_in(folder)
+
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "model.pth", folder / place, force=force, **options)
+
+    assert caught.value.kind == kind
+    assert names_in(folder) == before
+    assert (folder / "file").read_bytes() == b"stays"
+
+
+def test_a_folder_with_folders_in_it_is_never_replaced(options: dict[str, Any], folder: Path) -> None:
+    (old_one(folder) / "epoch 3").mkdir()
+
+    with pytest.raises(OutputFailed, match=r"1 folder in it: epoch 3") as caught:
+        migrate(folder / "model.pth", folder / "out", force=True, **options)
+
+    assert caught.value.kind == "not-replaced"
+    assert names_in(folder / "out") == {"model.safetensors", "config.json", "epoch 3"}
+
+
+def test_the_current_folder_is_never_replaced(
+    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(old_one(folder))
+
+    with pytest.raises(OutputFailed, match="the current folder"):
+        migrate(folder / "model.pth", ".", force=True, **options)
+
+    assert names_in(folder / "out") == {"model.safetensors", "config.json"}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_folder_of_the_source_is_never_replaced(options: dict[str, Any], linked: bool, folder: Path) -> None:
+    source = folder / "model.pth"
+    if linked:
+        (folder / "links").mkdir()
+        source = folder / "links" / "model.pth"
+        source.symlink_to(folder / "model.pth")
+    before = names_in(source.parent)
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, source.parent, force=True, **options)
+
+    assert caught.value.kind == "part-of-source"
+    assert names_in(source.parent) == before
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.pth", "out.pt", "out.json", "model.safetensors.index.json"])
+def test_the_name_of_a_file_is_refused(options: dict[str, Any], name: str, folder: Path) -> None:
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(folder / "model.pth", folder / name, **options)
+
+    assert caught.value.kind == "another-suffix"
+
+
+def test_without_a_name_it_stands_beside_the_source(options: dict[str, Any], folder: Path) -> None:
+    report = migrate(folder / "model.pth", **options)
+
+    assert Path(report.target).parent == folder
+    assert content(Path(report.target)) == new_one(folder, options)
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", **options)
+
+
+def test_what_appears_while_we_write_stays(
+    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = OutputFolder.publish
+
+    def late(self: OutputFolder) -> None:
+        old_one(folder)
+        publish(self)
+
+    monkeypatch.setattr(OutputFolder, "publish", late)
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder / "out", **options)
+
+    assert names_in(folder / "out") == {"model.safetensors", "config.json"}
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+@pytest.mark.parametrize("happens", ["goes", "comes", "changes"])
+def test_another_process_meanwhile(
+    options: dict[str, Any], happens: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_one(folder)
+    rename, left = os.rename, [3]
+
+    def renamed(src: str, dst: str) -> None:
+        if dst == str(folder / "out") and left[0]:
+            left[0] -= 1
+            if happens == "goes":
+                folders.parts.remove_folder(dst)
+            elif happens == "comes":
+                Path(dst).mkdir(exist_ok=True)
+                (Path(dst) / "theirs").write_bytes(b"")
+        rename(src, dst)
+        if happens == "changes" and src == str(folder / "out"):
+            old_one(folder)  # its name was free for an instant
+
+    monkeypatch.setattr(os, "rename", renamed)
+    if happens == "changes":
+        left[0] = 0
+        changed = iter([True, True])
+        monkeypatch.setattr(
+            os, "rename", lambda src, dst: renamed(src, dst) if next(changed, False) else rename(src, dst)
+        )
+    migrate(folder / "model.pth", folder / "out", force=True, **options)
+    monkeypatch.undo()
+
+    assert content(folder / "out") == new_one(folder, options)
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+# What is left, and what is never left
+
+
+@pytest.mark.parametrize("stage", ["write", "sync", "publish"])
+def test_a_failure_leaves_nothing_and_names_the_target(
+    options: dict[str, Any], stage: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(old_one(folder))
+    calls = [0]
+    real = getattr(folders.Output, stage)
+
+    def fail(self: Any, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OutputFailed("no more", path=self._shown)
+        return real(self, *args)
+
+    monkeypatch.setattr(folders.Output, stage, fail)
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "model.pth", folder / "out", force=True, **options)
+
+    assert Path(str(caught.value.path)).parent == folder / "out"
+    assert content(folder / "out") == before
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+def test_what_is_on_the_disk_is_not_what_was_written(
+    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = folders.Output.sync
+
+    def spoil(self: Any) -> None:
+        at = os.fstat(self._fd).st_size // 2
+        os.pwrite(self._fd, bytes([os.pread(self._fd, 1, at)[0] ^ 1]), at)
+        sync(self)
+
+    monkeypatch.setattr(folders.Output, "sync", spoil)
+    with pytest.raises(OutputFailed) as caught:
+        migrate(folder / "model.pth", folder / "out", **options)
+
+    assert caught.value.kind == "verification-failed"
+    assert names_in(folder) == {"model.pth"}
+
+
+def test_what_killed_processes_left_is_removed(options: dict[str, Any], folder: Path) -> None:
+    head = f".out.ckptool-{dead_pid()}-0123abcd"
+    old_one(folder)
+    for end in (".part", ".old"):
+        (folder / (head + end)).mkdir()
+        (folder / (head + end) / "file").write_bytes(b"left")
+    (folder / f".other.ckptool-{dead_pid()}-0123abcd.part").mkdir()
+    mine = folder / f".out.ckptool-{os.getpid()}-0123abcd.part"
+    mine.mkdir()
+
+    migrate(folder / "model.pth", folder / "out", force=True, **options)
+    left = names_in(folder) - {"model.pth", "out"}
+
+    assert left == {mine.name, next(name for name in left if name.startswith(".other"))}
+    assert content(folder / "out") == new_one(folder, options)
+
+
+def test_what_was_moved_aside_gets_its_name_back(options: dict[str, Any], folder: Path) -> None:
+    before = content(old_one(folder))
+    (folder / "out").rename(folder / f".out.ckptool-{dead_pid()}-0123abcd.old")
+
+    with pytest.raises(OutputExists):
+        migrate(folder / "model.pth", folder / "out", **options)
+
+    assert content(folder / "out") == before
+    assert names_in(folder) == {"model.pth", "out"}
+
+
+def test_what_was_moved_aside_stays_where_it_may_be_anothers(options: dict[str, Any], folder: Path) -> None:
+    name = "n" * 60
+    aside = folder / f".{name[:48]}.ckptool-{dead_pid()}-0123abcd.old"
+    aside.mkdir()
+
+    migrate(folder / "model.pth", folder / name, **options)
+
+    assert names_in(folder) == {"model.pth", name, aside.name}
+
+
+def test_what_another_process_holds_stays(options: dict[str, Any], folder: Path) -> None:
+    held = folder / f".out.ckptool-{dead_pid()}-0123abcd.part"
+    held.mkdir()
+    fd = os.open(held, os.O_RDONLY)
+    folders.parts.hold(fd)
+    try:
+        migrate(folder / "model.pth", folder / "out", **options)
+    finally:
+        os.close(fd)
+
+    assert names_in(folder) == {"model.pth", "out", held.name}
+
+
+def test_descriptors_are_few_however_many_files_there_are(folder: Path) -> None:
+    tree = {f"{number}": build.tensor(build.storage(f"{number}", 9), (9,)) for number in range(60)}
+    (folder / "model.pth").write_bytes(build.torch_zip(tree, {f"{number}": build.floats(9) for number in range(60)}))
+    before, seen = open_descriptors(), []
+
+    report = migrate(
+        folder / "model.pth", folder / "out", max_shard_size=36, progress=lambda _, __: seen.append(open_descriptors())
+    )
+
+    assert len(report.files) == 61
+    assert max(seen) <= before + 5
+    assert open_descriptors() == before
+
+
+def test_progress_counts_all_files(options: dict[str, Any], folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = migrate(folder / "model.pth", folder / "out", progress=lambda *told: seen.append(told), **options)
+
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {report.nbytes}
+    assert seen[-1][0] == report.nbytes
+
+
+# Processes that are killed
+
+
+def found_in(place: Path, old: dict[str, bytes] | None, new: dict[str, bytes]) -> str:
+    there = content(place) if place.is_dir() else None
+    return "old" if there == old else "new" if there == new else "nothing" if there is None else "BROKEN"
+
+
+@scaled
+@pytest.mark.parametrize(
+    ("old", "after"), [(old, after) for old in (True, False) for after in (False, True)][:: step(3)]
+)
+def test_killed_at_every_system_call(
+    options: dict[str, Any], folder: Path, processes: Processes, old: bool, after: bool
+) -> None:
+    source, target = folder / "model.pth", folder / "out"
+    source.write_bytes(checkpoint(numel=256))
+    new = new_one(folder, options)
+    whole = processes.run(job(source, target, kill_at=0, after=False, options=options))[0]
+    assert whole.error is None
+    folders.parts.remove_folder(str(target))
+    seen = []
+    for at in [*range(1, whole.calls - 5, step(50)), *range(whole.calls - 5, whole.calls + 20, step(2))]:
+        before = content(old_one(folder)) if old else None
+        outcome = processes.run(job(source, target, kill_at=at, after=after, force=old, options=options))[0]
+        found = found_in(target, before, new)
+        left = names_in(folder) - {source.name, target.name}
+        assert all(name.startswith(f".out.ckptool-{outcome.pid}-") for name in left)
+        if found == "nothing":  # between the two names
+            aside = next(name for name in left if name.endswith(".old"))
+            assert content(folder / aside) == before
+            assert [content(folder / name) for name in left - {aside}] == [new]
+            found = "old"
+        else:
+            assert found in ("old", "new")
+            assert len(left) <= 1
+        assert outcome.error in ("killed", None)
+        assert outcome.error or (found == "new" and not left)
+        seen.append(found)
+        for name in left | {target.name}:
+            if (folder / name).exists():
+                folders.parts.remove_folder(str(folder / name))
+    assert seen == sorted(seen, reverse=True)  # there is one moment at which it gets its name
+    assert {"old", "new"} == set(seen)
+
+
+@scaled
+@pytest.mark.parametrize("old", [False, True])
+def test_killed_at_any_moment(options: dict[str, Any], folder: Path, processes: Processes, old: bool) -> None:
+    source, target = folder / "model.pth", folder / "out"
+    source.write_bytes(test_faults.large(times(8, 64) << 20, 24))
+    options = {**options, "max_shard_size": "3MB"} if "max_shard_size" in options else options
+    new = new_one(folder, options)
+    took = processes.run(job(source, folder / "first", options=options))[0].took
+    before = content(old_one(folder)) if old else None
+    dice = random.Random(f"{old}")
+    for number in range(times(2, 8)):
+        delay = took * (number + dice.random()) / times(2, 8)
+        outcome = processes.run(job(source, target, force=old, options=options, delay=delay, signal=9))[0]
+        found = found_in(target, before, new)
+        assert found in ("old", "new")
+        left = names_in(folder) - {source.name, target.name, "first"}
+        assert len(left) <= 1
+        assert all(name.startswith(f".out.ckptool-{outcome.pid}-") for name in left)
+        if found == "new":
+            folders.parts.remove_folder(str(target))
+            before = content(old_one(folder)) if old else None
+    assert processes.run(job(source, target, force=old, options=options))[0].error is None
+    assert content(target) == new
+    assert names_in(folder) == {source.name, target.name, "first"}
+
+
+@scaled
+@pytest.mark.parametrize("force", [False, True])
+def test_eight_write_one_folder(options: dict[str, Any], folder: Path, processes: Processes, force: bool) -> None:
+    target, sources = folder / "out", []
+    for number in range(8):
+        sources.append(folder / f"source{number}.pth")
+        sources[-1].write_bytes(checkpoint(numel=(BIG // 4 if number % 4 == 0 else 4096) + number))
+    results = []
+    for number, source in enumerate(sources):
+        migrate(source, folder.parent / f"{number}", **options)
+        results.append(content(folder.parent / f"{number}"))
+    kept = names_in(folder)
+
+    outcomes = processes.run(*(job(source, target, force=force, options=options) for source in sources))
+
+    errors = [outcome.error for outcome in outcomes]
+    assert errors == [None] * 8 if force else sorted(errors, key=str) == [None] + ["OutputExists"] * 7
+    assert content(target) in results
+    assert names_in(folder) == kept | {"out"}
