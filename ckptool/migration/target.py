@@ -81,7 +81,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     Raises:
         MigrationRefused: ``dst`` is named as a file is, or the source is in it.
     """
-    kind = form.replace("safetensors", "shards")
+    kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
     _refuse_option(dst)
@@ -162,7 +162,7 @@ def _device(text: str) -> str | None:
 def _refuse_option(dst: str) -> None:
     """Raise MigrationRefused for a bare word that is an option's value: ``cpu``, say."""
     device = _device(dst)
-    options = {"to": device, "form": dst if dst in ("state_dict", "safetensors") else None}
+    options = {"to": device, "form": dst if dst in ("state_dict", "safetensors", "dcp") else None}
     options["dtype"] = dst if dst in dtypes.BY_NAME else None
     for option, value in options.items():
         if value is not None:
