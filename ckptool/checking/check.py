@@ -212,6 +212,7 @@ def _examine(
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
     survey = safety.merged(surveys)
+    found += _nested(survey)
     found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:
         from ckptool.checking import model_fit
@@ -261,7 +262,7 @@ def _structure(
     summary = summarise(checkpoint)
     check_cancelled(checkpoint.source.cancellation)
     stock = torch_load.judge(checkpoint)
-    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock)]
     check_cancelled(checkpoint.source.cancellation)
     found += requirements.examine(checkpoint, summary, devices)
     if strict:
@@ -311,9 +312,10 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *mend)]
 
 
-def _nested(stock: TorchLoadVerdict) -> list[Finding]:
+def _nested(survey: Survey) -> list[Finding]:
     """CK203: pickles inside the strings of others ask for names, too."""
-    names = dict.fromkeys(one.name for one in stock.asked if one.nested_at is not None and not one.is_allowed)
+    inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
+    names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
     if not names:
         return []
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]

@@ -87,7 +87,7 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK107: an index of shards announces another size than its tensors have."""
     said = checkpoint.announced_nbytes
-    if said is None:
+    if said is None or said == summary.nbytes:
         return
     # Writers count what is tied under each name, or once; or the memory that is saved with it.
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
@@ -211,6 +211,8 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
+    if summary.nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
+        return
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
     why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
