@@ -512,11 +512,7 @@ def _real() -> list[Any]:
         return []
     lines = [json.loads(line) for line in (root / "manifest.jsonl").read_text().splitlines()]
     wanted = ("dcp-", "lightning", "megatron-torch-dist")
-    return [
-        (root / one["dir"], one)
-        for one in lines
-        if one["dir"].startswith(wanted) and one["tensors"] and "hf" not in one["dir"]
-    ]
+    return [(root / one["dir"], one) for one in lines if one["dir"].startswith(wanted) and one["tensors"]]
 
 
 @pytest.mark.parametrize(("folder", "facts"), _real(), ids=lambda value: value.name if isinstance(value, Path) else "")

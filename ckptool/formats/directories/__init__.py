@@ -47,9 +47,10 @@ class Layout(Protocol):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
-    from ckptool.formats.directories import dcp, deepspeed
+    from ckptool.formats.directories import dcp, dcp_safetensors, deepspeed
 
     yield dcp
+    yield dcp_safetensors
     yield deepspeed
 
 
