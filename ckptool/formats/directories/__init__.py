@@ -45,10 +45,13 @@ class Layout(Protocol):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
-    from ckptool.formats.directories import dcp, deepspeed
+    from ckptool.formats.directories import dcp, deepspeed, deepspeed_universal, megatron, rank_files
 
     yield dcp
+    yield deepspeed_universal  # before deepspeed, whose files lie beside it
     yield deepspeed
+    yield megatron
+    yield rank_files
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
