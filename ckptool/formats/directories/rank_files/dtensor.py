@@ -142,9 +142,9 @@ def _placements(said: Inert) -> list[Placement]:
         cls = nodes.class_of(one)
         pairs = nodes.attribute_pairs(one)
         args = one.args if isinstance(one, Call) and isinstance(one.args, tuple) else ()
-        given = [arg for arg in args if type(arg) is int]
-        dim = nodes.lookup(pairs, "dim") if pairs else (given[0] if given else 0)
-        factor = nodes.lookup(pairs, "split_factor") if pairs else (given[1] if len(given) > 1 else 1)
+        said_dim, said_factor = (nodes.lookup(pairs, key) for key in ("dim", "split_factor"))
+        dim = said_dim if said_dim is not None else args[0] if args and type(args[0]) is int else 0
+        factor = said_factor if said_factor is not None else args[1] if len(args) > 1 else 1
         if cls is None or type(dim) is not int:
             raise malformed("with a placement that is none")
         found.append(Placement(cls.name, dim, factor if is_size(factor) else 1))
@@ -198,13 +198,17 @@ def _layout(node: Inert) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         if len(said) != 2:
             return None
         sizes, steps = (list(one) if isinstance(one, tuple | list) else [one] for one in said)
-    found = [_sole(size) for size in sizes], [_sole(step) for step in steps]
-    if len(sizes) != len(steps) or None in found[0] or None in found[1]:
+    if len(sizes) != len(steps) or len(sizes) > _MOST_AXES:
         return None
-    return tuple(size or 0 for size in found[0]), tuple(max(step or 1, 1) for step in found[1])
+    of_axes = [_axis(size, step) for size, step in zip(sizes, steps, strict=True)]
+    known = [one for one in of_axes if one is not None]
+    return (tuple(size for size, _ in known), tuple(step for _, step in known)) if len(known) == len(sizes) else None
 
 
-def _sole(node: Inert) -> int | None:
-    """Return a size, or that of a tuple of one."""
-    one = node[0] if isinstance(node, tuple | list) and len(node) == 1 else node
-    return one if is_size(one) else None
+def _axis(size: Inert, step: Inert) -> tuple[int, int] | None:
+    """Return the size of an axis, and how far its ranks are apart; it may stand for several."""
+    own, apart = (list(one) if isinstance(one, tuple | list) else [one] for one in (size, step))
+    if len(own) != len(apart) or len(own) > _MOST_AXES or not all(map(is_size, (*own, *apart))):
+        return None
+    numel: int = prod(own)
+    return numel, min((one for one in apart if one), default=1)
