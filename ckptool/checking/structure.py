@@ -125,11 +125,13 @@ def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
-    names = [
+    found = [
         str(one)
-        for one in checkpoint.globals
-        if not allowed.is_usual(one.module, one.name) and not (own and allowed.is_torchscripts(one.module, one.name))
+        for stream in checkpoint.streams
+        for one in stream.globals
+        if not allowed.is_expected(stream, one) and not (own and allowed.is_torchscripts(one.module, one.name))
     ]
+    names = list(dict.fromkeys(found))
     if names:
         yield Finding(
             "CK201",
@@ -326,7 +328,8 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     members = [checkpoint]
     for one in members:
         members += one.inside.values()
-    if all(allowed.is_usual(one.module, one.name) for member in members for one in member.globals):
+    streams = [stream for member in members for stream in member.streams]
+    if all(allowed.is_expected(stream, one) for stream in streams for one in stream.globals):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names
 

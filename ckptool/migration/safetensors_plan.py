@@ -53,6 +53,11 @@ class SafetensorsPlan(NamedTuple):
         return len(self.tensors)
 
     @property
+    def pickles(self) -> tuple[bytes, ...]:
+        """Nothing: it has no pickles."""
+        return ()
+
+    @property
     def retagged(self) -> dict[str, int]:
         """Nothing: the format has no device tags."""
         return {}
