@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -42,11 +42,18 @@ CODES: Final = {
     "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
     "CK132": Code("warning", "The weights of a TorchScript program have no names."),
     "CK133": Code("info", "The file is the index of a torch.distributed.checkpoint."),
+    "CK140": Code("error", "A file of the folder is missing, or too short: what was in it cannot be read."),
+    "CK141": Code("error", "The pieces of a tensor do not fill it, or overlap."),
+    "CK142": Code("warning", "Files of items are left over, which the index does not name."),
+    "CK143": Code("error", "An item cannot be read, or is not what the index says."),
+    "CK144": Code("warning", "Ranks saved copies that are not equal: that of the first is taken."),
+    "CK145": Code("info", "Nothing says how many ranks there were: complete as far as the files tell."),
+    "CK146": Code("error", "Items overlap in a file."),
+    "CK147": Code("warning", "The index has items of nothing that it names."),
     "CK150": Code("warning", "Files in the folder belong to another run, and were left out."),
     "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
     "CK152": Code("warning", "Names of the model have no values in any file of the folder."),
     "CK153": Code("warning", "State of the optimizer is not listed, for it is not there of every rank."),
-    "CK154": Code("info", "Tensors that every rank has are not equal: those of the first are taken."),
     "CK155": Code("warning", "The ranks' parts of tensors are listed rank by rank, for the files cannot join them."),
     "CK157": Code("warning", "A file of the folder is missing; no trained weight was in it."),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
@@ -150,10 +157,13 @@ def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]
                 yield from (flag, one)
 
 
-def finding_lines(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding, and below it what to do, and the command that does it."""
-    yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
-    if finding.hint:
-        yield labelled("", show(finding.hint))
-    if finding.command:
-        yield labelled("", f"Run: {show(finding.command)}")
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield the line of each finding, and below it what to do, and the command that does it, unless it stood before."""
+    shown: set[str] = set()
+    for finding in findings:
+        yield labelled(finding.severity, f"{finding.code} {show(finding.message)}")
+        if finding.hint:
+            yield labelled("", show(finding.hint))
+        if finding.command and finding.command not in shown:
+            shown.add(finding.command)
+            yield labelled("", f"Run: {show(finding.command)}")

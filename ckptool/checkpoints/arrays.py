@@ -54,10 +54,10 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
     while todo:
         check_cancelled(limits.cancellation)
         node = todo.pop()
-        if not nodes.is_container(node) or id(node) in seen:
+        if id(node) in seen:
             continue
         seen.add(id(node))
         if is_array(node):
             return True
-        todo.extend(nodes.held(node))
+        todo.extend(child for child in nodes.held(node) if nodes.is_container(child) and not nodes.is_leaf(child))
     return False

@@ -111,6 +111,10 @@ class Checkpoint:
         """What is odd about the container though nothing in it can be misread."""
         self.remarks = parsed.remarks
         """What is notable about how the files of a directory fit together."""
+        self.lost = parsed.lost
+        """Names of values that the index has, and that cannot be read."""
+        self.parts = parsed.parts
+        """The files inside the files of a directory, which are opened one by one."""
         self.absent = parsed.absent
         """Names that the weights should have, and that have no values in any of its files."""
         self.unmerged = parsed.unmerged

@@ -320,8 +320,9 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
     while level:
         depth += 1
         if depth > deepest:
-            raise LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
+            raise _too_deep(deepest)
         below: list[Inert] = []
+        has_leaves = False
         for node in each(level, cancellation):
             own = id(node)
             for child in node if type(node) in _PLAIN else nodes.held(node):
@@ -334,13 +335,21 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
                 key = id(child)
                 if kind in _TENSORS and tensor(child) is not None:
                     direct.append(own)
+                elif kind not in _TENSORS and nodes.is_leaf(child):
+                    has_leaves = True
                 elif key in parents:
                     others.append((key, own))
                 else:
                     parents[key] = own
                     below.append(child)
         level = below
+        if has_leaves and depth >= deepest:
+            raise _too_deep(deepest)
     return _upwards(direct, parents, others), count
+
+
+def _too_deep(deepest: int) -> LimitExceeded:
+    return LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
 
 
 def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int, int]]) -> set[int]:

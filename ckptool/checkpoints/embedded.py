@@ -6,7 +6,7 @@ skorch, d3rlpy and others keep their weights so. ``FILE::PATH`` opens one; where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ckptool.archives.zip_layout import LOCAL_MAGIC
@@ -38,23 +38,42 @@ class Embedded(NamedTuple):
 def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
     """Return the files inside what holds no tensors, by the dotted path of each, as far as paths are short."""
     found: dict[str, Embedded] = {}
-    todo = [(path, node) for path, node in extras if path.rpartition(".")[2] != "_metadata"][::-1]
     seen: set[int] = set()
-    while todo and len(found) < _MOST:
-        path, node = todo.pop()
-        data = _content(node)
-        what = None if data is None else _named(data)
-        if data is not None and what is not None:
-            found.setdefault(path or "content", Embedded(what, data))
-        elif nodes.is_container(node) and id(node) not in seen and len(path) < _LONGEST_PATH:
-            seen.add(id(node))
-            typed = ((key, child) for key, child in nodes.children(node) if isinstance(key, str | int))
-            below = ((f"{path}.{key}" if path else str(key), child) for key, child in typed)
-            todo.extend([(name, child) for name, child in below if not isinstance(child, _PLAIN)][::-1])
+    # The containers on the way down, each with its path and an iterator over what is left of it.
+    way: list[tuple[str, Iterator[tuple[Inert, Inert]]]] = [("", iter(_outermost(extras)))]
+    while way and len(found) < _MOST:
+        path, left = way[-1]
+        for key, node in left:
+            kind = type(node)
+            if kind in _PLAIN or not isinstance(key, str | int) or (nodes.is_leaf(node) and not _has_bytes(node)):
+                continue
+            data = _content(node) if kind in _CONTENT else None
+            what = None if data is None else _named(data)
+            if data is not None and what is not None:
+                found.setdefault((f"{path}.{key}" if path else str(key)) or "content", Embedded(what, data))
+                break
+            if nodes.is_container(node) and id(node) not in seen:
+                name = f"{path}.{key}" if path else str(key)
+                if len(name) < _LONGEST_PATH:
+                    seen.add(id(node))
+                    way.append((name, nodes.children(node)))
+                    break
+        else:
+            way.pop()
     return found
 
 
-_PLAIN: Final = (int, float, type(None), nodes.Global)
+def _outermost(extras: Iterable[tuple[str, Inert]]) -> Iterator[tuple[str, Inert]]:
+    return ((path, node) for path, node in extras if path.rpartition(".")[2] != "_metadata")
+
+
+def _has_bytes(leaf: Inert) -> bool:
+    return isinstance(leaf, list | tuple) and any(isinstance(one, bytes | bytearray) for one in leaf)
+
+
+_PLAIN: Final = frozenset((int, float, bool, str, type(None), nodes.Global))
+_CONTENT: Final = frozenset((bytes, bytearray, Call))
+"""Types of values that may be files."""
 
 
 def _content(node: Inert) -> bytes | bytearray | None:

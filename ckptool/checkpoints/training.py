@@ -200,8 +200,10 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
             if role is not None:
                 yield path, node, pairs, role
             for key, child in pairs if len(seen) < _MOST_VISITED else ():
+                if not isinstance(key, str | int) or not nodes.is_container(child) or nodes.is_leaf(child):
+                    continue
                 inner = role is not None and key in ("state", "param_groups")
-                if inner or not isinstance(key, str | int) or not nodes.is_container(child) or id(child) in seen:
+                if inner or id(child) in seen:
                     continue
                 seen.add(id(child))
                 if tensor(child) is None:
@@ -212,7 +214,7 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
 def _pairs(node: Inert) -> Pairs:
     """Return what a mapping, a list or an object holds."""
     if isinstance(node, list | tuple):
-        return list(enumerate(node))
+        return list(enumerate(node[:_MOST_VISITED]))
     return nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
 
 

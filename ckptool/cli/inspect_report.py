@@ -80,8 +80,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
         yield labelled("also holds", _extras(extras))
-    for finding in findings:
-        yield from map(with_options, finding_lines(finding))
+    yield from map(with_options, finding_lines(findings))
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.files import file_under
+from ckptool.sources.files import filler_under
 from ckptool.tensors.dtypes import DType
+from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
@@ -155,17 +156,17 @@ class ValueComparer:
     ) -> Iterator[tuple[int, Buffer, Buffer]]:
         """Yield offset and bytes of the pieces of two ranges that are not equal; valid until the next one is asked."""
         one, other = _Range(a, a_start, self._paths[0]), _Range(b, b_start, self._paths[1])
-        position = 0
-        if nbytes >= PIECE_NBYTES:
-            if self._buffers is None:
-                self._buffers = bytearray(PIECE_NBYTES), bytearray(PIECE_NBYTES)
+        position, step = 0, max(one.step_nbytes, other.step_nbytes)
+        if nbytes >= step:
+            if self._buffers is None or len(self._buffers[0]) != step:
+                self._buffers = bytearray(step), bytearray(step)
             left, right = self._buffers
-            while position + PIECE_NBYTES <= nbytes:
+            while position + step <= nbytes:
                 one.read_into(position, left)
                 other.read_into(position, right)
                 if left != right:
                     yield position, left, right
-                position += PIECE_NBYTES
+                position += step
         if position < nbytes:
             rest = one.read(position, nbytes - position), other.read(position, nbytes - position)
             if rest[0] != rest[1]:
@@ -207,19 +208,24 @@ class _Range:
         with about(path):
             storage = in_memory(storage)
         self._source, self._offset = storage.source, storage.offset + start
-        self._file = file_under(self._source, self._offset)
+        self._filler = filler_under(self._source, self._offset)
+
+    @property
+    def step_nbytes(self) -> int:
+        """What is best read at a time: of a tensor in many pieces, a band has little of each."""
+        return self._source.band_nbytes if isinstance(self._source, PiecesSource) else PIECE_NBYTES
 
     def read(self, offset: int, nbytes: int) -> bytes:
         with about(self._path):
             return self._source.read(self._offset + offset, nbytes)
 
     def read_into(self, offset: int, buffer: bytearray) -> None:
-        if self._file is None:
+        if self._filler is None:
             buffer[:] = self.read(offset, len(buffer))
             return
-        file, position = self._file
+        source, position = self._filler
         with about(self._path):
-            file.read_into(position + offset, memoryview(buffer))
+            source.read_into(position + offset, memoryview(buffer))
 
 
 class _Tally:

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -40,7 +41,7 @@ from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show
 from ckptool.names.matching import Renames, is_benign
-from ckptool.sources.files import Origin, file_under
+from ckptool.sources.files import Origin, filler_under
 from ckptool.tensors.payloads import check_storages
 
 _PIECE_NBYTES: Final = 4 << 20
@@ -110,6 +111,7 @@ def load_into(
         targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         if targets is not None:
             found, filling = targets
+            refuse_broken(target.source for target in filling.targets)
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
@@ -141,6 +143,7 @@ def _load_itself(
     allow_missing: bool,
 ) -> LoadReport:
     """Let a model load weights in its own way."""
+    refuse_broken(chosen.tensors.values())
     if verify:
         check_storages(chosen.tensors.values(), ())
     entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
@@ -195,7 +198,7 @@ def _fill(targets: list[Target], progress: Progress | None) -> None:
             continue
         memory = _bytes_of(target.tensor)
         offset = storage.offset + info.storage_offset * info.dtype.itemsize
-        under = file_under(storage.source, offset)
+        under = filler_under(storage.source, offset)
         if device != CPU:
             devices.setdefault(device, DeviceMemory(device)).read_into(storage.source, offset, memory)
         elif under is not None:

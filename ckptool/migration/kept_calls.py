@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.errors import MigrationRefused
+from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
-from ckptool.migration.plan import Plan
+from ckptool.migration.plan import Plan, make_plan
 from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.pickles.effects import Effect
+
+
+class Calls(NamedTuple):
+    """What a pickle would call, beyond what makes data."""
+
+    names: tuple[str, ...] = ()
+    system: Mapping[str, str] = {}
+    """The calls that reach the system, as text, and what each does."""
 
 
 def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[str, ...]:
@@ -22,17 +31,41 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
     Raises:
         MigrationRefused: One of them runs commands or text, opens files or connections, or changes the interpreter.
     """
+    found = _calls_of(checkpoint, plan)
+    if found.system and not changes.keep_calls:
+        (shown, why), *more = found.system.items()
+        others = f" and {counted(len(more), 'call')} more" if more else ""
+        way = "Leave it out with `drop=`."
+        if plan.weights is None and _are_weights_without(checkpoint, changes):
+            way = "Take the weights alone with `form='state_dict'`, or leave it out with `drop=`."
+        raise MigrationRefused(
+            f"unpickling the new file would call {show(shown)}, which {why}{others}",
+            kind="kept-calls",
+            hint=f"{way} If it is to stay, say so with `keep_calls=True`.",
+        )
+    return found.names
+
+
+def _are_weights_without(checkpoint: Checkpoint, changes: Changes) -> bool:
+    """Say whether a state dict of the weights alone would be written, and call nothing that reaches the system."""
+    try:
+        plan = make_plan(checkpoint, None, changes._replace(form="state_dict"), sketch=True)
+    except CkptoolError:
+        return False
+    return not _calls_of(checkpoint, plan).system
+
+
+def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
     from ckptool.pickles import grading  # its tables are for files that hold more than weights
 
-    if plan.weights is not None or not plan.file.pickles:
-        return ()  # weights alone
+    if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
+        return Calls()  # weights alone
     if all(grading.is_plain(one.module, one.name) for one in checkpoint.globals):
-        return ()
+        return Calls()
     from ckptool.pickles.tracer import trace
 
     carried: dict[str, None] = {}
     system: dict[str, str] = {}
-
     inside = list(plan.file.pickles)
 
     def listen(effect: Effect) -> object:
@@ -43,20 +76,11 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
                 continue
             carried[one.name] = None
             if one.grade == "system":
-                system.setdefault(one.shown, one.why or "")
+                system.setdefault(one.shown(), one.why or "")
         return grading.result(effect)
 
     for data in inside:  # it grows: what torch.load() is called with lies in the bytes
         source, at = BytesSource(data), 0
         while at < len(data) and not (found := trace(source, at, listen)).broken:
             at = found.end
-    if system and not changes.keep_calls:
-        (shown, why), *more = system.items()
-        others = f" and {counted(len(more), 'call')} more" if more else ""
-        raise MigrationRefused(
-            f"unpickling the new file would call {show(shown)}, which {why}{others}",
-            kind="kept-calls",
-            hint="Take the weights alone with `form='state_dict'`, or leave it out with `drop=`. If it is to stay, say "
-            "so with `keep_calls=True`.",
-        )
-    return tuple(carried)
+    return Calls(tuple(carried), system)

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import refuse_incomplete
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import safetensors_plan, selection, torch_plan
@@ -81,6 +81,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
         casting = Casting(changes.dtype, tuple(changes.keep_dtype), trials, saturate=changes.saturate)
     root = archive_root(target)
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
+        _refuse_what_is_not_there(checkpoint, names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
         )
@@ -88,6 +89,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
         return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
+        _refuse_what_is_not_there(checkpoint, names)
         whole = torch_plan.plan_same(
             checkpoint,
             names,
@@ -105,6 +107,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
+    refuse_broken(weights.tensors.values())
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
@@ -115,6 +118,11 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)
+
+
+def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> None:
+    refuse_lost(checkpoint)
+    refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
 
 
 def _safetensors(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> SafetensorsPlan | ShardsPlan:

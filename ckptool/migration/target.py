@@ -16,6 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
 from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
 
@@ -59,11 +60,14 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
         _refuse_option(dst)
         _refuse_suffix(dst, form)
         _refuse_part_of_source(dst, checkpoint)
+        _refuse_inside(dst, checkpoint)
         return dst
     stem, suffix = _stem(checkpoint)
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
-        return os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
+        inside = os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
+        _refuse_inside(inside, checkpoint)
+        return inside
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
@@ -89,6 +93,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
             kind="another-suffix",
             hint=f"Name it {os.path.splitext(os.path.basename(path))[0]!r}.",  # noqa: PTH119, PTH122
         )
+    _refuse_inside(path, checkpoint)
     files = [one for file in _files(checkpoint) for one in (file, os.path.realpath(file))]
     if any(is_same_file(path, os.path.dirname(file) or os.curdir) for file in files):  # noqa: PTH120
         raise MigrationRefused(
@@ -101,6 +106,12 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
+    if isinstance(checkpoint.source, FolderSource):
+        path = os.path.normpath(checkpoint.path)
+        if os.path.basename(path) in (os.curdir, os.pardir):  # noqa: PTH119
+            path = os.path.abspath(path)  # noqa: PTH100
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        return (stem, suffix) if suffix.lower() in TORCH_SUFFIXES else (path, "")
     stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
     if checkpoint.shards:  # model.safetensors.index.json
         stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
@@ -182,7 +193,10 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
 
 def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
     """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
-    if (checkpoint.shards or checkpoint.member) and any(is_same_file(dst, path) for path in _files(checkpoint)):
+    of_files = isinstance(checkpoint.source, FolderSource)
+    if (checkpoint.shards or checkpoint.member or of_files) and any(
+        is_same_file(dst, path) for path in _files(checkpoint)
+    ):
         raise MigrationRefused(
             f"{dst!r} is a file of the source that holds more than what is taken from it",
             kind="part-of-source",
@@ -190,8 +204,24 @@ def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
         )
 
 
+def _refuse_inside(dst: str, checkpoint: Checkpoint) -> None:
+    """Raise MigrationRefused for a path in a folder that is the source: what is there says what the folder is."""
+    if not isinstance(checkpoint.source, FolderSource):
+        return
+    folder = os.path.realpath(checkpoint.path)
+    path = os.path.realpath(dst)
+    if os.path.commonpath((folder, path)) == folder:
+        raise MigrationRefused(
+            f"{dst!r} is in the folder that is the source",
+            kind="part-of-source",
+            hint="Write to another folder.",
+        )
+
+
 def _files(checkpoint: Checkpoint) -> Iterator[str]:
     yield checkpoint.path
+    if isinstance(checkpoint.source, FolderSource):
+        yield from (file.path for _, file in checkpoint.source.opened())
     for shard in checkpoint.shards:
         if isinstance(shard.source, FileSource):
             yield shard.source.path

@@ -248,7 +248,7 @@ def _add(tracer: Tracer, values: list[Inert]) -> None:
         target.extend(values)
         return
     if isinstance(target, Set):
-        target.items.extend(values)
+        target.update(values)
         return
     tracer.tell("adds", target, values)
     if isinstance(target, Call):
@@ -276,7 +276,7 @@ def _update(tracer: Tracer, flat: list[Inert]) -> None:
         tracer.tell("adds", target, flat)  # Python sets the whole pairs first
         raise ValueError
     if isinstance(target, Dict):
-        target.pairs.extend(pairs)
+        target.update(pairs)
         return
     if isinstance(target, list):
         target.extend(flat)  # under which index does not matter here

@@ -7,7 +7,7 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -53,9 +53,9 @@ class Verdict(NamedTuple):
     name: str
     """What is called, built, changed or referred to."""
     how: How
-    why: str | None = None
-    shown: str = ""
-    """The call with its arguments, as far as they fit on a line. May hold any characters of the file."""
+    why: str | None
+    shown: Callable[[], str]
+    """Returns the call with its arguments, as far as they fit on a line. May hold any characters of the file."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -155,15 +155,15 @@ def _reference(effect: Effect) -> Iterator[Verdict]:
     target = effect.target
     if not isinstance(target, Global):
         if target.why == SPLIT_FRAME:
-            yield Verdict("system", "a split frame", "calls", table.UNFOLLOWED, target.why)
+            yield Verdict("system", "a split frame", "calls", table.UNFOLLOWED, lambda: target.why)
         else:
-            yield Verdict("code", target.why, "refers", table.UNFOLLOWED, target.why)
+            yield Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
         return
     name = canonical(target.module, target.name)
     if name == _LOADS_BYTES or is_plain(target.module, target.name):
         return
     reason = reaching(name, target.name)
-    yield Verdict("system" if reason else "code", name, "refers", reason, name)
+    yield Verdict("system" if reason else "code", name, "refers", reason, lambda: name)
 
 
 def _call(effect: Effect) -> Iterator[Verdict]:
@@ -196,23 +196,27 @@ def _call(effect: Effect) -> Iterator[Verdict]:
     if passed is not None:
         grade, why = "system", f"{table.PASSED}: {passed}"
     if grade != "data":
-        yield Verdict(grade, name, how, why, _shown(name, args=given))
+        yield Verdict(grade, name, how, why, lambda: _shown(name, given))
 
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     """A call of getattr: what it finds decides."""
     found = result(effect)
+
+    def shown() -> str:
+        return _shown("builtins.getattr", given)
+
     if not isinstance(found, Global):
         # Of what cannot be followed; or under a name that is computed.
         harmless = isinstance(given[1] if len(given) > 1 else None, str) and isinstance(found, Unfollowed | None)
         grade: Grade = "code" if harmless and given[1] not in table.INSIDE else "system"
-        yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, _shown("builtins.getattr", given))
+        yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, shown)
         return
     name = canonical(found.module, found.name)
     last = found.name.rpartition(".")[2]
     reason = table.THROUGH if last in table.INSIDE else reaching(name, found.name)
     if reason or not is_plain(found.module, found.name.rpartition(".")[0]):
-        yield Verdict("system" if reason else "code", name, "calls", reason, _shown("builtins.getattr", given))
+        yield Verdict("system" if reason else "code", name, "calls", reason, shown)
 
 
 def _unnamed(effect: Effect) -> Verdict:
@@ -221,13 +225,16 @@ def _unnamed(effect: Effect) -> Verdict:
     maker = nodes.global_of(target.func) if isinstance(target, Call) else None
     if maker is not None:
         name = canonical(maker.module, maker.name)
-        shown = f"{_shown(name, target.args)}{_arguments(effect.arguments)}"
+
+        def shown() -> str:
+            return f"{_shown(name, target.args)}{_arguments(effect.arguments)}"
+
         is_class = name.rpartition(".")[2] in _SKELETONS or effect.how == "builds"
         if is_class and grade_of(name, maker.name, "calls")[0] == "code" and package_of(name) not in table.STDLIB:
             return Verdict("code", name, effect.how, "is a class that the file brings", shown)
         return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
     what = target.why if isinstance(target, Unfollowed) else cut(describe(target), _LONGEST)
-    return Verdict("system", what, effect.how, table.UNFOLLOWED, f"{what}{_arguments(effect.arguments)}")
+    return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{_arguments(effect.arguments)}")
 
 
 def _change(effect: Effect) -> Iterator[Verdict]:
@@ -236,8 +243,9 @@ def _change(effect: Effect) -> Iterator[Verdict]:
     named = nodes.global_of(target)
     if named is not None or isinstance(target, Unfollowed):
         name = target.why if named is None else canonical(named.module, named.name)
-        shown = f"{name} gets {cut(describe(given), _LONGEST)}"
-        yield Verdict("system", name, effect.how, table.CHANGED, shown)
+        yield Verdict(
+            "system", name, effect.how, table.CHANGED, lambda: f"{name} gets {cut(describe(given), _LONGEST)}"
+        )
         return
     if not isinstance(target, Call):
         return  # what the loader gave for a persistent id: a storage
@@ -246,13 +254,17 @@ def _change(effect: Effect) -> Iterator[Verdict]:
     for key in own:
         yield from _call(Effect("calls", earlier[key], (given,), effect.offset))
     if target.state is not None and any(not isinstance(key, str) for key, _ in nodes.state_pairs(target.state)):
-        yield Verdict("system", nodes.class_name(target), effect.how, table.UNFOLLOWED, nodes.class_name(target))
+        yield Verdict(
+            "system", nodes.class_name(target), effect.how, table.UNFOLLOWED, lambda: nodes.class_name(target)
+        )
     func = nodes.global_of(target.func)
     if func is not None and canonical(func.module, func.name).startswith("functools."):
         passed = _passed(given if isinstance(given, tuple) else (given,))
         if passed is not None:
             name = canonical(func.module, func.name)
-            yield Verdict("system", name, effect.how, f"{table.PASSED}: {passed}", f"{name} gets {describe(given)}")
+            yield Verdict(
+                "system", name, effect.how, f"{table.PASSED}: {passed}", lambda: f"{name} gets {describe(given)}"
+            )
 
 
 @lru_cache(maxsize=1 << 12)

@@ -41,6 +41,11 @@ Pairs: TypeAlias = list[tuple[Inert, Inert]]
 CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 
 
+# All empty ones share these, for there may be one for each byte of a pickle. Tuples, so that nothing can change them.
+_NO_PAIRS: Final[Pairs] = ()  # type: ignore[assignment]
+NO_ITEMS: Final[list[Inert]] = ()  # type: ignore[assignment]
+
+
 class Global:
     """A ``module.name`` that the pickle asks for. Never looked up."""
 
@@ -100,7 +105,14 @@ class Dict:
     __slots__ = ("pairs",)
 
     def __init__(self, pairs: Pairs | None = None) -> None:
-        self.pairs: Pairs = pairs if pairs is not None else []
+        self.pairs: Pairs = pairs if pairs is not None else _NO_PAIRS
+
+    def update(self, pairs: Pairs) -> None:
+        """Add pairs, from a list that is the dict's from now on."""
+        if self.pairs:
+            self.pairs.extend(pairs)
+        else:
+            self.pairs = pairs
 
     def __repr__(self) -> str:
         return f"<Dict of {len(self.pairs)}>"
@@ -114,6 +126,13 @@ class Set:
     def __init__(self, items: list[Inert], *, frozen: bool = False) -> None:
         self.items = items
         self.frozen = frozen
+
+    def update(self, items: list[Inert]) -> None:
+        """Add members, from a list that is the set's from now on."""
+        if self.items:
+            self.items.extend(items)
+        else:
+            self.items = items
 
 
 _LONGEST_CLASS: Final = 256
@@ -324,6 +343,21 @@ def held(node: Inert) -> Iterator[Inert]:
 def is_container(node: Inert) -> bool:
     """Say whether a node can hold others."""
     return type(node) in CONTAINERS
+
+
+_FEW: Final = 4
+
+
+def is_leaf(node: Inert) -> bool:
+    """
+    Say whether a container is empty, or short and holds no container: to look at it again costs less than to note it.
+
+    Lists of points and empty lists are most of what there is in a pickle of many small objects.
+    """
+    kind = type(node)
+    if kind is tuple or kind is list:
+        return not node or (len(node) <= _FEW and CONTAINERS.isdisjoint(map(type, node)))
+    return (kind is Dict and not node.pairs) or (kind is Set and not node.items)
 
 
 CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.errors import MalformedFile, UnsafePickle
 from ckptool.pickles.machine import Machine
-from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId, Set
+from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Inert, PersistentId, Set
 
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
@@ -289,7 +289,7 @@ def op_setitems(machine: Machine) -> None:
 
 def _update(machine: Machine, target: Inert, flat: list[Inert]) -> None:
     if isinstance(target, Dict):
-        target.pairs.extend(_pairs(machine, flat))
+        target.update(_pairs(machine, flat))
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(_pairs(machine, flat))
@@ -308,7 +308,7 @@ def op_additems(machine: Machine) -> None:
     values = machine.pop_mark()
     target = machine.stack[-1]
     if isinstance(target, Set):
-        target.items.extend(values)
+        target.update(values)
     else:
         _extend(machine, target, values)
 
@@ -386,7 +386,7 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     ord("l"): op_list,
     ord("]"): lambda machine: _constant(machine, []),
     ord("}"): lambda machine: _constant(machine, Dict()),
-    0x8F: lambda machine: _constant(machine, Set([])),
+    0x8F: lambda machine: _constant(machine, Set(NO_ITEMS)),
     ord("a"): op_append,
     ord("e"): op_appends,
     ord("d"): op_dict,

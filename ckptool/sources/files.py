@@ -15,12 +15,21 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.sources.paths import identity_of
-from ckptool.sources.source import CLOSED, BytesSource, SliceSource, Source, StreamSource, changed, read_in_steps
+from ckptool.sources.source import (
+    CLOSED,
+    BytesSource,
+    FillsBuffers,
+    SliceSource,
+    Source,
+    StreamSource,
+    changed,
+    read_in_steps,
+)
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -188,6 +197,31 @@ def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
     while isinstance(source, SliceSource):
         source = source.whole
     return (source, position) if isinstance(source, FileSource) and position is not None else None
+
+
+class _Copying:
+    """Fills buffers from a source that only returns bytes, a little at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        for start in range(0, buffer.nbytes, STEP_NBYTES):
+            count = min(STEP_NBYTES, buffer.nbytes - start)
+            buffer[start : start + count] = self._source.read(offset + start, count)
+
+
+def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None:
+    """
+    Return what fills buffers with the bytes of a source, a file where it is one, and where in it ``offset`` lies.
+
+    None for what inflates its whole content at each read.
+    """
+    under = file_under(source, offset) if hasattr(os, "preadv") else None
+    if under is not None or source.is_compressed:
+        return under
+    own = hasattr(source, "read_into") and not isinstance(source, FileSource)
+    return cast("FillsBuffers", source) if own else _Copying(source), offset
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:

@@ -38,8 +38,8 @@ class FolderSource:
         self.path = path
         self.cancellation = cancellation
         self._opened: dict[str, FileSource] = {}
-        self._pool = Pool()
         self._others: list[Source] = []
+        self._pool = Pool()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         try:
             self._fd = open_folder(path) if fd is None else fd
@@ -100,8 +100,8 @@ class FolderSource:
             error.message = f"{name!r}: {error.message}"
             raise
 
-    def detach(self, name: str) -> FileSource:
-        """Return the file under a name, as ``open`` does; it does not end with the folder, and keeps its descriptor."""
+    def detached(self, name: str) -> FileSource:
+        """Return the file under a name, as ``open`` does; but it does not end with the folder."""
         path = os.path.join(self.path, name)  # noqa: PTH118 - a name
         return FileSource(path, self.cancellation, fd=self._descriptor(name))
 

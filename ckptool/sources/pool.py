@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -100,6 +100,11 @@ class PooledFile(FileSource):
         """Fill a buffer from ``offset``."""
         with self._pool.using(self):
             super().read_into(offset, buffer)
+
+    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
+        """Fill several buffers from ``offset``, one after the other."""
+        with self._pool.using(self):
+            super().read_rows(offset, rows)
 
     def map(self) -> mmap.mmap:
         """Map the whole file; the mapping stays when the file is closed."""

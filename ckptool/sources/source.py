@@ -51,6 +51,14 @@ class Source(Protocol):
         ...
 
 
+class FillsBuffers(Protocol):
+    """A source that reads into memory that is there already."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer with the bytes from ``offset``."""
+        ...
+
+
 class StreamSource:
     """A file object that can seek. Reads take turns, and leave its position where they ended."""
 

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ckptool.errors import DamagedFile
 from ckptool.sources.files import file_under
-from ckptool.tensors.pieces import Extent, PiecesSource
+from ckptool.tensors.pieces import Extent, PiecesSource, Place, place_of
 from ckptool.tensors.reading import SWAP_CODES, LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef
 
@@ -25,24 +25,30 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
     Raises:
         DamagedFile: One of them is not what was saved.
     """
-    done = {_place(payload.storage) for payload in copied if isinstance(payload, StoragePayload)}
+    done: set[Place] = set()
+    in_pieces: list[PiecesSource] = []
+    for payload in copied:
+        pieces = payload.pieces()
+        if pieces is not None:
+            in_pieces.append(pieces)
+            done |= pieces.copied_whole()
+        elif isinstance(payload, StoragePayload):
+            done.add(place_of(payload.storage))
     todo = [tensor.info for tensor in tensors]
     while todo:
         info = todo.pop()
         todo.extend(part for _, part in info.parts)
         storage = info.storage
-        if storage is None or _place(storage) in done:
+        if storage is None:
             continue
-        done.add(_place(storage))
         if isinstance(storage.source, PiecesSource):
-            storage.source.check()
-        elif storage.crc32:
-            payload = StoragePayload(storage, 1)
-            payload.check(checksum_of(payload))
-
-
-def _place(storage: StorageRef) -> tuple[int, int]:
-    return id(storage.source), storage.offset
+            in_pieces.append(storage.source)
+        elif storage.crc32 and place_of(storage) not in done:
+            done.add(place_of(storage))
+            whole = StoragePayload(storage, 1)
+            whole.check(checksum_of(whole))
+    for pieces in in_pieces:
+        pieces.check(done)
 
 
 def checksum_of(payload: Payload) -> int:

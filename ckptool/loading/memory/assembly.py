@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from ckptool.cancellation import Cancellation, each
-from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
+from ckptool.errors import MalformedFile, OutOfMemory, UnsupportedFeature
 from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap, buffer_of
@@ -22,7 +23,7 @@ from ckptool.loading.memory.host import Progress as Count
 from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor
 from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
-from ckptool.sources.checksums import checksum_in_memory
+from ckptool.loading.memory.verifying import Verifier
 from ckptool.sources.source import Source
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo
@@ -70,10 +71,10 @@ class Cost(NamedTuple):
 class _Block:
     """One storage, or the span of it that tensors use."""
 
-    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "root", "types")
+    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "root", "source", "types")
 
     def __init__(self, root: StorageRef) -> None:
-        self.root = root
+        self.root, self.source = root, root.source
         self.first = root.nbytes
         self.last = 0
         self.itemsize = 1
@@ -105,7 +106,7 @@ class Assembly:
         verify: bool = False,
         cancellation: Cancellation | None = None,
     ) -> None:
-        self._verify = verify
+        self._verifier = Verifier(verify, cancellation)
         self.cancellation = cancellation
         self._place = place
         self._dtype = dtype
@@ -124,7 +125,7 @@ class Assembly:
             OutOfMemory: They need more than there is.
             CkptoolError: The file cannot be read any more.
         """
-        is_changed = self._place.mover is not None or self._dtype is not None or self._verify
+        is_changed = self._place.mover is not None or self._dtype is not None or self._verifier.wanted
         made = self._mapped_views(wanted) if self._place.everywhere == CPU and not is_changed else {}
         if len(made) == len(wanted):
             return made
@@ -181,7 +182,7 @@ class Assembly:
             return
         block = self._block(storage)
         shift = storage.offset - block.root.offset
-        if self._verify:
+        if self._verifier.wanted:
             first, last = 0, block.root.nbytes
         elif info.dtype.packed > 1 or storage.big_endian:
             first, last = shift, shift + storage.nbytes
@@ -274,8 +275,9 @@ class Assembly:
         reached = 0
         for batch in self._batches(blocks):
             for block in each(batch, self.cancellation):
+                block.source = self._verifier.source(block.root)
                 block.memory = self._memory(block).take(
-                    block.root.source, block.root.offset + block.first, block.nbytes, block.itemsize
+                    block.source, block.root.offset + block.first, block.nbytes, block.itemsize
                 )
             for memory in self._memories.values():
                 memory.fill(count)
@@ -316,12 +318,7 @@ class Assembly:
         memory = block.memory
         if memory is None or not memory.numel():
             return
-        saved = block.root.crc32 if self._verify else 0
-        if saved and checksum_in_memory(buffer_of(memory), self.cancellation) != saved:
-            raise DamagedFile(
-                f"storage {block.root.key!r} of {block.nbytes:,} bytes does not match its checksum",
-                hint="Download the file again.",
-            )
+        self._verifier.compare(block.root, block.source, partial(buffer_of, memory))
         if block.root.big_endian and not memory.is_meta:
             _swap_bytes(memory, block)
         if self._place.mover is not None:

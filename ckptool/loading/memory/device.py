@@ -18,7 +18,7 @@ import torch
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.host import Progress, buffer_of
-from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.files import filler_under
 from ckptool.sources.source import Source
 
 _BUFFER_NBYTES = 16 << 20
@@ -132,8 +132,8 @@ def _read(group: list[_Range], buffer: torch.Tensor) -> None:
     position = 0
     for source, offset, target in group:
         piece = memory[position : position + target.numel()]
-        under = file_under(source, offset)
-        if under is None or not hasattr(FileSource, "read_into"):
+        under = filler_under(source, offset)
+        if under is None:
             piece[:] = source.read(offset, target.numel())
         else:
             under[0].read_into(under[1], piece)

@@ -20,8 +20,8 @@ import torch
 
 from ckptool.errors import OutOfMemory
 from ckptool.sources import paths
-from ckptool.sources.files import FileSource, file_under
-from ckptool.sources.source import Source
+from ckptool.sources.files import FileSource, file_under, filler_under
+from ckptool.sources.source import FillsBuffers, Source
 
 Mmap: TypeAlias = bool | Literal["auto"]
 Mapping: TypeAlias = mmap.mmap
@@ -43,7 +43,7 @@ _madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 class _Read(NamedTuple):
     """Bytes to read: their source, and the buffer that they go to."""
 
-    file: FileSource
+    source: FillsBuffers
     offset: int
     memory: torch.Tensor
     """Of uint8, contiguous, on the CPU."""
@@ -91,16 +91,16 @@ class HostMemory:
         mapping = self.mapped(source)
         if mapping is not None and self.can_map(source, offset, itemsize):
             return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
-        under = file_under(source, offset)
-        if under is None or not hasattr(os, "preadv"):
+        under = filler_under(source, offset)
+        if under is None:
             return torch.frombuffer(bytearray(source.read(offset, nbytes)), dtype=torch.uint8)
         memory = allocate(nbytes)
         self.read_into(*under, memory)
         return memory
 
-    def read_into(self, file: FileSource, offset: int, memory: torch.Tensor) -> None:
-        """Fill a contiguous tensor of uint8 with the bytes from ``offset`` of a file, when ``fill`` runs."""
-        self._reads.append(_Read(file, offset, memory))
+    def read_into(self, source: FillsBuffers, offset: int, memory: torch.Tensor) -> None:
+        """Fill a contiguous tensor of uint8 with the bytes from ``offset``, when ``fill`` runs."""
+        self._reads.append(_Read(source, offset, memory))
 
     def can_map(self, source: Source, offset: int, itemsize: int) -> bool:
         """Say whether ``take`` would give a view of a mapping, and allocate nothing."""
@@ -126,7 +126,7 @@ def _pieces(read: _Read) -> list[_Read]:
     if read.memory.nbytes <= _PIECE:
         return [read]
     starts = range(0, read.memory.nbytes, _PIECE)
-    return [_Read(read.file, read.offset + start, read.memory[start : start + _PIECE]) for start in starts]
+    return [_Read(read.source, read.offset + start, read.memory[start : start + _PIECE]) for start in starts]
 
 
 def _in_threads(pieces: list[_Read]) -> Iterator[int]:
@@ -140,19 +140,20 @@ def _in_threads(pieces: list[_Read]) -> Iterator[int]:
 
 def _read(piece: _Read) -> int:
     buffer = buffer_of(piece.memory)
-    for start in range(0, len(buffer), _STEP):
-        part = buffer[start : start + _STEP]
-        if len(part) == _STEP:
-            _populate(piece.memory.data_ptr() + start)
-        piece.file.read_into(piece.offset + start, part)
+    step = _STEP if isinstance(piece.source, FileSource) else _PIECE  # of many pieces, little each
+    for start in range(0, len(buffer), step):
+        part = buffer[start : start + step]
+        if len(part) == step:
+            _populate(piece.memory.data_ptr() + start, step)
+        piece.source.read_into(piece.offset + start, part)
     return piece.memory.nbytes
 
 
-def _populate(address: int) -> None:
+def _populate(address: int, nbytes: int) -> None:
     """Fault in the pages of new memory at once: one by one, when touched, takes about as long as the reading."""
     if _madvise is not None and address % mmap.PAGESIZE == 0:
         # If it fails they come one by one. Unlike mmap's own method, ctypes lets other threads run meanwhile.
-        _madvise(ctypes.c_void_p(address), ctypes.c_size_t(_STEP), _MADV_POPULATE_WRITE)
+        _madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _MADV_POPULATE_WRITE)
 
 
 def allocate(nbytes: int) -> torch.Tensor:
