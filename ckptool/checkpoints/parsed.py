@@ -90,6 +90,8 @@ class Shard(NamedTuple):
     nbytes: int
     """Size of the file."""
     source: Source
+    holds: str = "tensor"
+    """What is counted: tensors, or items, which may be pieces of them."""
 
 
 class Remark(NamedTuple):
