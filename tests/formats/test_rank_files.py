@@ -106,9 +106,10 @@ def assert_full(path: Path, tensors: dict[str, torch.Tensor] = FULL) -> None:
 def test_a_real_state_dict_of_one_process(tmp_path: Path) -> None:
     mesh = DeviceMesh("cpu", [0])
     state = {name: distribute_tensor(full, mesh, [Shard(0)]) for name, full in FULL.items()}
-    torch.save({**state, "steps": STEPS}, tmp_path / "model_rank0.pt")
-    assert_full(tmp_path)
-    ckptool.migrate(tmp_path, tmp_path / "out.safetensors")
+    (tmp_path / "run").mkdir()
+    torch.save({**state, "steps": STEPS}, tmp_path / "run/model_rank0.pt")
+    assert_full(tmp_path / "run")
+    ckptool.migrate(tmp_path / "run", tmp_path / "out.safetensors")
     assert_full(tmp_path / "out.safetensors")
 
 
@@ -164,7 +165,7 @@ def test_copies_stand_in_for_missing_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_partial_sums_are_refused_by_name(tmp_path: Path) -> None:
-    folder = save_ranks(tmp_path, (2,), (Partial(),))
+    folder = save_ranks(tmp_path / "run", (2,), (Partial(),))
     with pytest.raises(
         AmbiguousWeights,
         match=r"'emb\.weight' of .* cannot be put together: Partial: the parts of the ranks are to be added",
@@ -250,7 +251,7 @@ def megatron(folder: Path, ranks: list[str], sizes: dict[str, int], pointer: str
 
 
 def test_ranks_of_megatron_are_listed_and_not_merged(tmp_path: Path) -> None:
-    folder = megatron(tmp_path, ["mp_rank_00", "mp_rank_01"], {"tensor_model_parallel_size": 2})
+    folder = megatron(tmp_path / "run", ["mp_rank_00", "mp_rank_01"], {"tensor_model_parallel_size": 2})
     for path in (folder, folder / "latest_checkpointed_iteration.txt", folder / "iter_0000100"):
         with ckptool.open_checkpoint(path) as checkpoint:
             assert list(checkpoint.tensors) == [
