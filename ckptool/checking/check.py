@@ -43,6 +43,10 @@ class CheckReport(NamedTuple):
     file_nbytes: int | None = None
     shards: int = 0
     """Files that it consists of beside the one that was opened, where that is an index of them."""
+    parts: int = 0
+    """Pieces of tensors, and values, in the files of a directory, each with checksums of its own."""
+    intact: int = 0
+    """Of them, those that match theirs, and are what the index says."""
     records: int | None = None
     """Members of its archives that were read, all of them; None if bytes were not looked at."""
     matching: int | None = None
@@ -116,6 +120,9 @@ class CheckReport(NamedTuple):
             values += f" but those of {counted(self.members, 'member')}"
         if not self.matching:
             return f"every byte was read{values}; there are no checksums, so a changed byte would not show"
+        if self.parts:
+            share = "all" if self.intact == self.parts else f"{self.intact:,} of"
+            return f"every byte was read{values}; {share} {counted(self.parts, 'item')} match their checksums"
         share = "all" if self.matching == self.records else f"{self.matching:,} of"
         return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
 
@@ -205,6 +212,7 @@ def _examine(
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
     survey = safety.merged(surveys)
+    found += _nested(survey)
     found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:
         from ckptool.checking import model_fit
@@ -227,14 +235,14 @@ def _examine(
         form=checkpoint.form,
         file_nbytes=checkpoint.file_nbytes,
         shards=len(checkpoint.shards),
+        parts=whole.parts if whole else 0,
+        intact=whole.intact if whole else 0,
         records=whole and whole.records,
         matching=whole and whole.matching,
         globals=_with_others(asked, survey),
         members=len(members),
         acts=survey.acts,
-        loading=would_run.loading(
-            survey, checkpoint.traits.loader, is_plain=checkpoint.traits.is_plain, refused=bool(stock.refusals)
-        ),
+        loading=would_run.loading(survey, checkpoint.traits, refused=bool(stock.refusals)),
     )
 
 
@@ -254,7 +262,7 @@ def _structure(
     summary = summarise(checkpoint)
     check_cancelled(checkpoint.source.cancellation)
     stock = torch_load.judge(checkpoint)
-    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock), *_nested(stock)]
+    found = [*known.examine(checkpoint, summary), *_stock(checkpoint, stock)]
     check_cancelled(checkpoint.source.cancellation)
     found += requirements.examine(checkpoint, summary, devices)
     if strict:
@@ -304,9 +312,10 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *mend)]
 
 
-def _nested(stock: TorchLoadVerdict) -> list[Finding]:
+def _nested(survey: Survey) -> list[Finding]:
     """CK203: pickles inside the strings of others ask for names, too."""
-    names = dict.fromkeys(one.name for one in stock.asked if one.nested_at is not None and not one.is_allowed)
+    inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
+    names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
     if not names:
         return []
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]

@@ -6,7 +6,6 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ckptool.archives import tars, zips
@@ -14,16 +13,16 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MalformedFile
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import grading
+from ckptool.pickles.dangerous_names import MAKERS
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
-from ckptool.pickles.joblib_arrays import read_with_arrays
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.scanner import Scan, may_hold_pickles, scan_around
+from ckptool.pickles.scanner import Scan, may_hold_pickles
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -39,6 +38,8 @@ _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
+_OF_HEAD: Final = 3
+_LONGEST_HEAD: Final = 1024
 
 
 _TEXT_OPCODES: Final = frozenset(
@@ -108,6 +109,10 @@ class Search:
         self.further: list[str] = []
         self.unseen: list[str] = []
         self._members = 0
+        self._called = 0
+        """How often something was done beyond making data."""
+        self._legacy_head = b""
+        """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -161,7 +166,7 @@ class Search:
                 one = effect.target
                 self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
             for verdict in grading.judge(effect):
-                self._is_wary = self._is_wary or verdict.why is not None
+                self._is_wary = self._is_wary or verdict.why is not None or verdict.name in MAKERS
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
                 self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)
@@ -181,17 +186,24 @@ class Search:
                 return grading.result(effect)
 
             trace(source, start, listen_inside)
+        if found.is_over_limit:
+            self.unseen.append(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
 
     def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None) -> None:
+        self._called += verdict.how != "refers"
+        if self._is_full():
+            return
         repeats = verdict.grade != "system" or verdict.how == "refers"
-        key = (verdict.grade, verdict.how, verdict.name, record, None if repeats else verdict.shown)
+        shown = None if repeats else verdict.shown()
+        key = (verdict.grade, verdict.how, verdict.name, record, shown)
         known = self.acts.get(key)
         if known is not None:
             self.acts[key] = known._replace(times=known.times + 1)
-        elif len(self.acts) < _MOST_LISTED or (verdict.grade == "system" and not self._is_full()):
+        elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
+            shown = verdict.shown() if shown is None else shown
             self.acts[key] = Act(
-                verdict.grade, verdict.how, verdict.name, verdict.shown, verdict.why, record, offset, nested_at
+                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at
             )
 
     def _is_full(self) -> bool:
@@ -305,6 +317,13 @@ class Search:
             return
         most = _OF_LEGACY if is_legacy(head) else None
         count = 0
+        if (
+            most
+            and self._legacy_head
+            and source.read(0, min(len(self._legacy_head), source.nbytes)) == self._legacy_head
+        ):
+            at, count = len(self._legacy_head), _OF_HEAD  # plain pickles have such a stream for each storage
+        noted = self._noted()
         while at < source.nbytes and (most is None or count < most):
             if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
                 self._inside(SliceSource(source, at, source.nbytes - at), record, at, depth)
@@ -313,38 +332,22 @@ class Search:
             if end < 0:
                 return
             at, count = end, count + 1
+            if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self._noted() == noted:
+                self._legacy_head = source.read(0, at)
+
+    def _noted(self) -> tuple[int, ...]:
+        return len(self.acts), len(self.names), len(self.unseen), self._called
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
-        """Look at one pickle that no format has read. Most ask for nothing but what makes data."""
-        try:
-            found = read_with_arrays(source, at)
-        except Cancelled:
-            raise
-        except LimitExceeded as error:
-            self.unseen.append(f"{record or 'the file'}: {error.message}")
-            return -1
-        except CkptoolError:
-            return self._broken(source, at, record, nested_at, depth)
-        for one in found.globals:
-            self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
-        scanned = scan_around(source, at, found.end, found.blocks)
-        if scanned.split_frame is None and all(grading.is_plain(one.module, one.name) for one in found.globals):
-            self.carriers(source, scanned, record, nested_at, depth)
-        else:
-            self._one(source, at, record, nested_at, depth)
-        return found.end
-
-    def _broken(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
-        """Follow a pickle that the reader refuses. What only begins like one calls nothing, and is none."""
-        known, names = dict(self.acts), dict(self.names)
+        """Look at one pickle that no format has read. What only begins like one calls nothing, and is none."""
+        acts, names, called = len(self.acts), len(self.names), self._called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
-        if end < 0 and doubtful and not any(act.how != "refers" for act in self._new(known)):
-            self.acts, self.names = known, names
+        if end < 0 and doubtful and self._called == called:
+            for kept, count in ((self.acts, acts), (self.names, names)):
+                while len(kept) > count:
+                    kept.popitem()
         return end
-
-    def _new(self, known: dict[tuple[object, ...], Act]) -> Iterator[Act]:
-        return (act for key, act in self.acts.items() if known.get(key) != act)
 
     def behind(self, source: Source, at: int) -> None:
         """Look at what stands behind what is loaded."""

@@ -64,7 +64,7 @@ def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
     refusals = _container(checkpoint)
     opcodes = [] if refusals else _opcodes(checkpoint, scans)
     # Whatever the container: it can be unpacked, or opened with another loader.
-    return TorchLoadVerdict(_asked(checkpoint, scans), (*refusals, *_names(checkpoint), *opcodes), scans=tuple(scans))
+    return TorchLoadVerdict(_asked(checkpoint), (*refusals, *_names(checkpoint), *opcodes), scans=tuple(scans))
 
 
 def place_of(asked: GlobalUse) -> str:
@@ -75,16 +75,12 @@ def place_of(asked: GlobalUse) -> str:
     return f"{record + ', ' if record else ''}byte {asked.offset:,}{inside}"
 
 
-def _asked(checkpoint: Checkpoint, scans: list[Scan]) -> tuple[GlobalUse, ...]:
-    found: list[GlobalUse] = []
-    for stream, scanned in zip(checkpoint.streams, scans, strict=True):
-        found += [_ask(one, stream.record) for one in stream.globals]
-        found += [_ask(one, stream.record, nested.offset) for nested in scanned.nested for one in nested.pickle.globals]
-    return tuple(found)
+def _asked(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
+    return tuple(_ask(one, stream.record) for stream in checkpoint.streams for one in stream.globals)
 
 
-def _ask(found: Global, record: str, nested_at: int | None = None) -> GlobalUse:
-    return GlobalUse(str(found), record, found.offset, allowed.is_allowed(found.module, found.name), nested_at)
+def _ask(found: Global, record: str) -> GlobalUse:
+    return GlobalUse(str(found), record, found.offset, allowed.is_allowed(found.module, found.name))
 
 
 def _names(checkpoint: Checkpoint) -> list[Refusal]:
@@ -95,6 +91,7 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
         for stream in checkpoint.streams
         for one in stream.globals
         if not (own and allowed.is_torchscripts(one.module, one.name))
+        and not (stream.is_index and allowed.is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
     return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]
@@ -105,7 +102,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.traits.loader != "torch.load":
-        return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.loader}()")]
+        return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.call}")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
     compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))

@@ -7,7 +7,7 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -23,14 +23,23 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
-_MOST_LOOKED_AT: Final = 1000
+_KNOWN: Final = table.STDLIB | {"torch", "numpy"}
+_MOST_LOOKED_AT: Final = 250
 _VALUES: Final = frozenset((type(None), bool, int, float, str, bytes))
 _MODULES_OF: Final = ("importlib.import_module", "builtins.__import__", "cloudpickle.cloudpickle.subimport")
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
+_WITH_MAKERS: Final = {
+    "torch._tensor._rebuild_from_type": (0, 2),
+    "torch._tensor._rebuild_from_type_v2": (0, 2),
+    "numpy.random._pickle.__bit_generator_ctor": (0, None),
+    "numpy.random._pickle.__generator_ctor": (1, 0),
+    "numpy.random._pickle.__randomstate_ctor": (1, 0),
+}
+"""Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
 _GIVEN_MORE: Final = frozenset(
     (
-        "torch._tensor._rebuild_from_type_v2",
+        *_WITH_MAKERS,
         "_codecs.encode",
         "copyreg._reconstructor",
         "copyreg.__newobj__",
@@ -53,9 +62,9 @@ class Verdict(NamedTuple):
     name: str
     """What is called, built, changed or referred to."""
     how: How
-    why: str | None = None
-    shown: str = ""
-    """The call with its arguments, as far as they fit on a line. May hold any characters of the file."""
+    why: str | None
+    shown: Callable[[], str]
+    """Returns the call with its arguments, as far as they fit on a line. May hold any characters of the file."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -77,7 +86,14 @@ def package_of(name: str) -> str:
 def is_plain(module: str, name: str) -> bool:
     """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
     full = canonical(module, name)
-    return full in table.PLAIN or table.PLAIN_PATTERN.fullmatch(full) is not None
+    return full in table.PLAIN or _fits(full)
+
+
+def _fits(name: str) -> bool:
+    """Say whether a name is one of the many that only make data, and none that is known for something else."""
+    if table.PLAIN_PATTERN.fullmatch(name) is None:
+        return False
+    return _listed(name) is None and name.rpartition(".")[2] not in table.TELLING
 
 
 @lru_cache(maxsize=1 << 12)
@@ -155,15 +171,15 @@ def _reference(effect: Effect) -> Iterator[Verdict]:
     target = effect.target
     if not isinstance(target, Global):
         if target.why == SPLIT_FRAME:
-            yield Verdict("system", "a split frame", "calls", table.UNFOLLOWED, target.why)
+            yield Verdict("system", "a split frame", "calls", table.UNFOLLOWED, lambda: target.why)
         else:
-            yield Verdict("code", target.why, "refers", table.UNFOLLOWED, target.why)
+            yield Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
         return
     name = canonical(target.module, target.name)
     if name == _LOADS_BYTES or is_plain(target.module, target.name):
         return
     reason = reaching(name, target.name)
-    yield Verdict("system" if reason else "code", name, "refers", reason, name)
+    yield Verdict("system" if reason else "code", name, "refers", reason, lambda: name)
 
 
 def _call(effect: Effect) -> Iterator[Verdict]:
@@ -182,8 +198,8 @@ def _call(effect: Effect) -> Iterator[Verdict]:
         if not (isinstance(base, Global) and canonical(base.module, base.name) in _PLAIN_BASES):
             yield from _call(effect._replace(target=base, arguments=given[2:], how="calls"))
         how, given, named = "builds", given[2:], made
-    elif name == "torch._tensor._rebuild_from_type_v2" and len(given) > 2:
-        yield from _call(effect._replace(target=given[0], arguments=given[2]))
+    elif name in _WITH_MAKERS:
+        yield from _made_with(effect, given, *_WITH_MAKERS[name])
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
@@ -192,27 +208,41 @@ def _call(effect: Effect) -> Iterator[Verdict]:
     name = canonical(named.module, named.name)
     grade, why = grade_of(name, named.name, how)
     handed = given[1:] if name in _MAKE_ARRAYS else given
-    passed = _passed((*handed, effect.keywords)) if grade != "system" else None
+    # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
+    calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
+    passed = _passed((*handed, effect.keywords), made=calls_it) if grade != "system" else None
     if passed is not None:
         grade, why = "system", f"{table.PASSED}: {passed}"
     if grade != "data":
-        yield Verdict(grade, name, how, why, _shown(name, args=given))
+        yield Verdict(grade, name, how, why, lambda: _shown(name, given))
+
+
+def _made_with(effect: Effect, given: tuple[Inert, ...], which: int, gets: int | None) -> Iterator[Verdict]:
+    """Yield what it comes to that a call calls one of its arguments."""
+    if which >= len(given) or isinstance(given[which], str):
+        return  # a generator that numpy knows by its name
+    args = () if gets is None else given[gets] if gets < len(given) else ()
+    yield from _call(effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,)))
 
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     """A call of getattr: what it finds decides."""
     found = result(effect)
+
+    def shown() -> str:
+        return _shown("builtins.getattr", given)
+
     if not isinstance(found, Global):
         # Of what cannot be followed; or under a name that is computed.
         harmless = isinstance(given[1] if len(given) > 1 else None, str) and isinstance(found, Unfollowed | None)
         grade: Grade = "code" if harmless and given[1] not in table.INSIDE else "system"
-        yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, _shown("builtins.getattr", given))
+        yield Verdict(grade, "builtins.getattr", "calls", table.UNFOLLOWED, shown)
         return
     name = canonical(found.module, found.name)
     last = found.name.rpartition(".")[2]
     reason = table.THROUGH if last in table.INSIDE else reaching(name, found.name)
     if reason or not is_plain(found.module, found.name.rpartition(".")[0]):
-        yield Verdict("system" if reason else "code", name, "calls", reason, _shown("builtins.getattr", given))
+        yield Verdict("system" if reason else "code", name, "calls", reason, shown)
 
 
 def _unnamed(effect: Effect) -> Verdict:
@@ -221,13 +251,16 @@ def _unnamed(effect: Effect) -> Verdict:
     maker = nodes.global_of(target.func) if isinstance(target, Call) else None
     if maker is not None:
         name = canonical(maker.module, maker.name)
-        shown = f"{_shown(name, target.args)}{_arguments(effect.arguments)}"
+
+        def shown() -> str:
+            return f"{_shown(name, target.args)}{_arguments(effect.arguments)}"
+
         is_class = name.rpartition(".")[2] in _SKELETONS or effect.how == "builds"
         if is_class and grade_of(name, maker.name, "calls")[0] == "code" and package_of(name) not in table.STDLIB:
             return Verdict("code", name, effect.how, "is a class that the file brings", shown)
         return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
     what = target.why if isinstance(target, Unfollowed) else cut(describe(target), _LONGEST)
-    return Verdict("system", what, effect.how, table.UNFOLLOWED, f"{what}{_arguments(effect.arguments)}")
+    return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{_arguments(effect.arguments)}")
 
 
 def _change(effect: Effect) -> Iterator[Verdict]:
@@ -236,29 +269,39 @@ def _change(effect: Effect) -> Iterator[Verdict]:
     named = nodes.global_of(target)
     if named is not None or isinstance(target, Unfollowed):
         name = target.why if named is None else canonical(named.module, named.name)
-        shown = f"{name} gets {cut(describe(given), _LONGEST)}"
-        yield Verdict("system", name, effect.how, table.CHANGED, shown)
+        yield Verdict(
+            "system", name, effect.how, table.CHANGED, lambda: f"{name} gets {cut(describe(given), _LONGEST)}"
+        )
         return
     if not isinstance(target, Call):
         return  # what the loader gave for a persistent id: a storage
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
+        inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
+        if inside is not None:
+            name = nodes.class_name(target)
+            yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
     earlier = {key: value for key, value in nodes.state_pairs(target.state) if isinstance(key, str)}
     own = [key for key in _LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
     for key in own:
         yield from _call(Effect("calls", earlier[key], (given,), effect.offset))
     if target.state is not None and any(not isinstance(key, str) for key, _ in nodes.state_pairs(target.state)):
-        yield Verdict("system", nodes.class_name(target), effect.how, table.UNFOLLOWED, nodes.class_name(target))
+        yield Verdict(
+            "system", nodes.class_name(target), effect.how, table.UNFOLLOWED, lambda: nodes.class_name(target)
+        )
     func = nodes.global_of(target.func)
     if func is not None and canonical(func.module, func.name).startswith("functools."):
         passed = _passed(given if isinstance(given, tuple) else (given,))
         if passed is not None:
             name = canonical(func.module, func.name)
-            yield Verdict("system", name, effect.how, f"{table.PASSED}: {passed}", f"{name} gets {describe(given)}")
+            yield Verdict(
+                "system", name, effect.how, f"{table.PASSED}: {passed}", lambda: f"{name} gets {describe(given)}"
+            )
 
 
 @lru_cache(maxsize=1 << 12)
 def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
-    if name in table.PLAIN or table.PLAIN_PATTERN.fullmatch(name):
+    if name in table.PLAIN or _fits(name):
         return "data", None
     if name in table.HARMLESS:
         return "code", None
@@ -306,30 +349,33 @@ def _listed(name: str) -> str | None:
     return None
 
 
-def _passed(values: tuple[Inert, ...]) -> str | None:
-    """Return the first name among arguments that reaches the system when it is called, or what cannot be followed."""
-    todo: list[Inert] = list(values)
-    looked_at = 0
-    while todo:
-        one = todo.pop()
-        looked_at += 1
-        if looked_at > _MOST_LOOKED_AT:
-            return None
+def _passed(values: tuple[Inert, ...], *, made: bool = False) -> str | None:
+    """
+    Return the first name among arguments that reaches the system when it is called, or what cannot be followed.
+
+    With ``made``, also the call that gives a function made of what the file holds.
+    """
+    todo: list[Inert] = list(values[:_MOST_LOOKED_AT])
+    for one in todo:  # which grows: what is called mostly stands first, and not deep
         kind = type(one)
         if kind in _VALUES:
             continue
         if kind is tuple or kind is list:
-            todo.extend(one[:_MOST_LOOKED_AT])
+            todo.extend(one[: max(0, _MOST_LOOKED_AT - len(todo))])
         elif kind is Global:
             name = canonical(one.module, one.name)
             if one.name and reaching(name, one.name):
                 return name
+        elif kind is Call:
+            maker = nodes.global_of(one.func) if made else None
+            if maker is not None and canonical(maker.module, maker.name) in table.MAKERS:
+                return canonical(maker.module, maker.name)
         elif kind is Unfollowed:
             return str(one.why)
         elif kind is Set:
-            todo.extend(one.items[:_MOST_LOOKED_AT])
+            todo.extend(one.items[: max(0, _MOST_LOOKED_AT - len(todo))])
         elif kind is Dict:
-            for key, value in one.pairs[:_MOST_LOOKED_AT]:
+            for key, value in one.pairs[: max(0, _MOST_LOOKED_AT - len(todo))]:
                 todo += (key, value)
     return None
 

@@ -11,18 +11,12 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from ckptool.errors import Cancelled, CkptoolError
-from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.source import BytesSource, SliceSource, Source
+from ckptool.sources.source import Source
 
 _WINDOW: Final = 1 << 18
 _LONGEST_FIXED: Final = 9
 _PROTO: Final = 0x80
 _MAX_PROTOCOL: Final = 5
-_MOST_NESTED: Final = 1000
-_MOST_BEHIND: Final = 5
-"""Pickles that follow one another in a legacy stream."""
-_DEEPEST: Final = 4
 
 _FIXED: Final = {
     0x80: 1,  # PROTO
@@ -77,14 +71,6 @@ _STEPS: Final = [
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
 
-class Nested(NamedTuple):
-    """A pickle in the bytes of another."""
-
-    offset: int
-    """Of the string's first byte, in the source of the outermost one."""
-    pickle: Pickle
-
-
 class Carrier(NamedTuple):
     """A string that may be a pickle, or an archive of some, by its first bytes."""
 
@@ -98,8 +84,6 @@ class Scan(NamedTuple):
 
     opcodes: dict[int, int]
     """Every opcode that is used, and the offset of its first use."""
-    nested: tuple[Nested, ...]
-    """Strings that are pickles from their first byte on; text is looked at as Latin-1, for protocol 2 has no bytes."""
     carriers: tuple[Carrier, ...] = ()
     """All strings that begin like one, or like an archive."""
     split_frame: int | None = None
@@ -120,14 +104,13 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
     return (value[0] == _PROTO and len(value) > 1 and value[1] <= _MAX_PROTOCOL) or value.startswith(_HOLDERS)
 
 
-def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # noqa: C901 - a hot loop
+def scan(source: Source, start: int, end: int) -> Scan:
     """
     Walk the pickles that fill ``source[start:end]``, one after the other.
 
-    Strings that are pickles of protocol 2 to 5 are looked into, to a depth of four, a thousand of them.
+    What stands in the strings is not looked at, but for the first bytes of each.
     """
     opcodes: dict[int, int] = {}
-    nested: list[Nested] = []
     carriers: list[Carrier] = []
     steps = _STEPS
     base = start
@@ -154,11 +137,13 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # no
                 at = pos + 1 + width
                 count = int.from_bytes(data[pos + 1 : at], "little")
                 step = 1 + width + count
-                if count > 1 and (at >= len(data) or data[at] in _FIRST):
-                    if _may_carry(source, base + at, count, is_text=op in _TEXT) and (op in _TEXT or op in _BYTES):
-                        carriers.append(Carrier(base + at, count, op in _TEXT))
-                    if len(nested) < _MOST_NESTED:
-                        nested += _nested(source, base + at, count, op, depth)
+                if (
+                    count > 1
+                    and (at >= len(data) or data[at] in _FIRST)
+                    and (op in _TEXT or op in _BYTES)
+                    and _may_carry(source, base + at, count, is_text=op in _TEXT)
+                ):
+                    carriers.append(Carrier(base + at, count, op in _TEXT))
             elif op == _FRAME:
                 step = 9
                 if frame_end is not None and split is None:
@@ -177,7 +162,7 @@ def scan(source: Source, start: int, end: int, *, depth: int = 0) -> Scan:  # no
         if pos >= len(data):
             base += pos
             pos, data = 0, source.read(base, max(0, min(_WINDOW, end - base)))
-    return Scan(opcodes, tuple(nested), tuple(carriers), split)
+    return Scan(opcodes, tuple(carriers), split)
 
 
 def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -> Scan:
@@ -193,7 +178,6 @@ def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -
         start = block.stop
     return Scan(
         opcodes,
-        tuple(chain.from_iterable(part.nested for part in parts)),
         tuple(chain.from_iterable(part.carriers for part in parts)),
         next((part.split_frame for part in parts if part.split_frame is not None), None),
     )
@@ -226,30 +210,3 @@ def _to_end_of_lines(source: Source, position: int, end: int, count: int) -> int
             return begin + at
         begin += len(block)
     return end
-
-
-def _nested(source: Source, offset: int, nbytes: int, op: int, depth: int) -> list[Nested]:
-    """Return the pickles that a string consists of or begins with, and those inside them."""
-    head = source.read(offset, min(3, nbytes))
-    if op in _BYTES and head[0] == _PROTO and head[1] <= _MAX_PROTOCOL:
-        inner: Source = SliceSource(source, offset, nbytes)
-    elif op in _TEXT and nbytes > 2 and head[:2] == b"\xc2\x80" and head[2] <= _MAX_PROTOCOL:
-        try:
-            inner = BytesSource(str(source.read(offset, nbytes), "utf-8").encode("latin-1"))
-        except UnicodeError:
-            return []
-    else:
-        return []
-    found: list[Nested] = []
-    end = 0
-    try:
-        while end < inner.nbytes and len(found) < _MOST_BEHIND:
-            found.append(Nested(offset, read_pickle(inner, end)))
-            end = found[-1].pickle.end
-    except Cancelled:
-        raise
-    except CkptoolError:
-        pass  # bytes that only begin like one, or what follows it
-    if found and depth < _DEEPEST:
-        found += (Nested(offset, one.pickle) for one in scan(inner, 0, end, depth=depth + 1).nested)
-    return found

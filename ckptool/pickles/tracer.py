@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import Listener, Tracer
 from ckptool.pickles.machine import NeedMore, OnBuild
@@ -40,6 +40,8 @@ class Trace(NamedTuple):
     """What unpickling returns."""
     blocks: tuple[range, ...] = ()
     """Where bytes lie between the opcodes, in order."""
+    is_over_limit: bool = False
+    """Whether it was given up for what it would cost to follow it."""
 
 
 def trace(source: Source, start: int, listener: Listener, *, on_build: OnBuild | None = None) -> Trace:
@@ -62,7 +64,8 @@ def trace(source: Source, start: int, listener: Listener, *, on_build: OnBuild |
     except Cancelled:
         raise
     except CkptoolError as error:
-        return Trace(tracer.base + tracer.pos, error.message, blocks=tuple(tracer.blocks))
+        is_over = isinstance(error, LimitExceeded)
+        return Trace(tracer.base + tracer.pos, error.message, blocks=tuple(tracer.blocks), is_over_limit=is_over)
     except (IndexError, KeyError, ValueError, TypeError, struct.error):
         opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
         at = tracer.base + tracer.opcode
