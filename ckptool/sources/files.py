@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
-from ckptool.sources.paths import identity_of
+from ckptool.sources.paths import identity_of, is_network
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -122,6 +122,10 @@ class FileSource:
             raise changed(0, self.nbytes, self._status().st_size, self.path) from error
         finally:
             self.fileno()
+
+    def is_remote(self) -> bool:
+        """Say whether it is read over a network."""
+        return is_network(self.fileno())
 
     def fileno(self) -> int:
         """Return the open file's descriptor; raise ValueError if the source is closed."""

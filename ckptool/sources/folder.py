@@ -7,6 +7,7 @@ Nothing that a file says leads out of the folder, and no link does: see ``siblin
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -40,6 +41,7 @@ class FolderSource:
         self._opened: dict[str, FileSource] = {}
         self._others: list[Source] = []
         self._pool = Pool()
+        self._lock = threading.Lock()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         try:
             self._fd = open_folder(path) if fd is None else fd
@@ -82,14 +84,15 @@ class FolderSource:
             MalformedFile: The name could lead out of the folder.
             FileUnavailable: It is missing, a link, not permitted, or not a regular file. The message has its name.
         """
-        known = self._opened.get(name)
-        if known is not None:
-            return known
-        fd = self._descriptor(name)
-        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
-        reopen = partial(self._descriptor, name)
-        found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
-        return found
+        with self._lock:
+            known = self._opened.get(name)
+            if known is not None:
+                return known
+            fd = self._descriptor(name)
+            path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+            reopen = partial(self._descriptor, name)
+            found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
+            return found
 
     def _descriptor(self, name: str) -> int:
         if self._fd < 0:
@@ -146,7 +149,7 @@ class FolderSource:
 
     def opened(self) -> Iterator[tuple[str, FileSource]]:
         """Yield the files that were opened so far, by name."""
-        yield from self._opened.items()
+        yield from tuple(self._opened.items())
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
         """There is nothing to read: ``nbytes`` is 0."""
