@@ -8,6 +8,7 @@ from ckptool.checking.finding import CODES, Finding, command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
+from ckptool.pickles import nodes
 
 
 def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -69,3 +70,16 @@ def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             f"{counted(len(names), 'download')} that {'was' if len(names) == 1 else 'were'} not finished: {some(names)}"
         )
         yield Finding("CK163", "warning", what, "Download again what is missing; what was opened is whole without it.")
+
+
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
+            "beside it",
+            "Make one file of its directory: "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        )

@@ -18,7 +18,6 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS
-from ckptool.pickles import nodes
 from ckptool.tensors.tensor import ARRAY, identity
 
 
@@ -138,19 +137,6 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "info",
             f"unpickling would import {some(names)} (not imported here)",
             *run(checkpoint, "inspect", globals=True),
-        )
-
-
-def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK133: the file is the index of a torch.distributed.checkpoint."""
-    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
-        yield Finding(
-            "CK133",
-            "info",
-            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
-            "beside it",
-            "Make one file of its directory: "
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
         )
 
 
@@ -386,7 +372,7 @@ CHECKS: tuple[Check, ...] = (
     unused_storage,
     outside_state_dict,
     program_without_names,
-    distributed_index,
+    folders.distributed_index,
     model_code,
     unreadable,
     foreign_names,

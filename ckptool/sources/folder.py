@@ -14,7 +14,7 @@ from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, check_names
 from ckptool.sources.pool import Pool, PooledFile
 from ckptool.sources.siblings import open_below, open_folder, open_folder_below
 from ckptool.sources.source import CLOSED, Source
@@ -108,6 +108,22 @@ class FolderSource:
         path = os.path.join(self.path, name)  # noqa: PTH118 - a name
         return FileSource(path, self.cancellation, fd=self._descriptor(name))
 
+    def content(self, name: str, most: int) -> bytes:
+        """
+        Return the content of a small file; it is no part of what is opened here.
+
+        Raises:
+            LimitExceeded: It is larger than ``most`` bytes.
+            CkptoolError: What ``open`` raises.
+        """
+        source = self.detached(name)
+        try:
+            if source.nbytes > most:
+                raise LimitExceeded(f"{name!r} has {source.nbytes:,} bytes; {most:,} are read", actual=source.nbytes)
+            return source.read(0, source.nbytes)
+        finally:
+            source.close()
+
     def below(self, name: str) -> FolderSource:
         """
         Return a folder in this one, which does not end with it.
@@ -151,6 +167,7 @@ class FolderSource:
             check = getattr(one, "check_unchanged", None)
             if check is not None:  # a file, or a folder
                 check()
+        check_names(self._opened.values())
 
     def close(self) -> None:
         """Close the folder and its files."""
