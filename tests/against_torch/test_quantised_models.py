@@ -232,6 +232,7 @@ def test_packed_recurrent_layers_are_filled(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     WEIGHT = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    CHANNELS = torch.quantize_per_channel(torch.ones(3, 0), torch.ones(0), torch.zeros(0).long(), 1, torch.qint8)
     PACKED = torch.ops.quantized.linear_prepack(WEIGHT, None)
 
 
@@ -242,6 +243,8 @@ with warnings.catch_warnings():
         "no tensor": ("quantized.LinearPackedParamsBase", ["weight", None]),
         "one dimension": ("quantized.LinearPackedParamsBase", [WEIGHT[0], None]),
         "another length": ("quantized.LinearPackedParamsBase", [WEIGHT, torch.ones(5)]),
+        "no columns": ("quantized.LinearPackedParamsBase", [CHANNELS, None]),
+        "a view": ("quantized.LinearPackedParamsBase", [torch.ones(1, 1).expand(1 << 20, 1 << 20), None]),
         "no cell": ("rnn.CellParamsBase", ["quantized_dynamic"]),
         "a cell of old": ("rnn.CellParamsBase", ["quantized", [], [], [], [PACKED, PACKED]]),
         "cells of tensors": ("rnn.CellParamsBase", ["quantized_fp16", [], [], [], [WEIGHT, WEIGHT]]),
