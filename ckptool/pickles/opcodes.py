@@ -32,6 +32,12 @@ def _constant(machine: Machine, value: Inert) -> None:
     machine.stack.append(value)
 
 
+def _empty(machine: Machine, value: Inert) -> None:
+    machine.pos += 1
+    machine.stack.append(value)
+    machine.empty += 1
+
+
 def op_proto(machine: Machine) -> None:
     machine.protocol = machine.data[machine.pos + 1]
     if machine.protocol > 5:
@@ -384,9 +390,9 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     ord("p"): op_put,
     0x87: op_tuple3,
     ord("l"): op_list,
-    ord("]"): lambda machine: _constant(machine, []),
-    ord("}"): lambda machine: _constant(machine, Dict()),
-    0x8F: lambda machine: _constant(machine, Set(NO_ITEMS)),
+    ord("]"): lambda machine: _empty(machine, []),
+    ord("}"): lambda machine: _empty(machine, Dict()),
+    0x8F: lambda machine: _empty(machine, Set(NO_ITEMS)),
     ord("a"): op_append,
     ord("e"): op_appends,
     ord("d"): op_dict,
