@@ -10,6 +10,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ckptool.checkpoints.parsed import Stream
+from ckptool.pickles.dangerous_names import INDEX_CLASSES
+from ckptool.pickles.nodes import Global
+
 TORCH: Final = "2.13"
 
 
@@ -76,6 +80,10 @@ _PYTHON_2: Final = {
 """Modules of Python 2 that it takes for modules of Python 3, as far as that leads to an allowed name."""
 
 
+_IN_INDEX: Final = re.compile(rf"{INDEX_CLASSES}|pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path")
+"""Classes of torch's own, and the path at which it was saved."""
+
+
 def is_allowed(module: str, name: str) -> bool:
     """Say whether ``torch.load(weights_only=True)`` allows ``module.name`` by default."""
     return f"{_PYTHON_2.get(module, module)}.{name}" in ALLOWED
@@ -84,6 +92,16 @@ def is_allowed(module: str, name: str) -> bool:
 def is_torchscripts(module: str, name: str) -> bool:
     """Say whether TorchScript puts ``module.name`` in its pickles: a class in the archive's own code, or a type tag."""
     return module.partition(".")[0] == "__torch__" or f"{module}.{name}" in TORCHSCRIPT
+
+
+def is_of_index(module: str, name: str) -> bool:
+    """Say whether every index of a ``torch.distributed.checkpoint`` asks for this, or may."""
+    return _IN_INDEX.fullmatch(f"{module}.{name}") is not None
+
+
+def is_expected(stream: Stream, one: Global) -> bool:
+    """Say whether a name is usual where a stream asks for it."""
+    return is_usual(one.module, one.name) or (stream.is_index and is_of_index(one.module, one.name))
 
 
 def is_usual(module: str, name: str) -> bool:

@@ -43,6 +43,10 @@ class CheckReport(NamedTuple):
     file_nbytes: int | None = None
     shards: int = 0
     """Files that it consists of beside the one that was opened, where that is an index of them."""
+    parts: int = 0
+    """Pieces of tensors, and values, in the files of a directory, each with checksums of its own."""
+    intact: int = 0
+    """Of them, those that match theirs, and are what the index says."""
     records: int | None = None
     """Members of its archives that were read, all of them; None if bytes were not looked at."""
     matching: int | None = None
@@ -116,6 +120,9 @@ class CheckReport(NamedTuple):
             values += f" but those of {counted(self.members, 'member')}"
         if not self.matching:
             return f"every byte was read{values}; there are no checksums, so a changed byte would not show"
+        if self.parts:
+            share = "all" if self.intact == self.parts else f"{self.intact:,} of"
+            return f"every byte was read{values}; {share} {counted(self.parts, 'item')} match their checksums"
         share = "all" if self.matching == self.records else f"{self.matching:,} of"
         return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
 
@@ -228,14 +235,14 @@ def _examine(
         form=checkpoint.form,
         file_nbytes=checkpoint.file_nbytes,
         shards=len(checkpoint.shards),
+        parts=whole.parts if whole else 0,
+        intact=whole.intact if whole else 0,
         records=whole and whole.records,
         matching=whole and whole.matching,
         globals=_with_others(asked, survey),
         members=len(members),
         acts=survey.acts,
-        loading=would_run.loading(
-            survey, checkpoint.traits.loader, is_plain=checkpoint.traits.is_plain, refused=bool(stock.refusals)
-        ),
+        loading=would_run.loading(survey, checkpoint.traits, refused=bool(stock.refusals)),
     )
 
 

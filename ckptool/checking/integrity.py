@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ckptool.archives.archive import Archive, Record, inflated_crc32
+from ckptool.archives.archive import Archive, Record
+from ckptool.checking import part_check
 from ckptool.checking.finding import Finding
+from ckptool.checking.records import check_records
 from ckptool.checking.value_survey import _MOST_FINDINGS
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.checksums import checksums_of_file
@@ -33,6 +34,10 @@ class Integrity(NamedTuple):
     """Members of its archives; 0 if it is not an archive."""
     matching: int
     """Of them, those that match their checksums."""
+    parts: int = 0
+    """Pieces and values in the files of a directory, each with checksums of its own; their records count, too."""
+    intact: int = 0
+    """Of them, those that are what was saved."""
 
 
 def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
@@ -44,12 +49,14 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     """
     findings: list[Finding] = []
     records = matching = 0
-    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
+    inside = part_check.check(checkpoint, limits)
+    findings += inside.findings
+    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in inside.files)):
         if not any(archive.source is source for archive in checkpoint.archives):
             checksums_of_file(source, [(0, source.nbytes)])  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
-        damaged, without = _check_records(archive, limits)
+        damaged, without = check_records(archive, limits)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:_MOST_FINDINGS]]
         if len(damaged) > _MOST_FINDINGS:
             more = f"{counted(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
@@ -63,36 +70,8 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
         which = f"{counted(len(bare), 'record')} of {nbytes:,} bytes"
         what = f"no checksum for {which}: a changed byte there would not show"
         findings.append(Finding("CK104", "info", what))
-    return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching)
-
-
-def _check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record, str]], list[Record]]:
-    """Return the records that are damaged, with how, and those without a checksum."""
-    records = [record for record in archive.values() if record.crc32 is not None]
-    stored = [record for record in records if record.compression == "stored"]
-    ranges = [(record.offset, record.offset + record.nbytes) for record in stored]
-    found, _ = checksums_of_file(archive.source, ranges)
-    computed = dict(zip((record.name for record in stored), found, strict=True))
-    damaged: list[tuple[Record, str]] = []
-    bare: list[Record] = [record for record in archive.values() if record.crc32 is None]
-    for record in records:
-        try:
-            actual = computed.get(record.name)
-            if actual is None:
-                actual = inflated_crc32(archive.source, record, limits)
-        except Cancelled:
-            raise
-        except CkptoolError as error:  # damaged, or it would grow beyond what is allowed
-            damaged.append((record, error.message))
-            continue
-        if actual == record.crc32:
-            continue
-        if not record.crc32:  # what writers put that were asked not to compute it
-            bare.append(record)
-        else:
-            fact = f"record {record.name!r} is damaged: its CRC-32 is {actual:08x}, not {record.crc32:08x}"
-            damaged.append((record, fact))
-    return damaged, bare
+    records, matching = records + inside.records, matching + inside.matching
+    return Integrity(tuple(findings), checkpoint.file_nbytes, records, matching, inside.parts, inside.intact)
 
 
 def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking.allowed import is_usual
+from ckptool.checking.allowed import is_expected
 from ckptool.checking.pickle_search import Act, Search, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
@@ -51,7 +51,7 @@ def quick(checkpoint: Checkpoint) -> Survey:
         one = todo.pop()
         todo += reversed(one.inside.values())
         for stream in one.streams:
-            if not all(is_usual(name.module, name.name) for name in stream.globals):
+            if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
                 search.stream(stream, record)
     return search.survey()

@@ -91,6 +91,7 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
         for stream in checkpoint.streams
         for one in stream.globals
         if not (own and allowed.is_torchscripts(one.module, one.name))
+        and not (stream.is_index and allowed.is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
     return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]
@@ -101,7 +102,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.traits.loader != "torch.load":
-        return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.loader}()")]
+        return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.call}")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
     compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))

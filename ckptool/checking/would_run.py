@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ckptool.checking.finding import Advice, Finding
 from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.safety import references
+from ckptool.checkpoints.parsed import Traits
 from ckptool.messages import counted, some
 
 _SHOWN = 3
@@ -61,16 +62,19 @@ def place(act: Act) -> str:
     return f"{record + ', ' if record else ''}byte {act.offset:,}{inside}"
 
 
-def loading(survey: Survey, loader: str, *, is_plain: bool, refused: bool) -> str:
+def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
     """Return what each way to load a file would run."""
-    if is_plain:
+    if traits.is_plain:
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []
-    if loader == "torch.load":
+    if traits.is_trusted:
+        opens = f"{traits.call} unpickles its index and its values without weights_only"
+        return f"{opens}, which {runs}; ckptool runs nothing"
+    if traits.loader == "torch.load":
         ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
     else:
-        ways.append(f"{loader}() runs the program in it")
+        ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
     ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
 

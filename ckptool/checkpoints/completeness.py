@@ -8,7 +8,7 @@ What follows from code is known of a few packages alone, see ``modules``; of all
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
@@ -19,6 +19,8 @@ from ckptool.messages import counted, some
 from ckptool.names.filter import Filter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
+from ckptool.tensors.pieces import fault_of
+from ckptool.tensors.reading import LazyTensor
 
 _PARAM_SHAPES: Final = "param_shapes"
 """Where DeepSpeed keeps the shapes that parameters had before ZeRO partitioned them."""
@@ -50,7 +52,7 @@ class Stubs(NamedTuple):
         )
 
 
-MERGE_PARTITIONS: Final = "Put the partitions together first, with DeepSpeed's zero_to_fp32.py."
+MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
 def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:
@@ -75,6 +77,29 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
             f"its state_dict() would hold more than can be named: {listed}",
             "Load it once where those classes are installed, and save model.state_dict().",
         )
+
+
+def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
+    """Raise the error of the first tensor whose pieces are not all there, before any is read."""
+    broken = [one for one in tensors if one.info.storage is not None and fault_of(one.info.storage.source) is not None]
+    if not broken:
+        return
+    storage = broken[0].info.storage
+    error = fault_of(storage.source) if storage is not None else None
+    assert error is not None  # noqa: S101 - it is among them for that
+    if len(broken) > 1:
+        names = some([one.name for one in broken])
+        error = type(error)(
+            f"{len(broken):,} tensors are not whole: {names}; {error.message}", kind=error.kind, hint=error.hint
+        )
+    raise error
+
+
+def refuse_lost(checkpoint: Checkpoint) -> None:
+    """Raise IncompleteWeights if values that the index names cannot be read: for who writes everything."""
+    if checkpoint.lost:
+        fact = f"{counted(len(checkpoint.lost), 'value')} that the index names cannot be read: {some(checkpoint.lost)}"
+        raise IncompleteWeights(fact, hint="Migrate the weights alone, with `form='state_dict'`.")
 
 
 def _incomplete(names: Sequence[str], fact: str, what_to_do: str) -> IncompleteWeights:

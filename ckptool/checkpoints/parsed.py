@@ -1,6 +1,6 @@
 """``Parsed``: what the reader of a format found in a file. A ``Checkpoint`` is made of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -28,12 +28,19 @@ class Traits(NamedTuple):
     keeps_devices: bool = True
     keeps_ties: bool = True
     keeps_order: bool = True
+    is_trusted: bool = False
+    """The loader unpickles whatever is in it, as ``weights_only=False`` does."""
     program: str | None = None
     """What it holds that only torch can write: the code or the graph of a model."""
     loader: str = "torch.load"
     """The function that opens such a file."""
     refusal: str | None = None
     """Why ``torch.load(weights_only=True)`` refuses every such file."""
+
+    @property
+    def call(self) -> str:
+        """How the loader is called, for people to read."""
+        return self.loader if "(" in self.loader else f"{self.loader}()"
 
 
 class ClassSource(NamedTuple):
@@ -68,6 +75,8 @@ class Stream(NamedTuple):
     """Every name that unpickling them would import, in order of first use."""
     blocks: tuple[range, ...] = ()
     """Where bytes lie between the opcodes, or between the pickles, in order."""
+    is_index: bool = False
+    """Whether it is an index, whose own classes every one of its kind asks for."""
     has_arrays: bool = False
     """Whether joblib may load it, which reads elements of arrays between the opcodes."""
 
@@ -81,6 +90,8 @@ class Shard(NamedTuple):
     nbytes: int
     """Size of the file."""
     source: Source
+    holds: str = "tensor"
+    """What is counted: tensors, or items, which may be pieces of them."""
 
 
 class Remark(NamedTuple):
@@ -89,6 +100,18 @@ class Remark(NamedTuple):
     code: str
     what: str
     hint: str | None = None
+
+
+class Part(NamedTuple):
+    """A file inside a file of a directory: a piece of a tensor, or a value, with checksums of its own."""
+
+    what: str
+    file: str
+    open: "Callable[[], Parsed]"
+    contradiction: "Callable[[Parsed], str | None] | None" = None
+    """Returns in what it is not what the index says."""
+    twin: "Callable[[], Parsed] | None" = None
+    """Opens what it has to be equal to, where ranks saved copies."""
 
 
 class Beside(NamedTuple):
@@ -155,6 +178,8 @@ class Parsed(NamedTuple):
     shard_of: Mapping[str, str] = _NOTHING
     announced_nbytes: int | None = None
     remarks: tuple[Remark, ...] = ()
+    lost: tuple[str, ...] = ()
+    parts: Iterable[Part] = ()
     absent: tuple[str, ...] = ()
     unmerged: str | None = None
     beside: tuple[Beside, ...] = ()

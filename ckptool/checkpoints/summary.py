@@ -46,8 +46,14 @@ class Counts(NamedTuple):
 def summarise(checkpoint: Checkpoint) -> Summary:
     """Return the counts of a checkpoint. Reads nothing."""
     cancellation = checkpoint.source.cancellation
-    counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
-    nbytes = storage_nbytes(each(checkpoint.tensors.values(), cancellation))
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    apart = not checkpoint.traits.keeps_ties
+    counts = count(infos, cancellation=cancellation, apart=apart)
+    nbytes = (
+        sum(info.storage.nbytes for info in infos if info.storage is not None)
+        if apart
+        else storage_nbytes(each(checkpoint.tensors.values(), cancellation))
+    )
     tensors, tied, numel, devices, dtypes = counts
     return Summary(tensors, tied, numel, nbytes, devices, dtypes, prefixes_of(checkpoint.weights or ()))
 
@@ -65,15 +71,19 @@ def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
 
 
 def count(
-    infos: Sequence[TensorInfo], tags: Sequence[str] | None = None, cancellation: Cancellation | None = None
+    infos: Sequence[TensorInfo],
+    tags: Sequence[str] | None = None,
+    cancellation: Cancellation | None = None,
+    *,
+    apart: bool = False,
 ) -> Counts:
-    """Return the counts of tensors; with ``tags``, as if they had been saved on these devices."""
+    """Return the counts of tensors; with ``tags``, as if they had been saved on these devices; ``apart``: none tied."""
     tags = [info.location for info in infos] if tags is None else tags
-    distinct = {identity(info): info for info in each(infos, cancellation)}
+    distinct = infos if apart else list({identity(info): info for info in each(infos, cancellation)}.values())
     return Counts(
         tensors=len(infos),
         tied=len(infos) - len(distinct),
-        numel=sum(info.numel for info in each(distinct.values(), cancellation)),
+        numel=sum(info.numel for info in each(distinct, cancellation)),
         devices=dict(Counter(tags)),
         dtypes=dict(Counter(info.dtype.name for info in infos)),
     )
@@ -104,7 +114,8 @@ def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:
     for info in infos:
         if info.storage is not None:
             yield info.storage
-        yield from _storages(part for _, part in info.parts)
+        if info.parts:
+            yield from _storages(part for _, part in info.parts)
 
 
 def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:

@@ -21,6 +21,7 @@ from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
+from ckptool.tensors.cuts import Cut, cut_of
 from ckptool.tensors.reading import LazyTensor
 
 INSPECT = "ckptool.inspect/2"
@@ -28,6 +29,7 @@ INSPECT = "ckptool.inspect/2"
 _LONGEST_CLASS = 256
 _SHARED_LISTED = 32
 _GROUPS_LISTED = 1 << 10
+_PIECES_LISTED = 1 << 8
 _SHARED_LENGTH = 1 << 12
 _AT_ONCE = 1 << 16
 _DEPTH = 2
@@ -183,6 +185,9 @@ def _tensor_json(
         found["shard"] = shard
     if parameter is not None:
         found["parameter"] = cut(parameter)
+    pieces = cut_of(info)
+    if pieces is not None:
+        found["pieces"] = _pieces_json(pieces)
     if info.subclass:
         found["subclass"] = cut(info.subclass, _LONGEST_CLASS)
     if info.details:
@@ -190,3 +195,12 @@ def _tensor_json(
     if info.parts:
         found["parts"] = [_tensor_json(LazyTensor(name, part), {}) for name, part in info.parts]
     return found
+
+
+def _pieces_json(pieces: Cut) -> dict[str, object]:
+    boxes = [(list(one.offsets), list(one.sizes), cut(one.file)) for one in pieces.pieces[:_PIECES_LISTED]]
+    return {
+        "count": len(pieces.pieces),
+        "along": pieces.along,
+        "boxes": [{"offsets": offsets, "sizes": sizes, "file": file} for offsets, sizes, file in boxes],
+    }

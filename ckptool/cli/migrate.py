@@ -53,7 +53,7 @@ class _InOrder(click.Command):
 @click.argument("paths", nargs=-1, required=True, metavar="SRC [DST]", type=click.Path())
 @click.option(
     "--form",
-    type=click.Choice(["same", "state_dict", "safetensors", "model"]),
+    type=click.Choice(["same", "state_dict", "safetensors", "model", "dcp"]),
     help="What to write; by default DST's suffix decides, else all that SRC holds.",
 )
 @click.option(

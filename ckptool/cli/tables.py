@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ckptool.messages import show, show_nbytes, some
 from ckptool.tables import Row, cut_middle
+from ckptool.tensors.cuts import cut_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -58,6 +59,11 @@ def _shared_with(name: str, _info: TensorInfo, related: Related) -> str:
     return some(others, _SHARED_SHOWN)
 
 
+def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
+    found = cut_of(info)
+    return "-" if found is None else f"{found}: {some([show(cut_middle(file, _LONGEST)) for file in found.files])}"
+
+
 COLUMNS: dict[str, Column] = {
     "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
     "shape": Column("shape", False, lambda _name, info, _related: str(list(info.shape))),
@@ -74,6 +80,7 @@ COLUMNS: dict[str, Column] = {
     "kind": Column("kind", False, lambda _name, info, _related: info.kind or "-"),
     "parameter": Column("of parameter", False, lambda name, _info, related: show(related.parameters.get(name, "-"))),
     "shared_with": Column("shares memory with", False, _shared_with),
+    "pieces": Column("pieces", False, _pieces),
 }
 DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "numel", "size")
 

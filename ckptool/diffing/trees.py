@@ -10,9 +10,10 @@ themselves, and costs what they store however often their parts are shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
 from ckptool.pickles.nodes import Block, Call, Global, Inert, Pairs, PersistentId, Set
@@ -30,6 +31,7 @@ _RENAMED_MODULES: Final = {
     "copy_reg": "copyreg",
     "numpy.core.multiarray": "numpy._core.multiarray",
 }
+_VALUES: Final = (int, str, bool, type(None))
 _MODULE_DICTS: Final = ("_modules", "_parameters", "_buffers")
 """What is between a module and its children, and not in paths that people write."""
 _PLAIN_MAPPINGS: Final = {"dict", "builtins.dict", "collections.OrderedDict"}
@@ -71,7 +73,7 @@ def tree_changes(
         if nodes.is_container(left) and nodes.is_container(right) and not joined.join(left, right):
             continue
         answer = same(left, right)
-        below = _matched(pair, joined) if answer is None else [] if answer else None
+        below = _matched(pair, joined, cancellation) if answer is None else [] if answer else None
         if below is None:
             yield _change(pair)
         else:
@@ -97,8 +99,8 @@ class _Joined:
         return node
 
 
-def _matched(pair: _Pair, joined: _Joined) -> list[_Pair] | None:
-    """Return the children of two nodes in pairs; None if the nodes themselves differ."""
+def _matched(pair: _Pair, joined: _Joined, cancellation: Cancellation | None) -> list[_Pair] | None:
+    """Return the children of two nodes in pairs, but for equal plain values; None if the nodes themselves differ."""
     a, b = pair.a, pair.b
     same = _same_numpy(a, b, joined) if isinstance(a, Call) and isinstance(b, Call) else None
     if same is None and (encoded_bytes(a) is not None or encoded_bytes(b) is not None):
@@ -109,34 +111,35 @@ def _matched(pair: _Pair, joined: _Joined) -> list[_Pair] | None:
         same = _same_leaf(a, b)
     if same is not None:
         return [] if same else None
-    return _matched_containers(pair)
+    return _matched_containers(pair, cancellation)
 
 
-def _matched_containers(pair: _Pair) -> list[_Pair] | None:
+def _matched_containers(pair: _Pair, cancellation: Cancellation | None) -> list[_Pair] | None:
     a, b = pair.a, pair.b
     if _is_plain_mapping(a) and _is_plain_mapping(b):
-        items = _by_key(pair, nodes.mapping_pairs(a) or [], nodes.mapping_pairs(b) or [])
-        attributes = _by_key(pair, nodes.attribute_pairs(a), nodes.attribute_pairs(b))
+        items = _by_key(pair, nodes.mapping_pairs(a) or [], nodes.mapping_pairs(b) or [], cancellation)
+        attributes = _by_key(pair, nodes.attribute_pairs(a), nodes.attribute_pairs(b), cancellation)
         return None if items is None or attributes is None else items + attributes
     one, other = _as_set(a), _as_set(b)
     if one is not None and other is not None and one.frozen == other.frozen:
-        keys = [_key(item) for item in one.items], [_key(item) for item in other.items]
-        if None in keys[0] or None in keys[1]:
-            return _by_index(pair, one.items, other.items)
-        return [] if set(keys[0]) == set(keys[1]) else None
+        keys, others = ({_key(item) for item in each(node.items, cancellation)} for node in (one, other))
+        if None in keys or None in others:
+            return _by_index(pair, one.items, other.items, cancellation)
+        is_same = len(keys) == len(others) and all(key in others for key in each(keys, cancellation))
+        return [] if is_same else None
     if type(a) is not type(b) or isinstance(a, Set):
         return None
     if isinstance(a, Call):
-        return _matched_calls(pair)
+        return _matched_calls(pair, cancellation)
     if isinstance(a, PersistentId):
         return [_Pair(("pid", pair.place), a.pid, b.pid)]
-    return _by_index(pair, a, b)
+    return _by_index(pair, a, b, cancellation)
 
 
-def _matched_calls(pair: _Pair) -> list[_Pair] | None:
+def _matched_calls(pair: _Pair, cancellation: Cancellation | None) -> list[_Pair] | None:
     a, b = pair.a, pair.b
-    items = _by_index(pair, a.items or [], b.items or [])
-    pairs = _by_key(pair, a.pairs or [], b.pairs or [])
+    items = _by_index(pair, a.items or [], b.items or [], cancellation)
+    pairs = _by_key(pair, a.pairs or [], b.pairs or [], cancellation)
     if items is None or pairs is None or _renamed(nodes.class_name(a)) != _renamed(nodes.class_name(b)):
         return None
     fields = [(a.args, b.args), (a.kwargs, b.kwargs), (a.state, b.state)]
@@ -145,47 +148,57 @@ def _matched_calls(pair: _Pair) -> list[_Pair] | None:
     return [_Pair(pair.place, left, right) for left, right in fields] + items + pairs
 
 
-def _by_index(pair: _Pair, a: list[Inert], b: list[Inert]) -> list[_Pair] | None:
+def _by_index(pair: _Pair, a: list[Inert], b: list[Inert], cancellation: Cancellation | None) -> list[_Pair] | None:
     if len(a) != len(b):
         return None
-    return [_Pair((index, pair.place), left, right) for index, (left, right) in enumerate(zip(a, b, strict=True))]
-
-
-def _by_key(pair: _Pair, a: Pairs, b: Pairs) -> list[_Pair] | None:
-    """Return the values of two mappings key by key; one after the other where keys are no plain values."""
-    keys = [_key(key) for key, _ in a], [_key(key) for key, _ in b]
-    if None in keys[0] or None in keys[1]:
-        return _by_index(pair, [item for entry in a for item in entry], [item for entry in b for item in entry])
-    left, right = (
-        {key: value for key, (_, value) in zip(own, entries, strict=True)}
-        for own, entries in zip(keys, (a, b), strict=True)
-    )
-    if len(left.keys() ^ right.keys()) > _MOST_MISSING:
-        return None
     return [
-        _Pair((_shown(key), pair.place), left.get(key, NOTHING), right.get(key, NOTHING))
-        for key in dict.fromkeys((*left, *right))
-        if key is not None
+        _Pair((index, pair.place), left, right)
+        for index, (left, right) in enumerate(each(zip(a, b, strict=True), cancellation))
+        if not _is_equal_value(left, right)
     ]
 
 
-def _key(key: Inert) -> tuple[str, str] | None:
+def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) -> list[_Pair] | None:
+    """Return the values of two mappings key by key; one after the other where keys are no plain values."""
+    left, right = ({_key(key): value for key, value in each(entries, cancellation)} for entries in (a, b))
+    if None in left or None in right:
+        flat, others = ([item for entry in each(entries, cancellation) for item in entry] for entries in (a, b))
+        return _by_index(pair, flat, others, cancellation)
+    new = [key for key in each(right, cancellation) if key not in left]
+    if 2 * len(new) + len(left) - len(right) > _MOST_MISSING:  # those of either side that the other has not
+        return None
+    found = ((key, left.get(key, NOTHING), right.get(key, NOTHING)) for key in each(chain(left, new), cancellation))
+    return [
+        _Pair((_shown(key), pair.place), one, other)
+        for key, one, other in found
+        if key is not None and not _is_equal_value(one, other)
+    ]
+
+
+def _is_equal_value(a: Inert, b: Inert) -> bool:
+    """Say whether two nodes are plain values that need not be walked to, as most in long lists are."""
+    return type(a) is type(b) and type(a) in _VALUES and bool(a == b)
+
+
+def _key(key: Inert) -> str | None:
     """
     Return a plain key as text that is its own for each key; None for any other.
 
     Text, because Python hashes text with a secret: numbers from a file could all be made to collide.
     """
     if isinstance(key, str):
-        return "str", key
+        return f"str:{key}"
+    if isinstance(key, bool):
+        return f"bool:{key}"
     if isinstance(key, int):
-        return ("bool", str(key)) if isinstance(key, bool) else ("int", str(key) if abs(key) < 1 << 63 else hex(key))
+        return f"int:{key if abs(key) < 1 << 63 else hex(key)}"
     if isinstance(key, float):
-        return "float", key.hex()
-    return ("None", "None") if key is None else None
+        return f"float:{key.hex()}"
+    return "None:None" if key is None else None
 
 
-def _shown(key: tuple[str, str]) -> str:
-    kind, text = key
+def _shown(key: str) -> str:
+    kind, _, text = key.partition(":")
     return str(float.fromhex(text)) if kind == "float" else text
 
 

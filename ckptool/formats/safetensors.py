@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from operator import itemgetter
+from typing import NamedTuple
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.contents import Contents, Group
@@ -30,7 +32,15 @@ from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, some
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
-from ckptool.tensors.tensor import MAX_RANK, StorageRef, TensorInfo, is_countable, is_size, row_major
+from ckptool.tensors.tensor import (
+    MAX_RANK,
+    MAX_SIZE,
+    is_countable,
+    is_size,
+    make_storage_ref,
+    make_tensor_info,
+    row_major,
+)
 
 NAME = "safetensors"
 TRAITS = Traits(
@@ -47,6 +57,8 @@ RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 _SPACE = b" \t\n\r"
 _FIELDS = ("dtype", "shape", "data_offsets")
 _BLOCK_NBYTES = 1 << 16
+_PLAIN = (None, None, "strided", (), None, (), False, False)
+"""The last fields of a ``TensorInfo`` that is plain memory."""
 _MAX_DEPTH = 125
 """Of fields that nobody knows: the reference library's parser follows 127 levels, two of which are around them."""
 
@@ -96,10 +108,12 @@ def read(probe: Probe) -> Parsed:
         contents.groups.append(group)
     position = 0
     start = 8 + length
-    ordered = sorted(header.items(), key=lambda item: _begin(*item))
-    if len(ordered) > limits.tensors:
-        raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(ordered), actual=limits.tensors)
-    for name, entry in each(ordered, limits.cancellation):
+    if len(header) > limits.tensors:
+        raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(header), actual=limits.tensors)
+    placed = [(_begin(name, entry), name, entry) for name, entry in header.items()]
+    placed.sort(key=itemgetter(0))
+    known: dict[str, _Layout] = {}
+    for (begin, end), name, entry in each(placed, limits.cancellation):
         if len(name) > limits.name_nbytes:
             raise LimitExceeded(
                 f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed",
@@ -107,14 +121,20 @@ def read(probe: Probe) -> Parsed:
                 needed=len(name),
                 actual=limits.name_nbytes,
             )
-        dtype, shape, begin, end = _entry(name, entry)
+        dtype, shape, stride, nbytes = _layout(name, entry, known)
+        if nbytes != end - begin:
+            raise MalformedFile(
+                f"tensor {name!r} needs {nbytes:,} bytes, its range has {end - begin:,}",
+                kind="malformed-safetensors",
+                needed=nbytes,
+                actual=end - begin,
+            )
         if begin != position:
             what = "overlaps the one before it" if begin < position else f"leaves {begin - position:,} bytes unused"
             raise AmbiguousFile(f"tensor {name!r} {what}", kind="ambiguous-safetensors", offset=start + begin)
         position = end
-        storage = StorageRef(name, "cpu", end - begin, source, start + begin)
-        contents.tensors[name] = TensorInfo(dtype, shape, row_major(shape), 0, storage, "cpu")
-        group.names.append(name)
+        storage = make_storage_ref((name, "cpu", nbytes, source, start + begin, False, 0, None))
+        contents.tensors[name] = make_tensor_info((dtype, shape, stride, 0, storage, "cpu", *_PLAIN))
     if start + position > source.nbytes:
         raise _truncated("its tensors end", start + position, source.nbytes)
     if start + position < source.nbytes:
@@ -240,36 +260,50 @@ def _metadata(found: object) -> dict[str, str]:
 
 
 def _begin(name: str, entry: object) -> tuple[int, int]:
+    """Return where a tensor begins and ends, in bytes from the header's end."""
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not (isinstance(offsets, list) and len(offsets) == 2 and all(map(is_size, offsets))):
-        raise MalformedFile(f"tensor {name!r} has no valid data_offsets", kind="malformed-safetensors")
-    return offsets[0], offsets[1]
+    if type(offsets) is list and len(offsets) == 2:
+        begin, end = offsets
+        if type(begin) is type(end) is int and 0 <= begin < MAX_SIZE and 0 <= end < MAX_SIZE:
+            return begin, end
+    raise MalformedFile(f"tensor {name!r} has no valid data_offsets", kind="malformed-safetensors")
 
 
-def _entry(name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int, int]:
-    begin, end = _begin(name, entry)
+class _Layout(NamedTuple):
+    """What all tensors of one type and one shape have in common."""
+
+    dtype: dtypes.DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    nbytes: int
+
+
+def _layout(name: str, entry: object, known: dict[str, _Layout]) -> _Layout:
+    """Return the layout of a tensor; ``known`` are those that were met, for the same few are met again and again."""
     assert isinstance(entry, dict)  # noqa: S101 - _begin saw it
     code, sizes = entry.get("dtype"), entry.get("shape")
-    if not (isinstance(code, str) and isinstance(sizes, list) and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
+    if not (type(code) is str and type(sizes) is list and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
         raise MalformedFile(f"tensor {name!r} has no valid dtype and shape", kind="malformed-safetensors")
-    if not is_countable(sizes) or _is_deep(entry):
+    if len(entry) > len(_FIELDS) and _is_deep(entry):
+        raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
+    key = f"{code}{sizes}"  # text, because its hash is random: numbers can be chosen to have one hash
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _new_layout(name, code, tuple(sizes))
+    return found
+
+
+def _new_layout(name: str, code: str, shape: tuple[int, ...]) -> _Layout:
+    if not is_countable(shape):
         raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     dtype = dtypes.BY_SAFETENSORS.get(code)
     if dtype is None:
         raise UnsupportedFeature(f"tensor {name!r} has dtype {code!r}, which torch has no type for", kind="dtype")
-    shape = tuple(sizes)
     if code == "F4":  # the header counts values, torch pairs of them
         if not shape or shape[-1] % 2:
             raise MalformedFile(f"tensor {name!r} has an odd number of F4 values", kind="malformed-safetensors")
         shape = (*shape[:-1], shape[-1] // 2)
-    if prod(shape) * dtype.itemsize != end - begin:
-        raise MalformedFile(
-            f"tensor {name!r} needs {prod(shape) * dtype.itemsize:,} bytes, its range has {end - begin:,}",
-            kind="malformed-safetensors",
-            needed=prod(shape) * dtype.itemsize,
-            actual=end - begin,
-        )
-    return dtype, shape, begin, end
+    return _Layout(dtype, shape, row_major(shape), prod(shape) * dtype.itemsize)
 
 
 def _is_deep(entry: dict[str, object]) -> bool:

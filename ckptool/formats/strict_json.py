@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import isinf
 
-from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.cancellation import Cancellation
 from ckptool.errors import AmbiguousFile, MalformedFile
 
 _ONLY_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
@@ -36,7 +36,8 @@ def parse(data: bytes, what: str, kind: str, cancellation: Cancellation | None =
     import json  # only files with JSON in them need it
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        check_cancelled(cancellation)
+        if cancellation is not None:
+            cancellation.check()
         found = dict(pairs)
         if len(found) != len(pairs):
             counts = Counter(name for name, _ in pairs)

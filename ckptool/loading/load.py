@@ -13,7 +13,7 @@ import torch
 
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import refuse_incomplete
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -99,6 +99,7 @@ def load(
             chosen = chosen_weights(checkpoint, key, weights, strip, allow_missing=allow_missing)
             if verify:
                 check_storages(chosen.tensors.values(), ())
+            refuse_broken(chosen.tensors.values())
             assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, chosen, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -110,6 +111,7 @@ def load_into(
         targets = choose_targets(model, checkpoint, key, weights, strict=strict, allow_missing=allow_missing)
         if targets is not None:
             found, filling = targets
+            refuse_broken(target.source for target in filling.targets)
             if verify:
                 check_storages([target.source for target in filling.targets], ())
             _load_plainly(model, checkpoint, filling, assembly, progress)
@@ -141,6 +143,7 @@ def _load_itself(
     allow_missing: bool,
 ) -> LoadReport:
     """Let a model load weights in its own way."""
+    refuse_broken(chosen.tensors.values())
     if verify:
         check_storages(chosen.tensors.values(), ())
     entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)

@@ -10,7 +10,7 @@ from ckptool.limits import check_choice
 from ckptool.migration.device_tags import DeviceTags
 from ckptool.names import renaming
 
-TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model"]
+TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
 NameRule: TypeAlias = tuple[str, str] | renaming.Rule
 
 
@@ -77,7 +77,7 @@ class Changes(NamedTuple):
     @property
     def makes_folder(self) -> bool:
         """Whether the target is a folder, and no file."""
-        return self.max_shard_size is not None
+        return self.form == "dcp" or self.max_shard_size is not None
 
 
 class ChangeOptions(TypedDict, total=False):

@@ -9,7 +9,6 @@ from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import Plan, make_plan
-from ckptool.migration.torch_plan import TorchPlan
 from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _are_weights_without(checkpoint: Checkpoint, changes: Changes) -> bool:
 def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
     from ckptool.pickles import grading  # its tables are for files that hold more than weights
 
-    if not isinstance(plan.file, TorchPlan) or (plan.weights is not None and not plan.weights.others):
+    if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
         return Calls()  # weights alone
     if all(grading.is_plain(one.module, one.name) for one in checkpoint.globals):
         return Calls()
@@ -67,7 +66,7 @@ def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
 
     carried: dict[str, None] = {}
     system: dict[str, str] = {}
-    inside = [plan.file.pickled]
+    inside = list(plan.file.pickles)
 
     def listen(effect: Effect) -> object:
         if grading.loads_bytes(effect):

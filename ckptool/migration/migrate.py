@@ -55,9 +55,10 @@ def migrate(
     ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. What is to be
     different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
-    source holds; by default it goes by the suffix of ``dst``. With ``max_shard_size``, ``dst`` is the folder of shards
-    that is written. ``progress`` is called with the bytes written and to come. Memory stays bounded whatever the size,
-    and torch is not imported, unless values are cast or a model is built.
+    source holds; by default it goes by the suffix of ``dst``. ``dst`` is a folder that is written, with
+    ``max_shard_size`` of shards, with ``form="dcp"`` of torch.distributed.checkpoint. ``progress`` is called with the
+    bytes written and to come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast
+    or a model is built.
 
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
     written, and appears only after what was written was read back and compared, and is on the disk; nothing is

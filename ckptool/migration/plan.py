@@ -11,14 +11,15 @@ from shlex import quote
 from typing import NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.completeness import refuse_incomplete
+from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration import safetensors_plan, selection, torch_plan
 from ckptool.migration.casting import Casting
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, label
-from ckptool.migration.folders import shards
+from ckptool.migration.folders import dcp, shards
+from ckptool.migration.folders.dcp import DcpPlan
 from ckptool.migration.folders.folder_plan import FolderPlan
 from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
@@ -28,6 +29,7 @@ from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.names.patterns import Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
+from ckptool.pickles import nodes
 
 
 class Plan(NamedTuple):
@@ -35,7 +37,7 @@ class Plan(NamedTuple):
 
     form: TargetForm
     target: str
-    file: TorchPlan | SafetensorsPlan | ShardsPlan
+    file: TorchPlan | SafetensorsPlan | ShardsPlan | DcpPlan
     """What the new file holds, or the new folder."""
     location: DeviceTags | None
     """The device tags that what is in it gets; None leaves them as they are."""
@@ -47,7 +49,7 @@ class Plan(NamedTuple):
     @property
     def folder(self) -> FolderPlan | None:
         """What the new folder holds; None where one file is written."""
-        return self.file if isinstance(self.file, ShardsPlan) else None
+        return self.file if isinstance(self.file, ShardsPlan | DcpPlan) else None
 
     @property
     def builds_model(self) -> bool:
@@ -66,7 +68,8 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     """
     _refuse_archive(checkpoint)
     form = _form(dst, checkpoint, changes)
-    marks = [mark for mark in (changes.dtype, label(changes.to) if form != "safetensors" else None) if mark]
+    keeps_tags = form not in ("safetensors", "dcp")
+    marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
     if changes.makes_folder:
         target = folder_path(dst, checkpoint, form, marks)
     else:
@@ -77,16 +80,23 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if changes.dtype:
         casting = Casting(changes.dtype, tuple(changes.keep_dtype), trials, saturate=changes.saturate)
     root = archive_root(target)
+    if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
+        _refuse_what_is_not_there(checkpoint, names)
+        edited = torch_plan.edit_everything(
+            checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
+        )
+        folder = dcp.plan_everything(checkpoint, edited, casting)
+        return Plan(form, target, folder, changes.to, names, casting=casting)
     if form == "same" or (form == "model" and changes.model is None):
         model = _model_in(checkpoint, changes) if form == "model" else None
-        drop = tuple(changes.drop)
+        _refuse_what_is_not_there(checkpoint, names)
         whole = torch_plan.plan_same(
             checkpoint,
             names,
             changes.to,
             root,
             wrappers=wrappers,
-            drop=drop,
+            drop=tuple(changes.drop),
             model=model,
             casting=casting,
             sketch=sketch,
@@ -97,13 +107,22 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
+    refuse_broken(weights.tensors.values())
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
         return Plan(form, target, _safetensors(checkpoint, weights, changes), changes.to, names, weights, casting)
+    if form == "dcp":
+        folder = dcp.plan_weights(checkpoint, weights, drop_unsupported=changes.drop_unsupported)
+        return Plan(form, target, folder, changes.to, names, weights, casting)
     location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)
+
+
+def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> None:
+    refuse_lost(checkpoint)
+    refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
 
 
 def _safetensors(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> SafetensorsPlan | ShardsPlan:
@@ -125,9 +144,19 @@ def _refuse_archive(checkpoint: Checkpoint) -> None:
         )
 
 
+def _has_state_dict(checkpoint: Checkpoint) -> bool:
+    """Say whether what a file holds is a dict: what could be given to ``torch.distributed.checkpoint.save``."""
+    return checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
+
+
+def _picks(changes: Changes) -> bool:
+    """Say whether certain weights were asked for."""
+    return changes.key is not None or changes.weights != "auto"
+
+
 def _form(dst: str | None, checkpoint: Checkpoint, changes: Changes) -> TargetForm:
     """Return the form to write: the one that was asked for, as far as the source can take it."""
-    picks = changes.key is not None or changes.weights != "auto"
+    picks = _picks(changes)
     sharded = changes.max_shard_size is not None
     form = changes.form or _default_form(
         dst, checkpoint, sharded=sharded, builds=changes.model is not None, picks=picks

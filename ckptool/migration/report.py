@@ -13,6 +13,7 @@ from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
+from ckptool.migration.folders.dcp import DcpPlan
 from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
@@ -137,14 +138,32 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
     file, weights = plan.file, plan.weights
     if isinstance(file, SafetensorsPlan | ShardsPlan):
         return _safetensors_facts(dict(file.expected), nbytes)
+    if isinstance(file, DcpPlan):
+        return _dcp_facts(checkpoint, plan, file)
     form = "model" if plan.form == "model" else checkpoint.form
     if weights is not None:
         plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
         return _torch_facts("model" if plan.builds_model else plain, file, nbytes, plan.location, weights.tensors)
-    chosen, new = checkpoint.weights, dict(file.renamed)
+    return _torch_facts(form, file, nbytes, plan.location, _new_names(checkpoint, file.renamed))
+
+
+def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:
+    """Return the names that the weights have in a result that holds everything."""
+    chosen, new = checkpoint.weights, dict(renamed)
     head = f"{chosen.key}." if chosen is not None and chosen.key else ""
-    names = [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
-    return _torch_facts(form, file, nbytes, plan.location, names)
+    return [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
+
+
+def _dcp_facts(checkpoint: Checkpoint, plan: Plan, file: DcpPlan) -> FileFacts:
+    """Return the facts of a folder that is not written yet: tensors are on the CPU, but for those inside values."""
+    infos = [info for _, info in file.expected]
+    own = {entry.name for entry in file.entries if entry.tensor is not None}
+    tags = ["cpu" if name in own else retagged(info, plan.location) for name, info in file.expected]
+    numel = sum(info.numel for info in infos)
+    form, names = checkpoint.form, _new_names(checkpoint, file.renamed)
+    if plan.weights is not None:
+        form, names = "checkpoint" if plan.weights.others else "state_dict", list(plan.weights.tensors)
+    return FileFacts("dcp", form, file.nbytes, *count(infos, tags)._replace(tied=0, numel=numel), prefixes_of(names))
 
 
 def _torch_facts(
@@ -178,8 +197,10 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if checkpoint.class_sources:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
-    if plan.form == "safetensors" and changes.to is not None:
-        yield "safetensors keeps no device tags: there is none to set"
+    if isinstance(plan.file, DcpPlan):
+        yield from plan.file.notes
+    if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
+        yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
     else:
         there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
         for tag in not_there(changes.to, there):

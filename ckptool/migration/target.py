@@ -16,6 +16,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
 from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
 
@@ -77,7 +78,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     Raises:
         MigrationRefused: ``dst`` is named as a file is, or the source is in it.
     """
-    kind = form.replace("safetensors", "shards")
+    kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
     _refuse_option(dst)
@@ -101,6 +102,12 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
+    if isinstance(checkpoint.source, FolderSource):
+        path = os.path.normpath(checkpoint.path)
+        if os.path.basename(path) in (os.curdir, os.pardir):  # noqa: PTH119
+            path = os.path.abspath(path)  # noqa: PTH100
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        return (stem, suffix) if suffix.lower() in TORCH_SUFFIXES else (path, "")
     stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
     if checkpoint.shards:  # model.safetensors.index.json
         stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
@@ -151,7 +158,7 @@ def _device(text: str) -> str | None:
 def _refuse_option(dst: str) -> None:
     """Raise MigrationRefused for a bare word that is an option's value: ``cpu``, say."""
     device = _device(dst)
-    options = {"to": device, "form": dst if dst in ("state_dict", "safetensors") else None}
+    options = {"to": device, "form": dst if dst in ("state_dict", "safetensors", "dcp") else None}
     options["dtype"] = dst if dst in dtypes.BY_NAME else None
     for option, value in options.items():
         if value is not None:
@@ -182,7 +189,10 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
 
 def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
     """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
-    if (checkpoint.shards or checkpoint.member) and any(is_same_file(dst, path) for path in _files(checkpoint)):
+    of_files = isinstance(checkpoint.source, FolderSource)
+    if (checkpoint.shards or checkpoint.member or of_files) and any(
+        is_same_file(dst, path) for path in _files(checkpoint)
+    ):
         raise MigrationRefused(
             f"{dst!r} is a file of the source that holds more than what is taken from it",
             kind="part-of-source",
@@ -192,6 +202,8 @@ def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
 
 def _files(checkpoint: Checkpoint) -> Iterator[str]:
     yield checkpoint.path
+    if isinstance(checkpoint.source, FolderSource):
+        yield from (file.path for _, file in checkpoint.source.opened())
     for shard in checkpoint.shards:
         if isinstance(shard.source, FileSource):
             yield shard.source.path

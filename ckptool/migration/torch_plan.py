@@ -7,7 +7,7 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ckptool.cancellation import each
@@ -55,6 +55,11 @@ class TorchPlan(NamedTuple):
     def tied(self) -> dict[str, str]:
         """Nothing: tied names keep their ties."""
         return {}
+
+    @property
+    def pickles(self) -> tuple[bytes, ...]:
+        """What is unpickled when the file is loaded."""
+        return (self.pickled,)
 
     @property
     def nbytes(self) -> int:
@@ -115,24 +120,45 @@ def plan_weights(
     )
 
 
-def plan_same(
+class EditedTree(NamedTuple):
+    """Everything that a checkpoint holds, as it is to be written."""
+
+    root: Inert
+    rewriter: TreeRewriter
+    """Writes other nodes in place of those that change."""
+    kept: dict[str, LazyTensor]
+    """Tensors that stay, by the names that they had."""
+    new_names: dict[str, str]
+    dropped: tuple[str, ...]
+    recast: Callable[[TensorInfo], TensorInfo]
+
+    @property
+    def expected(self) -> tuple[tuple[str, TensorInfo], ...]:
+        """The tensors that are to be found in the result, by their new names, in order."""
+        return tuple((self.new_names.get(name, name), self.recast(one.info)) for name, one in self.kept.items())
+
+    @property
+    def renamed(self) -> tuple[tuple[str, str], ...]:
+        """Old and new name where they differ."""
+        return tuple((old, new) for old, new in self.new_names.items() if new != old)
+
+
+def edit_everything(
     checkpoint: Checkpoint,
     changes: NameChanges,
     location: DeviceTags | None,
-    root: str,
     *,
     wrappers: frozenset[str] = frozenset(),
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
     casting: Casting | None = None,
-    sketch: bool = False,
-) -> TorchPlan:
+) -> EditedTree:
     """
-    Return how a checkpoint becomes itself: everything it holds, with device tags set and names changed.
+    Return all that a checkpoint holds, with device tags set and names changed.
 
     ``wrappers`` are the classes of training wrappers that models are taken out of, ``drop`` the paths and roles of
-    what is left out; with ``model``, that whole model is all that is written. ``casting`` casts weights, and nothing of
-    an optimizer. In a ``sketch`` of many tensors, the pickle is empty if all of them are plain.
+    what is left out; with ``model``, that whole model is all that is taken. ``casting`` casts weights, and nothing of
+    an optimizer.
 
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
@@ -153,16 +179,38 @@ def plan_same(
     kept = {name: t for name, t in tensors.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
-    is_sketched = sketch and len(kept) > _MANY and all(map(_is_plain, kept.values()))
-    pickled = b"" if is_sketched else write_pickle(tree, rewriter, checkpoint.source.cancellation)
+    dropped = (*edited.dropped, *edited.left_out)
+    return EditedTree(tree, rewriter, kept, new_names, dropped, recast or (lambda info: info))
+
+
+def plan_same(
+    checkpoint: Checkpoint,
+    changes: NameChanges,
+    location: DeviceTags | None,
+    root: str,
+    *,
+    wrappers: frozenset[str] = frozenset(),
+    drop: tuple[str, ...] = (),
+    model: StateDict | None = None,
+    casting: Casting | None = None,
+    sketch: bool = False,
+) -> TorchPlan:
+    """
+    Return how a checkpoint becomes itself: everything it holds, or a whole ``model`` in it; see ``edit_everything``.
+
+    In a ``sketch`` of many tensors, the pickle is empty if all of them are plain.
+
+    Raises:
+        MigrationRefused: The format has no pickled tree, or two names would become one.
+    """
+    edited = edit_everything(checkpoint, changes, location, wrappers=wrappers, drop=drop, model=model, casting=casting)
+    rewriter = edited.rewriter
+    is_sketched = sketch and len(edited.kept) > _MANY and all(map(_is_plain, edited.kept.values()))
+    pickled = b"" if is_sketched else write_pickle(edited.root, rewriter, checkpoint.source.cancellation)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
-    expected = tuple(
-        (new_names.get(name, name), recast(tensor.info) if recast else tensor.info) for name, tensor in kept.items()
-    )
-    renamed = tuple((old, new) for old, new in new_names.items() if new != old)
-    dropped = (*edited.dropped, *edited.left_out)
-    return TorchPlan(root, pickled, tuple(rewriter.storages), expected, rewriter.retagged, renamed, dropped)
+    storages = tuple(rewriter.storages)
+    return TorchPlan(root, pickled, storages, edited.expected, rewriter.retagged, edited.renamed, edited.dropped)
 
 
 def _is_plain(tensor: LazyTensor | None) -> bool:

@@ -78,10 +78,21 @@ class TreeRewriter:
         self._kept += [node, other]
         self._replacements[id(node)] = other
 
-    def __call__(self, node: Inert) -> Inert:
-        """Return the node to write instead of ``node``; the same one each time, so that ties stay ties."""
+    def replaced(self, node: Inert) -> Inert:
+        """Return the node that another was to be written as, or the node itself."""
         while id(node) in self._replacements:  # a replacement may be replaced too: a wrapper in a wrapper
             node = self._replacements[id(node)]
+        return node
+
+    def for_another_file(self) -> TreeRewriter:
+        """Return one with the same replacements that begins with no storages; both count ``retagged`` together."""
+        other = TreeRewriter(self._rebuilder, self._location, self._recast)
+        other._replacements, other.retagged = self._replacements, self.retagged
+        return other
+
+    def __call__(self, node: Inert) -> Inert:
+        """Return the node to write instead of ``node``; the same one each time, so that ties stay ties."""
+        node = self.replaced(node)
         if id(node) in self._final or not isinstance(node, Call | PersistentId):
             return node
         answer = self._answers.get(id(node))

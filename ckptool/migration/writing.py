@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ def write_file(work: Work, output: Output) -> Done:
     work.checkpoint.check_unchanged()
     if limits is not None:
         output.sync()
-        other = _verify(work.checkpoint, output, partial(check, limits))
+        other = _verify(work.checkpoint, output.path, partial(check, limits))
         readers = ("ckptool", other) if other else ("ckptool",)
     nbytes = output.nbytes
     output.publish()
@@ -80,20 +81,27 @@ def write_folder(work: Work, plan: FolderPlan, folder: OutputFolder) -> Done:
     readers = {"ckptool": None} if limits is not None else {}
     folder.reserve(plan.nbytes)
     nbytes = 0
-    for name, file in plan.files:
-        with folder.file(name) as output:
+    with ExitStack() as opened:
+        before: Output | None = None
+        for name, file in plan.files:
+            output = opened.enter_context(folder.file(name))
             written = file.write(output, checksums=limits is not None)
             checkpoint.check_unchanged()
             if limits is not None or folder.replaced:  # what is replaced goes: the new one must be on the disk first
                 output.sync()
             if limits is not None:
-                other = _verify(checkpoint, output, partial(file.verify, output.reading_path(), written, limits))
+                other = _verify(checkpoint, folder.path, partial(file.verify, output.reading_path(), written, limits))
                 readers |= {other: None} if other else {}
             nbytes += output.nbytes
-            output.publish()
+            if before is not None:  # the disk had the time of this file for it
+                before.publish()
+                before.close()
+            before = output
+        if before is not None:
+            before.publish()
     if limits is not None:
-        check_storages(_not_copied(work.plan), plan.copied)
-        checkpoint.check_unchanged()
+        check_storages([*_not_copied(work.plan), *plan.partly], plan.copied)
+        _verify(checkpoint, folder.path, partial(plan.verify, folder.path_of(""), limits))
     folder.publish()
     return Done(nbytes, tuple(readers), tuple(_replaced(folder, [name for name, _ in plan.files])))
 
@@ -106,7 +114,7 @@ def _not_copied(plan: Plan) -> list[LazyTensor]:
     return [taken[name] for name in plan.weights.old_names.values() if name in taken]
 
 
-def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], str | None]) -> str | None:
+def _verify(checkpoint: Checkpoint, path: str, check: Callable[[], str | None]) -> str | None:
     """Read the file back, and return which library read it beside our own reader."""
     try:
         other = check()
@@ -118,7 +126,7 @@ def _verify(checkpoint: Checkpoint, output: Output, check: Callable[[], str | No
         raise OutputFailed(
             what,
             kind="verification-failed",
-            path=output.path,
+            path=path,
             hint="Try again, or write to another disk: this one, or the memory, does not keep what it is given.",
         ) from error
     checkpoint.check_unchanged()

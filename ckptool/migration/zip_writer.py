@@ -49,9 +49,9 @@ class Written(NamedTuple):
     nbytes: int
     crc32: int
     header: int
-    """Offset of its local header."""
+    """Offset of its local header, in the zip."""
     offset: int
-    """Offset of its payload."""
+    """Offset of its payload, in the file."""
 
 
 class WrittenZip(NamedTuple):
@@ -59,7 +59,7 @@ class WrittenZip(NamedTuple):
 
     members: list[Written]
     directory: int
-    """Offset of the central directory."""
+    """Offset of the central directory, in the zip."""
     frame_crc32: int
     """The checksum of everything that is not a payload: headers, padding, descriptors, the directory."""
 
@@ -73,14 +73,25 @@ def write_torch_zip(
     Without ``checksums``, a source's own are taken over unread.
     """
     with Transfer(output, checksums=checksums) as transfer:
-        archive = _Archive(output, transfer)
-        archive.add(f"{root}/data.pkl", BytesPayload(pickled))
-        archive.add(f"{root}/.format_version", BytesPayload(b"1"))
-        archive.add(f"{root}/.storage_alignment", BytesPayload(str(_ALIGNMENT).encode()))
-        archive.add(f"{root}/byteorder", BytesPayload(b"little"))
-        for index, payload in enumerate(storages):
-            archive.add(f"{root}/data/{index}", payload)
-        archive.add(f"{root}/version", BytesPayload(b"3\n"))
+        return append_torch_zip(output, transfer, root, pickled, storages)
+
+
+def append_torch_zip(
+    output: Output, transfer: Transfer, root: str, pickled: bytes, storages: Sequence[Payload], frame_crc32: int = 0
+) -> WrittenZip:
+    """
+    Write a checkpoint behind what an output holds already: its own offsets count from its first byte.
+
+    ``frame_crc32`` is the checksum of the frames before, which that of this one goes on with.
+    """
+    archive = _Archive(output, transfer, frame_crc32)
+    archive.add(f"{root}/data.pkl", BytesPayload(pickled))
+    archive.add(f"{root}/.format_version", BytesPayload(b"1"))
+    archive.add(f"{root}/.storage_alignment", BytesPayload(str(_ALIGNMENT).encode()))
+    archive.add(f"{root}/byteorder", BytesPayload(b"little"))
+    for index, payload in enumerate(storages):
+        archive.add(f"{root}/data/{index}", payload)
+    archive.add(f"{root}/version", BytesPayload(b"3\n"))
     return archive.end()
 
 
@@ -102,15 +113,16 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
 class _Archive:
     """Writes members one after the other, and the directory after them."""
 
-    def __init__(self, output: Output, transfer: Transfer) -> None:
+    def __init__(self, output: Output, transfer: Transfer, frame_crc32: int) -> None:
         self._output = output
+        self._begin = output.position
         self._transfer = transfer
         self._members: list[Written] = []
         self._directory = bytearray()
-        self._frame_crc32 = 0
+        self._frame_crc32 = frame_crc32
 
     def add(self, name: str, payload: Payload) -> None:
-        header = self._output.position
+        header = self._output.position - self._begin
         encoded = name.encode()
         nbytes = payload.nbytes
         flags = FLAG_UTF8 | (FLAG_DESCRIPTOR if nbytes else 0)
@@ -131,7 +143,8 @@ class _Archive:
         self._directory += ENTRY.pack(*entry, 0, 0, 0, 0, min(header, FULL32)) + encoded + wide
 
     def end(self) -> WrittenZip:
-        start, nbytes, count = self._output.position, len(self._directory), len(self._members)
+        start = self._output.position - self._begin
+        nbytes, count = len(self._directory), len(self._members)
         self._write(self._directory)
         self._write(END64.pack(END64_MAGIC, 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start))
         self._write(LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1))

@@ -205,7 +205,15 @@ PLAIN: Final = frozenset(
 )
 """Calls that only make data."""
 
+INDEX_CLASSES: Final = (
+    r"torch\.distributed\.(?:_shard\.)?(?:checkpoint|sharded_tensor)\.(?:metadata|planner|filesystem)\."
+    r"(?:_StorageInfo|StorageMeta|SavePlan|WriteItem|WriteItemType|TensorWriteData|BytesIOWriteData|TensorProperties"
+    r"|(?:Bytes|Tensor|Chunk)StorageMetadata|Metadata|MetadataIndex|_?MEM_FORMAT_ENCODING)"
+)
+"""What the index of a ``torch.distributed.checkpoint`` is made of: dataclasses and enumerations."""
+
 PLAIN_PATTERN: Final = re.compile(
+    rf"{INDEX_CLASSES}|"
     r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+"
     r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"

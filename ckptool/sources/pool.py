@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -101,10 +101,20 @@ class PooledFile(FileSource):
         with self._pool.using(self):
             super().read_into(offset, buffer)
 
+    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
+        """Fill several buffers from ``offset``, one after the other."""
+        with self._pool.using(self):
+            super().read_rows(offset, rows)
+
     def map(self) -> mmap.mmap:
         """Map the whole file; the mapping stays when the file is closed."""
         with self._pool.using(self):
             return super().map()
+
+    def is_remote(self) -> bool:
+        """Say whether it is read over a network."""
+        with self._pool.using(self):
+            return super().is_remote()
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""

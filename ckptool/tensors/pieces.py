@@ -11,15 +11,17 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
+from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import checksum_of_range, joined_crc32
 from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.scatter import WIDE, rows_in, scatter
@@ -85,25 +87,38 @@ class PiecesSource:
         self,
         shape: tuple[int, ...],
         dtype: DType,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Piece] | Callable[[], Sequence[Piece]],
         cancellation: Cancellation | None = None,
         *,
         name: str = "",
         limits: Limits = DEFAULT_LIMITS,
+        fault: CkptoolError | None = None,
     ) -> None:
         self.shape = shape or (1,)
         self.dtype = dtype
         self.cancellation = cancellation
         self.name = name
         self.nbytes = prod(shape) * dtype.itemsize
-        own = [one if shape else one._replace(offsets=(0,), sizes=(1,)) for one in pieces]
-        self.pieces = tuple(sorted((one for one in own if one.numel), key=lambda one: one.offsets))
-        """Those that have elements, in row-major order of their first ones."""
+        self.fault = fault
+        """Why the tensor cannot be read as a whole: raised whenever it is read."""
+        self._given = pieces
         self._limits = limits
         self._steps = row_major(self.shape)
-        self._index = BoxIndex([one[:2] for one in self.pieces])
         self._infos: dict[int, TensorInfo] = {}
         self._lock = threading.Lock()
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Those that have elements, in row-major order of their first ones. Made late: there may be very many."""
+        if self.fault is not None:
+            raise self.fault
+        given = self._given() if callable(self._given) else self._given
+        found = [one if one.sizes else one._replace(offsets=(0,), sizes=(1,)) for one in given]
+        return tuple(sorted((one for one in found if one.numel), key=lambda one: one.offsets))
+
+    @cached_property
+    def _index(self) -> BoxIndex:
+        return BoxIndex([one[:2] for one in self.pieces])
 
     @property
     def band_nbytes(self) -> int:
@@ -151,6 +166,12 @@ class PiecesSource:
 
     def _place(self, piece: Piece) -> str:
         return f"{self.name!r} at {list(piece.offsets)} in {piece.file!r}"
+
+    def storage(self, index: int) -> tuple[StorageRef, str]:
+        """Return the storage that a piece is on, and words for the piece."""
+        storage = self.info(index).storage
+        assert storage is not None  # noqa: S101 - info() saw it
+        return storage, self._place(self.pieces[index])
 
     def extents(self) -> list[Extent] | None:
         """Return the bytes as runs of files, in order; None where a piece is not such a run, or is not as it is."""
@@ -279,13 +300,13 @@ class PiecesSource:
             DamagedFile: One is not what was saved.
         """
         done = set() if done is None else done
-        for index, piece in enumerate(self.pieces):
+        for index in range(len(self.pieces)):
             check_cancelled(self.cancellation)
-            storage = self.info(index).storage
-            if storage is not None and storage.crc32 and place_of(storage) not in done:
+            storage, what = self.storage(index)
+            if storage.crc32 and place_of(storage) not in done:
                 done.add(place_of(storage))
                 found = checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
-                _compare(found, storage.crc32, self._place(piece))
+                _compare(found, storage.crc32, what)
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
         """The whole is in no file as it is."""
@@ -293,6 +314,11 @@ class PiecesSource:
 
     def close(self) -> None:
         """Its files belong to the folder, which closes them."""
+
+
+def fault_of(source: Source) -> CkptoolError | None:
+    """Return why what is stored in a source cannot be read as a whole, as far as is known."""
+    return source.fault if isinstance(source, PiecesSource) else None
 
 
 class _Checksums:

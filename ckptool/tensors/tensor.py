@@ -102,7 +102,7 @@ class TensorInfo(NamedTuple):
     @property
     def total_nbytes(self) -> int:
         """Size of its elements, and of its parts'."""
-        return self.nbytes + sum(part.total_nbytes for _, part in self.parts)
+        return self.nbytes + (sum(part.total_nbytes for _, part in self.parts) if self.parts else 0)
 
     @property
     def is_contiguous(self) -> bool:

@@ -7,11 +7,13 @@ Run as ``save_all(folder)`` there. Beside each file it writes what the real ``st
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,7 @@ def described(tensors: list[tuple[str, torch.Tensor]]) -> list[dict[str, Any]]:
 def save_all(folder: str) -> None:
     """Write every model in every container, and what it holds as JSON; why not, where torch itself cannot."""
     warnings.simplefilter("ignore")
+    inspect.getsourcelines = cache(inspect.getsourcelines)  # torch asks for the source of each class in each file
     for name, make in MODELS.items():
         torch.manual_seed(0)
         content = make()

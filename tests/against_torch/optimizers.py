@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch.optim import Optimizer
 
 import ckptool
+from ckptool.reference.expected import named_tensors
 
 Make: TypeAlias = Callable[[torch.nn.Sequential], Any]
 """Makes an optimizer for a model."""
@@ -51,18 +52,6 @@ def stepped(make: Make, steps: int = 2) -> tuple[torch.nn.Sequential, Any]:
     return model, optimizer
 
 
-def flat(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in dicts, lists and tuples, by their paths."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from flat(inner, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            yield from flat(inner, f"{path}.{place}")
-
-
 def of_object(optimizer: Any, path: str) -> dict[str, torch.Tensor]:
     """
     Return all that an optimizer and those inside it keep, under the numbers that ``state_dict()`` gives parameters.
@@ -82,7 +71,7 @@ def of_object(optimizer: Any, path: str) -> dict[str, torch.Tensor]:
         for parameter, number in zip(group["params"], plain["params"], strict=True)
     }
     state = {numbers.get(id(key), key): value for key, value in optimizer.state.items()}
-    return found | dict(flat(state, f"{path}.state"))
+    return found | dict(named_tensors(state, f"{path}.state."))
 
 
 def same(found: ckptool.LazyTensor, expected: torch.Tensor) -> bool:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import ckptool
-from tests.against_torch.optimizers import Make, differences, flat, groups, of_object, same, stepped
+from ckptool.reference.expected import named_tensors
+from tests.against_torch.optimizers import Make, differences, groups, of_object, same, stepped
 
 
 def made(name: str, **options: Any) -> Make:
@@ -91,7 +92,7 @@ def test_every_value_is_found_under_the_number_of_its_parameter(name: str, is_zi
     assert kept
     assert differences({"epoch": 2, "model": model, "optimizer": optimizer}, kept, is_zip=is_zip) == []
     if isinstance(optimizer, torch.optim.Optimizer):
-        state = dict(flat(optimizer.state_dict(), "optimizer"))
+        state = dict(named_tensors(optimizer.state_dict(), "optimizer."))
         assert state.keys() == kept.keys()
         assert differences({"optimizer": optimizer.state_dict()}, state, is_zip=is_zip) == []
 
@@ -109,7 +110,7 @@ def test_a_migrated_file_has_the_same_optimizer(name: str, tmp_path: Path) -> No
     torch.save({"model": model, "optimizer": optimizer}, tmp_path / "checkpoint.pth")
     ckptool.migrate(tmp_path / "checkpoint.pth", tmp_path / "out.pth", form="same")
     again = torch.load(tmp_path / "out.pth", weights_only=False)
-    expected, found = (dict(flat(one.state_dict(), "")) for one in (optimizer, again["optimizer"]))
+    expected, found = (dict(named_tensors(one.state_dict())) for one in (optimizer, again["optimizer"]))
 
     assert type(again["optimizer"]) is type(optimizer)
     assert found.keys() == expected.keys()

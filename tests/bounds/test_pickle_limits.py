@@ -7,10 +7,11 @@ from struct import pack
 
 import pytest
 
-from ckptool import LimitExceeded, Limits, open_checkpoint
+from ckptool import LimitExceeded, Limits, TruncatedFile, open_checkpoint
 from ckptool.pickles.machine import Machine
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
+from tests.bounds.sources import Asked
 from tests.build import torch_zip
 
 MOST = 1 << 20
@@ -54,6 +55,31 @@ def test_an_argument_larger_than_a_window_does_not_count(needed: int, left: int)
     machine.move_window(needed + 1)
 
     assert machine.left == left
+
+
+def test_what_is_skipped_may_reach_to_the_end_and_no_further() -> None:
+    machine = Machine(BytesSource(bytes(100)), 0)
+    with pytest.raises(TruncatedFile):
+        machine.skip(101)
+    machine.skip(99)
+    assert machine.peek() == 0
+    machine.skip(1)
+    assert machine.position == 100
+    with pytest.raises(TruncatedFile):
+        machine.peek()
+
+
+def test_what_is_skipped_inside_the_window_is_not_read_again_and_behind_it_a_window_is() -> None:
+    source = Asked(bytes(4 * WINDOW))
+    machine = Machine(source, 0)
+    machine.move_window(1)
+    machine.skip(WINDOW - 1)
+    machine.skip(1)
+    assert (source.sizes, machine.position) == ([WINDOW], WINDOW)
+    machine.skip(7)
+    assert (source.sizes, machine.position) == ([WINDOW, WINDOW], WINDOW + 7)
+    machine.skip(3 * WINDOW - 8)
+    assert (source.sizes[2:], machine.position) == ([1], 4 * WINDOW - 1)
 
 
 def test_long_texts_are_no_opcodes() -> None:

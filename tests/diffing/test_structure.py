@@ -7,7 +7,9 @@ import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from itertools import pairwise
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
-from ckptool import AmbiguousWeights, CkptoolError, DiffReport, diff
+from ckptool import AmbiguousWeights, Cancellation, CkptoolError, DiffReport, diff
 from ckptool.diffing.trees import Change, tree_changes
 from ckptool.migration.migrate import migrate
-from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 from tests import build
 from tests.each import each
 from tests.scale import one_of_twins
@@ -529,3 +531,30 @@ def test_no_more_than_a_thousand_changes_are_listed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
 
     assert len(diff(tmp_path / "a", tmp_path / "b").others) == 1000
+
+
+class Timed(Cancellation):
+    """Notes when it is looked at, in seconds of the processor."""
+
+    __slots__ = ("times",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = [thread_time()]
+
+    def check(self) -> None:
+        self.times.append(thread_time())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [list, lambda items: Dict([(one, one) for one in items]), lambda items: Set(list(items))],
+    ids=["list", "mapping", "set"],
+)
+def test_long_values_are_compared_with_looks_at_the_cancellation(make: Any) -> None:
+    cancellation = Timed()
+    one, other = make(range(100_000)), make(range(100_000))
+    assert list(tree_changes([("x", one, other)], lambda *_: None, cancellation)) == []
+    times = [*cancellation.times, thread_time()]
+    longest = max(late - early for early, late in pairwise(times))
+    assert longest < 0.2 * (times[-1] - times[0])

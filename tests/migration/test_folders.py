@@ -28,7 +28,7 @@ from tests.scale import scaled, step, times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, locks, modes")
 
-KINDS: dict[str, dict[str, Any]] = {"shards": {"max_shard_size": 300}}
+KINDS: dict[str, dict[str, Any]] = {"shards": {"max_shard_size": 300}, "dcp": {"form": "dcp"}}
 
 processes = test_faults.processes
 
@@ -443,7 +443,7 @@ def test_killed_at_any_moment(options: dict[str, Any], folder: Path, processes: 
 
 
 @scaled
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("force", [True, False][:: step(2)])
 def test_eight_write_one_folder(options: dict[str, Any], folder: Path, processes: Processes, force: bool) -> None:
     target, sources = folder / "out", []
     for number in range(8):

@@ -240,7 +240,7 @@ def test_too_many_shards_to_be_read_are_refused(tmp_path: Path) -> None:
     assert caught.value.option == "max_shard_size"
 
 
-@pytest.mark.parametrize("form", ["state_dict", "same", "model"])
+@pytest.mark.parametrize("form", ["state_dict", "same", "model", "dcp"])
 def test_only_safetensors_are_shards(form: Any, tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2) if form == "model" else state_dict(3), tmp_path / "model.pth")
     with pytest.raises(MigrationRefused) as caught:

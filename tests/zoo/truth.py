@@ -81,8 +81,16 @@ def _safetensors(path: Path) -> Any:
     return load_file(path)
 
 
-def unpickled(path: Path) -> set[Content]:
-    """Return the tensors that are in the file itself: what unpickling rebuilds, before a class adds anything."""
+def not_in_file(path: Path, tensors: Mapping[str, Content]) -> set[str]:
+    """Return the names of tensors that unpickling a file does not rebuild: what code of classes makes besides."""
+    try:
+        rebuilt = _rebuilt(path) if tensors else set()
+    except Exception:  # noqa: BLE001 - no file of torch.save: there, all count as in it
+        return set()
+    return {name for name, one in tensors.items() if one not in rebuilt}
+
+
+def _rebuilt(path: Path) -> set[Content]:
     found: set[Content] = set()
 
     def noting(rebuild: Any) -> Any:
@@ -99,8 +107,15 @@ def unpickled(path: Path) -> set[Content]:
             return noting(one) if name.startswith("_rebuild") else one
 
     module = types.SimpleNamespace(__name__="pickle", Unpickler=Unpickler, load=pickle.load)
-    torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)
     return found
+
+
+def modules(tree: Any) -> list[str]:
+    """Return the names of the modules in whatever was loaded, as ``named`` gives names."""
+    return [name for name, value in _values(tree, "", set(), 0) if isinstance(value, torch.nn.Module)]
 
 
 def content(tensor: torch.Tensor) -> Content:
@@ -112,7 +127,8 @@ def content(tensor: torch.Tensor) -> Content:
 def named(tree: Any) -> dict[str, Content]:
     """Return the tensors of whatever was loaded: in mappings, lists, modules, optimizers and objects' attributes."""
     found: dict[str, Content] = {}
-    for name, tensor in _walk(tree, "", set(), 0):
+    tensors = ((name, value) for name, value in _values(tree, "", set(), 0) if isinstance(value, torch.Tensor))
+    for name, tensor in (part for one in tensors for part in _parts(one[1], one[0])):
         try:
             found.setdefault(name, content(tensor))
         except (RuntimeError, NotImplementedError, TypeError):
@@ -132,17 +148,16 @@ def arrays(tree: Any) -> dict[str, Content]:
     return found
 
 
-def _walk(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield from _parts(value, name)
-        return
-    if depth > 25 or isinstance(value, type | str | bytes | int | float | None):
+def _values(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield everything in a tree, and its name."""
+    yield name, value
+    if isinstance(value, torch.Tensor) or depth > 25 or isinstance(value, type | str | bytes | int | float | None):
         return
     if not isinstance(value, torch.nn.Module) and id(value) in seen:
         return
     seen.add(id(value))
     for key, item in _items(value):
-        yield from _walk(item, f"{name}.{key}" if name else str(key), seen, depth + 1)
+        yield from _values(item, f"{name}.{key}" if name else str(key), seen, depth + 1)
 
 
 def _parts(tensor: torch.Tensor, name: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import Cancelled, CkptoolError, about
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, about
 from ckptool.formats import sharded
 from ckptool.formats.directories import choosing
 from ckptool.formats.directories.beside import beside
 from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.probe import Probe
+from ckptool.limits import Limits
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.tensors.pieces import PiecesSource
 
 Opened: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
 """What a checkpoint is read from, which nothing else closes, and what is in it."""
@@ -45,10 +47,14 @@ class Layout(Protocol):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
-    from ckptool.formats.directories import dcp, deepspeed
+    from ckptool.formats.directories import dcp, dcp_safetensors, deepspeed, deepspeed_universal, megatron, rank_files
 
     yield dcp
+    yield dcp_safetensors
+    yield deepspeed_universal  # before deepspeed, whose files lie beside it
     yield deepspeed
+    yield megatron
+    yield rank_files
 
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
@@ -70,16 +76,27 @@ def open_folder(folder: FolderSource, probe: Probe) -> Opened:
             folder.close()
 
 
+def _refuse_repeated(folder: FolderSource, parsed: Parsed, limits: Limits) -> None:
+    """Raise LimitExceeded if tensors in pieces are far larger than the files: pieces may repeat the same bytes."""
+    storages = [info.storage for info in parsed.contents.tensors.values() if info.storage is not None]
+    in_pieces = {id(one.source): one.nbytes for one in storages if isinstance(one.source, PiecesSource)}
+    needed, held = sum(in_pieces.values()), sum(file.nbytes for _, file in folder.opened())
+    if needed > limits.expanded(held):
+        raise LimitExceeded(
+            f"its tensors in pieces are {needed:,} bytes, and its files {held:,}",
+            hint="Get the folder again, from one save.",
+            needed=needed,
+            actual=limits.expanded(held),
+        )
+
+
 def _read(folder: FolderSource, probe: Probe) -> Opened:
     for one in layouts_in_order():
         if one.sniff(folder):
             parsed = one.read(folder, probe)
+            _refuse_repeated(folder, parsed, probe.limits)
             used = [name for name, _ in folder.opened()]
             return folder, _with_beside(folder, parsed, used, Choice(()), checkpoint_folders(folder))
-    if any(name.endswith(".distcp") for name in folder.files):
-        from ckptool.formats.directories import several
-
-        raise several.unfinished(folder)
     choice, folders = offers(folder)
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates

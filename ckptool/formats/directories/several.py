@@ -168,16 +168,6 @@ def _names(candidates: Sequence[Candidate], names: Iterable[str]) -> list[str]:
     return [file for name in names for file in (name, *known[name].files)]
 
 
-def unfinished(folder: FolderSource) -> FileUnavailable:
-    """Return the error for a torch.distributed.checkpoint without its index."""
-    count = sum(name.endswith(".distcp") for name in folder.files)
-    return FileUnavailable(
-        f"a directory, a torch.distributed.checkpoint in {counted(count, 'file')} without its index, .metadata",
-        kind="distributed-checkpoint",
-        hint="Use another one: saving was not finished.",
-    )
-
-
 def no_checkpoint(folder: FolderSource) -> FileUnavailable:
     """Return the error for a folder that holds none: what is there instead."""
     names = sorted(folder.files, key=lambda name: not is_likely(name))

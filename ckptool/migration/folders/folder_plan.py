@@ -10,7 +10,7 @@ from ckptool.limits import Limits
 from ckptool.migration.output import Output
 from ckptool.sources.files import FileSource
 from ckptool.tensors.payloads import Payload
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.reading import LazyTensor
 
 
 class PlannedFile(Protocol):
@@ -43,7 +43,13 @@ class FolderPlan(Protocol):
     def copied(self) -> Sequence[Payload]: ...
 
     @property
-    def expected(self) -> Sequence[tuple[str | None, TensorInfo]]: ...
+    def partly(self) -> Sequence[LazyTensor]:
+        """Tensors whose storages are not copied from end to end, where everything is taken."""
+        ...
+
+    def verify(self, path: str, limits: Limits) -> None:
+        """Read the files back together, where the folder is written but has no name yet."""
+        ...
 
 
 class BytesFile(NamedTuple):

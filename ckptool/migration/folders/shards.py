@@ -19,7 +19,7 @@ from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.safetensors import encode
-from ckptool.limits import DEFAULT_LIMITS
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.migration import safetensors_plan
 from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile
@@ -54,6 +54,11 @@ class ShardsPlan(NamedTuple):
         return sum(shard.tensor_count for _, shard in self.shards)
 
     @property
+    def pickles(self) -> tuple[bytes, ...]:
+        """Nothing: it has no pickles."""
+        return ()
+
+    @property
     def retagged(self) -> dict[str, int]:
         """Nothing: the format has no device tags."""
         return {}
@@ -67,6 +72,14 @@ class ShardsPlan(NamedTuple):
     def copied(self) -> list[Payload]:
         """What is copied into the files."""
         return [payload for _, shard in self.shards for payload in shard.copied]
+
+    @property
+    def partly(self) -> tuple[()]:
+        """Nothing: all that is written are weights."""
+        return ()
+
+    def verify(self, path: str, limits: Limits) -> None:
+        """Nothing is left to compare: each file was."""
 
     @property
     def expected(self) -> list[tuple[str, TensorInfo]]:

@@ -65,6 +65,8 @@ class OutputFolder:
         before = self._written
 
         def progress(written: int, _: int) -> None:
+            if before + written <= self._written:  # a file before this one, which gets its name
+                return
             self._written = before + written
             if self._progress is not None:
                 self._progress(self._written, self._expected)

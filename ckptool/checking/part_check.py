@@ -1,0 +1,112 @@
+"""
+Read the files inside the files of a directory, each with the checksums that it has: pieces of tensors, and values.
+
+They are opened one by one in the order of the files, compared with what the index says of them, and let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptool.cancellation import each
+from ckptool.checking.finding import Finding
+from ckptool.checking.records import check_records
+from ckptool.checking.value_survey import _MOST_FINDINGS
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.parsed import Parsed, Part, Stream
+from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
+from ckptool.limits import Limits
+from ckptool.messages import counted
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
+
+_AGAIN = "Copy the file again, or take the folder from a backup."
+
+
+class Parts(NamedTuple):
+    """The result of reading all parts."""
+
+    findings: tuple[Finding, ...]
+    parts: int
+    intact: int
+    """Of them, those that were read, match their checksums, and are what the index says."""
+    records: int
+    matching: int
+    files: frozenset[str]
+    """Those that parts are in."""
+
+
+def check(checkpoint: Checkpoint, limits: Limits) -> Parts:
+    """
+    Read every part, and compare its records with their checksums and its tensor with the index.
+
+    Raises:
+        Cancelled: ``limits`` have a cancellation, and it was.
+    """
+    findings: list[Finding] = []
+    files: dict[str, None] = {}
+    parts = intact = records = matching = 0
+    for part in each(checkpoint.parts, limits.cancellation):
+        files[part.file] = None
+        parts += 1
+        try:
+            parsed = part.open()
+        except Cancelled:
+            raise
+        except FileUnavailable:
+            continue  # that the file is missing is known
+        except CkptoolError as error:
+            findings.append(_unread(part, error))
+            continue
+        found: list[Finding] = []
+        for archive in parsed.archives:
+            damaged, without = check_records(archive, limits)
+            found += [_finding("CK105", part, fact) for _, fact in damaged]
+            records += len(archive)
+            matching += len(archive) - len(damaged) - len(without)
+        found += () if found else _comparisons(part, parsed)
+        intact += not found or found[0].code == "CK144"
+        findings += found
+    if len(findings) > _MOST_FINDINGS:
+        more = f"{counted(len(findings) - _MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
+        findings[_MOST_FINDINGS:] = [Finding("CK105", "error", more, _AGAIN)]
+    return Parts(tuple(findings), parts, intact, records, matching, frozenset(files))
+
+
+def _comparisons(part: Part, parsed: Parsed) -> Iterator[Finding]:
+    what = part.contradiction(parsed) if part.contradiction is not None else None
+    if what is not None:
+        yield _finding("CK143", part, f"it {what}, as the index says")
+    elif part.twin is not None and not _are_equal(parsed, part.twin()):
+        yield Finding(
+            "CK144",
+            "warning",
+            f"{part.what}: the copy in {part.file!r} is not equal to that of the first rank, which is taken",
+            "Each rank may have had values of its own: compare them where the model is.",
+        )
+
+
+def _are_equal(one: Parsed, other: Parsed) -> bool:
+    first, second = _tensor(one), _tensor(other)
+    if first is None or second is None:
+        return [_content(stream) for stream in one.streams] == [_content(stream) for stream in other.streams]
+    return first.shape == second.shape and LazyTensor("", first).read() == LazyTensor("", second).read()
+
+
+def _content(stream: Stream) -> bytes:
+    return stream.source.read(stream.start, stream.end - stream.start)
+
+
+def _tensor(parsed: Parsed) -> TensorInfo | None:
+    return parsed.rebuilder.tensor(parsed.root) if parsed.rebuilder is not None else None
+
+
+def _unread(part: Part, error: CkptoolError) -> Finding:
+    if error.kind == "missing-package":
+        return Finding("CK113", "info", error.message, error.hint, error.command)
+    return _finding("CK143", part, f"it cannot be read: {error.message}")
+
+
+def _finding(code: str, part: Part, fact: str) -> Finding:
+    return Finding(code, "error", f"the item of {part.what} in {part.file!r}: {fact}", _AGAIN)

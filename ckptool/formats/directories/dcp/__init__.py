@@ -1,0 +1,146 @@
+"""
+``torch.distributed.checkpoint`` (DCP): an index, and files of items one behind the other.
+
+    .metadata              a pickle: names, shapes, how each tensor is cut, and where the pieces are
+    __<rank>.metadata      instead of it, one for each rank that saved for itself
+    __<rank>_<n>.distcp    items: each a whole file of ``torch.save``, of one tensor or one value
+    meta.pt, common.pt     values that Lightning, or Megatron, keeps beside them: a file of ``torch.save``
+
+Strategy: the index alone tells names, shapes and types. Items of values are read as data when the folder is opened;
+those of tensors when their bytes are asked for. What is missing is said, and does not hide the rest.
+See torch/distributed/checkpoint/{metadata,filesystem}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from ckptool.cancellation import each
+from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.parsed import Parsed, Shard, Traits
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats.directories.dcp import whole
+from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.items import Items, Value
+from ckptool.formats.directories.dcp.parts import ItemParts
+from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, is_index, read_indexes
+from ckptool.formats.directories.tree import Path, TreeBuilder, nested
+from ckptool.formats.probe import Probe
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.sources.folder import FolderSource
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.tensor import TensorInfo
+
+NAME = "dcp"
+TRAITS = Traits(has_tree=True, loader="torch.distributed.checkpoint.load", is_trusted=True)
+_BESIDE: Final = ("meta.pt", "common.pt")
+"""What Lightning and Megatron keep beside the items: values, in a file of ``torch.save``."""
+
+
+def sniff(folder: FolderSource) -> bool:
+    """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
+    return any(is_index(name) or name.endswith(ITEMS) for name in folder.files)
+
+
+def read(folder: FolderSource, probe: Probe) -> Parsed:
+    """
+    Read the index of a folder, and the items that are no tensors.
+
+    Raises:
+        FileUnavailable: There is no index: the save was not finished.
+        MalformedFile: The index is none of DCP.
+        CkptoolError: It cannot be read.
+    """
+    index = read_indexes(folder, probe.limits)
+    files = whole.look_at(folder, index)
+    lost = whole.lost(index, files)
+    items = Items(folder, probe)
+    values, errors = _values(index, items, lost)
+    builder = TreeBuilder(probe.limits)
+    leaves: list[tuple[Path, Inert]] = []
+    for name, entry in each(index.entries.items(), probe.limits.cancellation):
+        path = index.paths.get(name, (name,))
+        if isinstance(entry, Entry):
+            leaves.append((path, builder.tensor(_tensor(folder, items, name, entry, lost.faults.get(name)))))
+        elif name in values:
+            leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
+    distinct = {id(one): one.stream for one in values.values()}
+    streams = [*index.streams, *distinct.values()]
+    remarks = [*whole.remarks(folder, index, files, lost), *whole.unread_values(index, errors, lost)]
+    unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
+    taken = {path[0] for path, _ in leaves}
+    for name in filter(folder.has, _BESIDE):
+        try:
+            beside = items.beside(name)
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            remarks.append(whole.unread_beside(name, error))
+            unread.append(name)
+        else:
+            streams.append(beside.stream)
+            leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
+    root = nested(leaves)
+    return Parsed(
+        index.streams[0].source,
+        NAME,
+        TRAITS,
+        collect_weights(root, builder.rebuilder, probe.limits),
+        root=root,
+        rebuilder=builder.rebuilder,
+        streams=tuple(streams),
+        shards=tuple(_shards(index, files)),
+        remarks=tuple(remarks),
+        lost=tuple(unread),
+        parts=ItemParts(items, index),
+    )
+
+
+def _values(index: Merged, items: Items, lost: whole.Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
+    """Return the values, and why others cannot be read."""
+    wanted = {
+        name: entry for name, entry in index.entries.items() if isinstance(entry, Item) and name not in lost.faults
+    }
+    values: dict[str, Value] = {}
+    errors: dict[str, CkptoolError] = {}
+    for name, found in items.values(wanted):
+        if isinstance(found, CkptoolError):
+            errors[name] = found
+        else:
+            values[name] = found
+    return values, errors
+
+
+def _tensor(folder: FolderSource, items: Items, name: str, entry: Entry, fault: CkptoolError | None) -> TensorInfo:
+    """Return the facts of a tensor whose pieces are items."""
+
+    def pieces() -> list[Piece]:
+        return [
+            Piece(offsets, sizes, item.file, partial(items.tensor, name, item))
+            for (offsets, sizes), item in zip(entry.boxes, entry.items, strict=True)
+            if item is not None
+        ]
+
+    source = PiecesSource(entry.shape, entry.dtype, pieces, folder.cancellation, name=name, fault=fault)
+    return in_pieces(name, entry.shape, entry.dtype, source, "cpu")
+
+
+def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:
+    """Yield what a file beside the items holds, under keys that the index does not have."""
+    pairs = nodes.mapping_pairs(root)
+    if pairs is None or any(type(key) is not str for key, _ in pairs):
+        pairs = [(file, root)]
+    for key, node in pairs:
+        own = key if key not in taken else f"{file}.{key}"
+        taken.add(own)
+        yield (own,), node
+
+
+def _shards(index: Merged, files: whole.Files) -> Iterator[Shard]:
+    """Yield the files that the index names, as far as they are there."""
+    for file in sorted(files.sources):
+        source = files.sources[file]
+        yield Shard(file, index.files[file].items, source.nbytes, source, "item")

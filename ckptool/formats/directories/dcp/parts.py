@@ -1,0 +1,65 @@
+"""The items of a folder one by one, for whoever reads all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from ckptool.checkpoints.parsed import Parsed, Part
+from ckptool.errors import CkptoolError
+from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.items import Items
+from ckptool.formats.directories.dcp.ranks import Merged
+
+
+class ItemParts:
+    """Every item that the index names, in the order of the files, and copies that have to be equal."""
+
+    def __init__(self, items: Items, index: Merged) -> None:
+        self._items = items
+        self._index = index
+
+    def __iter__(self) -> Iterator[Part]:
+        found: list[tuple[str, int, str, int]] = []
+        for name, entry in self._index.entries.items():
+            if isinstance(entry, Entry):
+                found += [(one.file, one.offset, name, at) for at, one in enumerate(entry.items) if one is not None]
+            elif entry is not None:
+                found.append((entry.file, entry.offset, name, -1))
+        found.sort()
+        for _, _, name, at in found:
+            yield self._part(name, at)
+        for name, taken, other in self._index.copies:
+            entry = self._index.entries[name]
+            compare = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
+            yield Part(
+                repr(name), other.file, partial(self._items.open, other), compare, partial(self._items.open, taken)
+            )
+
+    def _part(self, name: str, at: int) -> Part:
+        entry = self._index.entries[name]
+        if isinstance(entry, Entry):
+            item = entry.items[at]
+            assert item is not None  # noqa: S101 - __iter__ saw it
+            offsets, sizes = entry.boxes[at]
+            what = f"{name!r} at {list(offsets)}"
+            compare = partial(self._piece_contradiction, entry, sizes)
+            return Part(what, item.file, partial(self._items.open, item), compare)
+        assert isinstance(entry, Item)  # noqa: S101 - __iter__ saw it
+        return Part(repr(name), entry.file, partial(self._items.open, entry))
+
+    @staticmethod
+    def _piece_contradiction(entry: Entry, sizes: tuple[int, ...] | None, parsed: Parsed) -> str | None:
+        """Return in what an item is not what the index says; None if it is."""
+        try:
+            info = parsed.rebuilder.tensor(parsed.root) if parsed.rebuilder is not None else None
+        except CkptoolError as error:
+            return error.message
+        if info is None:
+            return "is no tensor"
+        flat = sizes is not None and len(sizes) == 1 and info.numel == sizes[0]
+        if sizes is not None and info.shape != sizes and not flat:
+            return f"has shape {list(info.shape)}, not {list(sizes)}"
+        if info.dtype != entry.dtype:
+            return f"is of {info.dtype}, not {entry.dtype}"
+        return None

@@ -1,0 +1,157 @@
+"""
+Whether a folder has all that its index names: files that are missing or too short, and those that are left over.
+
+What is missing does not hide the rest: names and shapes are those of the index, and each tensor that is not whole says
+so when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.parsed import Remark
+from ckptool.errors import CkptoolError, FileUnavailable, TruncatedFile
+from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps
+from ckptool.messages import counted, some
+from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
+
+_AGAIN: Final = "Copy the folder again, with all of its files."
+_MOST_FILES: Final = 8
+"""Files that are told of one by one."""
+
+
+class Files(NamedTuple):
+    """The files that the index names."""
+
+    sources: dict[str, FileSource]
+    unread: dict[str, CkptoolError]
+    """Those that cannot be opened, or are too short, and why."""
+
+
+class Lost(NamedTuple):
+    """What was in files that cannot be read, and tensors that are not whole for another reason."""
+
+    faults: dict[str, CkptoolError]
+    """By the name of the tensor, or value."""
+    by_file: dict[str, tuple[int, dict[str, None]]]
+    """For each file that cannot be read, how many items are lost with it, and of which names."""
+
+
+def look_at(folder: FolderSource, index: Merged) -> Files:
+    """
+    Open the files that the index names, as far as they are there.
+
+    Raises:
+        MalformedFile: A name could lead out of the folder.
+    """
+    sources: dict[str, FileSource] = {}
+    unread: dict[str, CkptoolError] = {}
+    for name, use in index.files.items():
+        try:
+            source = sources[name] = folder.open(name)
+        except FileUnavailable as error:
+            unread[name] = error
+            continue
+        if use.end > source.nbytes:
+            unread[name] = TruncatedFile(
+                f"{name!r} is truncated: it has {source.nbytes:,} bytes, the index names {use.end:,}",
+                kind="truncated-piece",
+                hint="Copy or download it again.",
+                needed=use.end,
+                actual=source.nbytes,
+            )
+    return Files(sources, unread)
+
+
+def lost(index: Merged, files: Files) -> Lost:
+    """Return what cannot be read, or is not whole."""
+    tensors = {name: entry for name, entry in index.entries.items() if isinstance(entry, Entry)}
+    faults = {name: entry.fault for name, entry in tensors.items() if entry.fault is not None}
+    by_file: dict[str, tuple[int, dict[str, None]]] = {}
+    for name, entry in index.entries.items() if files.unread else ():
+        for item in entry.items if isinstance(entry, Entry) else (entry,):
+            error = files.unread.get(item.file) if item is not None else None
+            if item is None or error is None or _is_there(item, files):
+                continue
+            count, names = by_file.setdefault(item.file, (0, {}))
+            names[name] = None
+            by_file[item.file] = count + 1, names
+            faults.setdefault(name, _fault(name, item, error))
+    return Lost(faults, by_file)
+
+
+def _is_there(item: Item, files: Files) -> bool:
+    source = files.sources.get(item.file)
+    return source is not None and item.offset + item.nbytes <= source.nbytes
+
+
+def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
+    return FileUnavailable(
+        f"{name!r} is not whole: {error.message}",
+        kind="missing-pieces",
+        hint=f"Get {item.file!r} from where the folder was saved, or leave the tensor out.",
+    )
+
+
+def remarks(folder: FolderSource, index: Merged, files: Files, found: Lost) -> Iterator[Remark]:
+    """Yield what is notable about the files of a folder."""
+    yield from _lost_files(files, found)
+    for name, fault in found.faults.items():
+        if isinstance(index.entries[name], Entry) and fault.kind != "missing-pieces":
+            yield Remark("CK141", fault.message, fault.hint)
+    for file, use in index.files.items():
+        if use.overlap is not None:
+            what = f"items of {file!r} overlap at byte {use.overlap:,}: one of them is not what was saved"
+            yield Remark("CK146", what, "Get the folder again, from one save.")
+    if index.strays:
+        what = f"the index has {counted(index.strays, 'item')} of no tensor or value that it names"
+        yield Remark("CK147", what)
+    left = [name for name in folder.files if name.endswith(ITEMS) and name not in index.files]
+    if left and (named := [name for name in left if not _is_empty(folder, name)]):
+        what = f"{counted(len(named), 'file')} of items that the index does not name, of an earlier save: {some(named)}"
+        yield Remark("CK142", what, "Nothing reads them: delete them, if no save is under way.")
+    missing = list(gaps(index.ranks))
+    if missing:
+        what = f"ranks saved without an index of all, and none is there of {counted(len(missing), 'rank')}"
+        yield Remark("CK140", f"{what}: {some([str(rank) for rank in missing])}", _AGAIN)
+    elif index.ranks:
+        what = (
+            f"{counted(len(index.ranks), 'rank')} saved without an index of all, and nothing says how many there were: "
+            "complete as far as the files tell"
+        )
+        yield Remark("CK145", what)
+
+
+def _is_empty(folder: FolderSource, name: str) -> bool:
+    """Say whether a rank had nothing to write into its file."""
+    try:
+        return not folder.open(name).nbytes
+    except FileUnavailable:
+        return True
+
+
+def _lost_files(files: Files, found: Lost) -> Iterator[Remark]:
+    for file, (count, names) in list(found.by_file.items())[:_MOST_FILES]:
+        what = f"{counted(count, 'item')} of {counted(len(names), 'name')} were in it: {some(list(names))}"
+        yield Remark("CK140", f"{files.unread[file].message}; {what}", _AGAIN)
+    rest = list(found.by_file)[_MOST_FILES:]
+    if rest:
+        yield Remark("CK140", f"{counted(len(rest), 'file')} more are missing, or too short: {some(rest)}", _AGAIN)
+
+
+def unread_beside(name: str, error: CkptoolError) -> Remark:
+    """Return what is said of a file with values beside the items that cannot be read."""
+    return Remark("CK143", f"{name!r}: {error.message}", error.hint)
+
+
+def unread_values(index: Merged, errors: Mapping[str, CkptoolError], found: Lost) -> Iterator[Remark]:
+    """Yield what is said of values that cannot be read, other than those in files that are missing."""
+    for name, error in errors.items():
+        if name not in found.faults:
+            yield Remark("CK143", error.message, error.hint)
+    for name, entry in index.entries.items():
+        if entry is None:
+            yield Remark("CK143", f"the index has no item for the value {name!r}")

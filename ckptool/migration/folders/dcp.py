@@ -1,0 +1,313 @@
+"""
+A checkpoint → a folder as ``torch.distributed.checkpoint`` (DCP) writes it: one file of items, and an index.
+
+    __0_0.distcp    values first, then tensors, cut along their first dimension where they are large
+    .metadata       the index, written last
+
+Tensors are packed, on the CPU, each under every name that it has; all else is a value, as ``torch.save`` writes it. See
+torch/distributed/checkpoint/{filesystem,default_planner}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Final, NamedTuple
+
+from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import Weights, refuse_others
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.limits import Limits
+from ckptool.messages import counted, some
+from ckptool.migration.casting import Casting
+from ckptool.migration.folders import dcp_index, dcp_items
+from ckptool.migration.folders.dcp_index import Box, Entry, Path
+from ckptool.migration.folders.dcp_items import Item, ItemsFile
+from ckptool.migration.folders.dcp_tree import leaves
+from ckptool.migration.folders.folder_plan import BytesFile, PlannedFile
+from ckptool.migration.torch_plan import EditedTree
+from ckptool.migration.tree_rewriter import TreeRewriter
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.writer import write_pickle
+from ckptool.sources.source import BytesSource
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.payloads import Payload, StoragePayload, payload_of
+from ckptool.tensors.pieces import PiecesSource
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.rebuild import Rebuilder
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+
+_ITEM_NBYTES: Final = 64 << 20
+"""Of a tensor: whoever loads a part of it reads whole items."""
+
+
+class DcpPlan(NamedTuple):
+    """A folder that is ready to be written."""
+
+    items: ItemsFile
+    index_file: bytes
+    entries: tuple[Entry, ...]
+    partly: tuple[LazyTensor, ...]
+    """Tensors whose storages are not copied from end to end."""
+    expected: tuple[tuple[str | None, TensorInfo], ...]
+    renamed: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+    retagged: dict[str, int]
+    """Of the tensors inside values."""
+    notes: tuple[str, ...]
+
+    @property
+    def files(self) -> list[tuple[str, PlannedFile]]:
+        """The files in the order in which they are written."""
+        return [(dcp_index.ITEMS, self.items), (dcp_index.NAME, BytesFile(self.index_file))]
+
+    @property
+    def tensor_count(self) -> int:
+        """Tensors in the folder; tied ones count under each name."""
+        return len(self.expected)
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Nothing: tied tensors are written under each name."""
+        return {}
+
+    @property
+    def pickles(self) -> tuple[bytes, ...]:
+        """What is unpickled when values are loaded."""
+        return tuple(one.pickled for one in self.items.items if one.offsets is None)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files in bytes."""
+        return self.items.nbytes + len(self.index_file)
+
+    @property
+    def copied(self) -> list[Payload]:
+        """What is copied into the folder, also in several items."""
+        whole = [payload for one in self.items.items for payload in one.storages]
+        return [*whole, *(payload for _, _, payload in self.items.cut)]
+
+    def verify(self, path: str, limits: Limits) -> None:
+        """
+        Read the folder back: every name, type and shape, and one item of each kind.
+
+        Raises:
+            OutputFailed: The folder does not hold what was to be written.
+        """
+        from ckptool.formats import open_checkpoint
+
+        with open_checkpoint(path, limits=limits) as written:
+            found = {}
+            for tensor in written.tensors.values():
+                if tensor.info.storage is not None and isinstance(tensor.info.storage.source, PiecesSource):
+                    found[tensor.info.storage.source.name] = tensor.info
+            wanted = {one.name: one for one in self.entries if one.tensor is not None}
+            seen: set[tuple[DType, tuple[int, ...]]] = set()
+            for name, info in found.items():
+                entry = wanted.pop(name, None)
+                if entry is None or entry.tensor is None or entry.tensor[:2] != (info.dtype, info.shape):
+                    raise OutputFailed(f"{name!r} in it is not what was to be written", kind="verification-failed")
+                _open_items(info, seen)
+            if wanted:
+                raise OutputFailed(f"{next(iter(wanted))!r} is not in it", kind="verification-failed")
+
+
+def _open_items(info: TensorInfo, seen: set[tuple[DType, tuple[int, ...]]]) -> None:
+    """Open the items of a tensor that are not like any that was seen: type and shape say all about their headers."""
+    assert info.storage is not None  # noqa: S101 - there are pieces
+    source = info.storage.source
+    assert isinstance(source, PiecesSource)  # noqa: S101 - as the caller saw
+    for number, piece in enumerate(source.pieces):
+        kind = (info.dtype, piece.sizes)
+        if kind not in seen:
+            seen.add(kind)
+            source.info(number)
+
+
+def plan_weights(checkpoint: Checkpoint, weights: Weights, *, drop_unsupported: bool = False) -> DcpPlan:
+    """
+    Return how weights become a folder, their names as they are.
+
+    Raises:
+        MigrationRefused: A tensor is one that only its own class can write, and was not to be dropped.
+    """
+    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)
+    work = _Work(checkpoint.source.cancellation)
+    unsupported = []
+    for name in each(weights.names, checkpoint.source.cancellation):
+        tensor = weights.tensors.get(name)
+        if tensor is None:
+            work.value(name, (name,), weights.others[name], rewriter)
+        elif _is_plain(tensor.info):
+            work.tensor(name, (name,), tensor.info)
+        else:
+            try:
+                work.odd_tensor(name, (name,), tensor.info, rewriter)
+            except MigrationRefused:
+                unsupported.append(name)
+    refuse_others(unsupported, drop=drop_unsupported)
+    tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
+    texts = (f"__metadata__.{key}" for key, _ in weights.texts)
+    return work.plan(tensors.items(), weights.renamed, (*weights.dropped, *unsupported, *texts), {})
+
+
+def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting | None) -> DcpPlan:
+    """
+    Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict.
+
+    Raises:
+        MigrationRefused: Two names would become one, or a key has no text.
+        LimitExceeded: The same things are held again and again.
+    """
+    rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
+    work = _Work(checkpoint.source.cancellation)
+
+    def plain(node: Inert) -> TensorInfo | None:
+        info = rebuilder.tensor(node)
+        return info if info is not None and _is_plain(info) and info.subclass is None else None
+
+    empty: list[str] = []
+    numbered: dict[str, None] = {}
+    for leaf in leaves(
+        edited.root, rewriter.replaced, lambda node: rebuilder.tensor(node) is not None, work.cancellation
+    ):
+        name = ".".join(map(str, leaf.path))
+        if leaf.has_number:
+            numbered[str(leaf.path[0])] = None
+        info = None if leaf.is_empty else plain(leaf.node)
+        if leaf.is_empty:
+            empty.append(name)
+        elif info is not None:
+            work.tensor(name, leaf.path, edited.recast(info))
+        else:
+            work.value(name, leaf.path, leaf.node, rewriter)
+    if casting is not None:
+        casting.refuse_what_was_missed(work.storages)
+    if numbered:
+        many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
+        work.notes.append(f"{many}: in {some(list(numbered))}")
+    return work.plan(edited.expected, edited.renamed, (*edited.dropped, *empty), rewriter.retagged)
+
+
+class _Work:
+    """Collects the items of a folder."""
+
+    def __init__(self, cancellation: Cancellation | None) -> None:
+        self.cancellation = cancellation
+        self.notes: list[str] = []
+        self.storages: list[Payload] = []
+        """What is copied, whole or in items."""
+        self._entries: dict[str, Entry] = {}
+        self._values: list[Item] = []
+        self._tensors: list[Item] = []
+        self._cut: list[tuple[int, int, Payload]] = []
+        self._partly: list[LazyTensor] = []
+        self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
+
+    def value(self, name: str, path: Path, node: Inert, rewriter: TreeRewriter) -> None:
+        """Take what is no tensor, or is one that its own call makes."""
+        self._value(name, path, node, rewriter.for_another_file())
+
+    def odd_tensor(self, name: str, path: Path, info: TensorInfo, rewriter: TreeRewriter) -> None:
+        """
+        Take a tensor that is not plain memory: it becomes a value.
+
+        Raises:
+            MigrationRefused: Only its own class can write it.
+        """
+        own = rewriter.for_another_file()
+        self._value(name, path, own.tensor(info, detached=True), own)
+
+    def _value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
+        pickled = write_pickle(node, own, self.cancellation)
+        self._enter(Entry(name, path))
+        self._values.append(dcp_items.item(name, None, pickled, tuple(own.storages)))
+        self.storages += own.storages
+
+    def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
+        """Take a plain tensor."""
+        boxes = list(_boxes(info))
+        start = len(self._tensors)
+        for offsets, sizes in boxes:
+            skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
+            box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
+            payload = payload_of(LazyTensor(name, box))
+            self._tensors.append(dcp_items.item(name, offsets, self._pickle(info.dtype, sizes), (payload,)))
+        whole = payload_of(LazyTensor(name, info))
+        self.storages.append(whole)
+        if not isinstance(whole, StoragePayload):
+            self._partly.append(LazyTensor(name, info))
+        elif len(boxes) > 1:
+            if whole.known_crc32:
+                self._cut.append((start, len(self._tensors), whole))
+            else:
+                self._partly.append(LazyTensor(name, info))
+        self._enter(Entry(name, path, (info.dtype, info.shape, info.requires_grad is True), boxes))
+
+    def _enter(self, entry: Entry) -> None:
+        other = self._entries.setdefault(entry.name, entry)
+        if other is not entry:
+            raise MigrationRefused(
+                f"{'/'.join(map(str, other.path))!r} and {'/'.join(map(str, entry.path))!r} would both be called "
+                f"{entry.name!r}",
+                kind="name-collision",
+                hint="Rename one with `rename=`, or leave one out with `drop=`.",
+            )
+
+    def _pickle(self, dtype: DType, sizes: tuple[int, ...]) -> bytes:
+        """Return the pickle of a tensor, the same for all of one type and shape."""
+        known = self._pickles.get((dtype, sizes))
+        if known is None:
+            storage = StorageRef("0", "cpu", prod(sizes) * dtype.itemsize, BytesSource(b""), 0)
+            rewriter = TreeRewriter(Rebuilder(), None)
+            made = rewriter.tensor(TensorInfo(dtype, sizes, row_major(sizes), 0, storage, "cpu"))
+            known = self._pickles[dtype, sizes] = write_pickle(made, rewriter)
+        return known
+
+    def plan(
+        self,
+        expected: Iterable[tuple[str, TensorInfo]],
+        renamed: tuple[tuple[str, str], ...],
+        dropped: tuple[str, ...],
+        retagged: dict[str, int],
+    ) -> DcpPlan:
+        objects = [one.name for one in self._values if one.storages]
+        if objects:
+            many = counted(len(objects), "entry")
+            self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
+        shift = len(self._values)
+        cut = tuple((start + shift, stop + shift, payload) for start, stop, payload in self._cut)
+        items = ItemsFile((*self._values, *self._tensors), cut)
+        entries = tuple(self._entries.values())
+        index = dcp_index.index(entries, items.items)
+        return DcpPlan(
+            items, index, entries, tuple(self._partly), tuple(expected), renamed, dropped, retagged, tuple(self.notes)
+        )
+
+
+def _is_plain(info: TensorInfo) -> bool:
+    return info.storage is not None and info.layout == "strided" and info.location != "meta"
+
+
+def _boxes(info: TensorInfo) -> Iterable[Box]:
+    """Yield offsets and sizes of what becomes an item each, in row-major order."""
+    storage = info.storage
+    if info.dtype.packed > 1 or (storage is not None and storage.source.is_compressed):  # it is read as a whole
+        return [((0,) * len(info.shape), info.shape)]
+    return _cut(info.shape, info.dtype.itemsize)
+
+
+def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+    nbytes = prod(shape) * itemsize
+    if nbytes <= _ITEM_NBYTES or not shape:
+        yield (0,) * len(shape), shape
+        return
+    row = nbytes // shape[0]
+    rows = max(1, _ITEM_NBYTES // row)
+    for start in range(0, shape[0], rows):
+        count = min(rows, shape[0] - start)
+        if row > _ITEM_NBYTES:  # then along the next one
+            yield from (((start, *offsets), (1, *sizes)) for offsets, sizes in _cut(shape[1:], itemsize))
+        else:
+            yield (start, *(0,) * (len(shape) - 1)), (count, *shape[1:])
