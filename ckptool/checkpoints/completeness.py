@@ -52,7 +52,7 @@ class Stubs(NamedTuple):
         )
 
 
-MERGE_PARTITIONS: Final = "Put the partitions together first, with DeepSpeed's zero_to_fp32.py."
+MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
 def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:

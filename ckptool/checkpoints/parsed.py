@@ -37,6 +37,11 @@ class Traits(NamedTuple):
     refusal: str | None = None
     """Why ``torch.load(weights_only=True)`` refuses every such file."""
 
+    @property
+    def call(self) -> str:
+        """How the loader is called, for people to read."""
+        return self.loader if "(" in self.loader else f"{self.loader}()"
+
 
 class ClassSource(NamedTuple):
     """The source of a class, as legacy files carry it. Text: never compiled."""

@@ -44,7 +44,7 @@ ENGINES = [
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda one: f"{one.stage}-{one.world}-{one.aligned}-{one.sub_group}")
 def test_weights_are_the_masters_put_together(engine: Engine, tmp_path: Path) -> None:
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     assert_equal(ckptool.load(folder), engine.expected())
     with ckptool.open_checkpoint(folder) as checkpoint:
         assert checkpoint.format == "deepspeed"
@@ -61,7 +61,7 @@ def test_weights_are_the_masters_put_together(engine: Engine, tmp_path: Path) ->
 @pytest.mark.parametrize("stage", [1, 2])
 def test_module_has_the_rounded_weights(stage: int, tmp_path: Path) -> None:
     engine = Engine(stage, 2, dtype=torch.bfloat16)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     assert_equal(ckptool.load(folder, weights="module"), dict(engine.module()))
     ckptool.migrate(folder, tmp_path / "out.pth", weights="module")
     assert_equal(torch.load(tmp_path / "out.pth"), dict(engine.module()))
@@ -69,19 +69,19 @@ def test_module_has_the_rounded_weights(stage: int, tmp_path: Path) -> None:
 
 def test_stage_3_has_no_rounded_weights(tmp_path: Path) -> None:
     with pytest.raises(CkptoolError, match="module"):
-        ckptool.load(Engine(3, 2).save(tmp_path), weights="module")
+        ckptool.load(Engine(3, 2).save(tmp_path / "run"), weights="module")
 
 
 def test_stage_0_is_the_module(tmp_path: Path) -> None:
     engine = Engine(0, 2, dtype=torch.bfloat16)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     assert_equal(ckptool.load(folder), dict(engine.module()))
     assert_equal(ckptool.load(folder, weights="module"), dict(engine.module()))
 
 
 def test_ways_to_name_a_folder_lead_to_the_same(tmp_path: Path) -> None:
     engine = Engine(2, 2)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     for path in (folder, folder / "latest", folder / "global_step2"):
         assert_equal(ckptool.load(path), engine.expected())
 
@@ -92,13 +92,13 @@ def test_a_checkpoint_may_be_called_latest(tmp_path: Path) -> None:
 
 
 def test_ties_stay_ties(tmp_path: Path) -> None:
-    loaded = ckptool.load(Engine(3, 2).save(tmp_path))
+    loaded = ckptool.load(Engine(3, 2).save(tmp_path / "run"))
     assert loaded["head.weight"].data_ptr() == loaded["emb.weight"].data_ptr()
 
 
 def test_everything_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     engine = Engine(2, 2)
-    ckptool.migrate(engine.save(tmp_path), tmp_path / "out.safetensors", include=["up.*"])
+    ckptool.migrate(engine.save(tmp_path / "run"), tmp_path / "out.safetensors", include=["up.*"])
     assert set(ckptool.load(tmp_path / "out.safetensors")) == {"up.weight", "up.bias"}
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_flat_buffer_is_not_written_on(
     stage: int, target: str, include: Sequence[str], tmp_path: Path
 ) -> None:
     engine = Engine(stage, 2)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     path = folder / "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt"
     data = bytearray(path.read_bytes())
     value = engine.flats(engine.masters)[1][0][-3:-2].numpy().tobytes()
@@ -128,7 +128,7 @@ def test_a_damaged_flat_buffer_is_not_written_on(
 
 
 def test_a_missing_rank_is_said_in_numbers(tmp_path: Path) -> None:
-    folder = Engine(2, 3).save(tmp_path)
+    folder = Engine(2, 3).save(tmp_path / "run")
     (folder / "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(FileUnavailable, match=r"1 of 3 \*_optim_states.pt not there") as caught:
         ckptool.open_checkpoint(folder)
@@ -138,7 +138,7 @@ def test_a_missing_rank_is_said_in_numbers(tmp_path: Path) -> None:
 
 
 def test_stage_3_without_its_optimizer_is_refused(tmp_path: Path) -> None:
-    folder = Engine(3, 2).save(tmp_path)
+    folder = Engine(3, 2).save(tmp_path / "run")
     for path in folder.glob("*/*_optim_states.pt"):
         path.unlink()
     with pytest.raises(FileUnavailable, match="2 of 2"):
@@ -147,7 +147,7 @@ def test_stage_3_without_its_optimizer_is_refused(tmp_path: Path) -> None:
 
 def test_without_an_optimizer_the_module_is_what_there_is(tmp_path: Path) -> None:
     engine = Engine(2, 2, dtype=torch.bfloat16)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     for path in folder.glob("*/*_optim_states.pt"):
         path.unlink()
     assert_equal(ckptool.load(folder), dict(engine.module()))
@@ -155,9 +155,9 @@ def test_without_an_optimizer_the_module_is_what_there_is(tmp_path: Path) -> Non
 
 
 def test_files_of_a_larger_run_are_left_out_and_said(tmp_path: Path) -> None:
-    Engine(2, 4).save(tmp_path)
+    Engine(2, 4).save(tmp_path / "run")
     engine = Engine(2, 2)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     assert_equal(ckptool.load(folder), engine.expected())
     (found,) = [one for one in ckptool.check(folder).findings if one.code == "CK150"]
     assert "2 files" in found.message
@@ -165,7 +165,7 @@ def test_files_of_a_larger_run_are_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    folder = Engine(2, 2).save(tmp_path)
+    folder = Engine(2, 2).save(tmp_path / "run")
     (folder / "global_step2").rename(folder / "global_step4")
     with pytest.raises(FileUnavailable, match="names 'global_step2', and there is no such folder") as caught:
         ckptool.open_checkpoint(folder)
@@ -221,7 +221,7 @@ def model_again(engine: Engine, folder: Path, rank: int = 0, **changes: object) 
 )
 def test_mixed_saves_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     engine = Engine(2, 2)
-    folder = saved_again(engine, engine.save(tmp_path), 1, **changes)
+    folder = saved_again(engine, engine.save(tmp_path / "run"), 1, **changes)
     if "ds_version" in changes:
         states = engine.optim_states(1) | {"ds_version": "0.9.0"}
         save(states, folder / "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt")
@@ -247,7 +247,7 @@ def test_mixed_saves_are_refused(changes: dict[str, object], message: str, tmp_p
 )
 def test_shapes_that_do_not_fit(stage: int, shapes: object, message: str, tmp_path: Path) -> None:
     engine = Engine(stage, 1)
-    folder = model_again(engine, engine.save(tmp_path), param_shapes=shapes)
+    folder = model_again(engine, engine.save(tmp_path / "run"), param_shapes=shapes)
     with pytest.raises(MalformedFile, match=message):
         ckptool.open_checkpoint(folder)
 
@@ -255,28 +255,28 @@ def test_shapes_that_do_not_fit(stage: int, shapes: object, message: str, tmp_pa
 @pytest.mark.parametrize("padding", [-4, 1 << 62, 1.5, None])
 def test_paddings_that_do_not_fit(padding: object, tmp_path: Path) -> None:
     engine = Engine(2, 1)
-    folder = saved_again(engine, engine.save(tmp_path), 0, param_alignment_paddings=[[padding, 0, 0], [0, 0]])
+    folder = saved_again(engine, engine.save(tmp_path / "run"), 0, param_alignment_paddings=[[padding, 0, 0], [0, 0]])
     with pytest.raises(MalformedFile):
         ckptool.open_checkpoint(folder)
 
 
 def test_another_number_of_ranks_in_the_model_is_another_save(tmp_path: Path) -> None:
     engine = Engine(2, 2)
-    folder = model_again(engine, engine.save(tmp_path), dp_world_size=4)
+    folder = model_again(engine, engine.save(tmp_path / "run"), dp_world_size=4)
     with pytest.raises(MalformedFile, match="4 data-parallel ranks, the optimizer is in 2 parts"):
         ckptool.open_checkpoint(folder)
 
 
 def test_stage_3_models_of_different_steps(tmp_path: Path) -> None:
     engine = Engine(3, 2)
-    folder = model_again(engine, engine.save(tmp_path), 1, global_steps=3)
+    folder = model_again(engine, engine.save(tmp_path / "run"), 1, global_steps=3)
     with pytest.raises(MalformedFile, match=r"steps differ: 2 in .* 3 in"):
         ckptool.open_checkpoint(folder)
 
 
 def test_a_model_file_of_stage_3_that_is_missing_is_said(tmp_path: Path) -> None:
     engine = Engine(3, 2)
-    folder = engine.save(tmp_path)
+    folder = engine.save(tmp_path / "run")
     (folder / "global_step2/zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
     with ckptool.open_checkpoint(folder) as checkpoint:
         assert "frozen.weight" not in checkpoint.tensors
@@ -291,7 +291,7 @@ def test_state_of_the_optimizer_that_not_every_rank_has_is_left_out(tmp_path: Pa
     engine = Engine(2, 2)
     base = engine.optim_states(1)["optimizer_state_dict"]["base_optimizer_state"]
     del base["state"][0]["exp_avg"]
-    folder = saved_again(engine, engine.save(tmp_path), 1, base_optimizer_state=base)
+    folder = saved_again(engine, engine.save(tmp_path / "run"), 1, base_optimizer_state=base)
     assert_equal(ckptool.load(folder), engine.expected())
     assert "CK153" in {one.code for one in ckptool.check(folder).findings}
 
@@ -299,7 +299,7 @@ def test_state_of_the_optimizer_that_not_every_rank_has_is_left_out(tmp_path: Pa
 def test_names_of_the_engine_and_of_the_client_do_not_clash(tmp_path: Path) -> None:
     engine = Engine(2, 1)
     engine.extra = {"optimizer_": 1, "module_": 2, "": 3}
-    with ckptool.open_checkpoint(engine.save(tmp_path)) as checkpoint:
+    with ckptool.open_checkpoint(engine.save(tmp_path / "run")) as checkpoint:
         assert dict(checkpoint.extras)["_"] == 3
         assert_equal({name: one.torch() for name, one in (checkpoint.weights or {}).items()}, engine.expected())
 
@@ -308,23 +308,23 @@ def test_names_of_the_engine_and_of_the_client_do_not_clash(tmp_path: Path) -> N
 
 
 def test_tensor_parallel_ranks_are_listed_and_not_merged(tmp_path: Path) -> None:
-    folder = tmp_path / "global_step2"
-    folder.mkdir()
-    (tmp_path / "latest").write_text("global_step2")
+    folder = tmp_path / "run/global_step2"
+    folder.mkdir(parents=True)
+    (tmp_path / "run/latest").write_text("global_step2")
     for rank in range(2):
         states = {"module": {"up.weight": torch.full((2, 3), rank)}, "mp_world_size": 2, "dp_world_size": 1}
         save(states, folder / f"mp_rank_0{rank}_model_states.pt")
-    with ckptool.open_checkpoint(tmp_path) as checkpoint:
+    with ckptool.open_checkpoint(tmp_path / "run") as checkpoint:
         assert list(checkpoint.tensors) == [f"mp_rank_0{rank}.module.up.weight" for rank in range(2)]
         assert checkpoint.weights is None
     with pytest.raises(AmbiguousWeights, match="2 model-parallel ranks, listed rank by rank") as caught:
-        ckptool.migrate(tmp_path, tmp_path / "out.safetensors")
+        ckptool.migrate(tmp_path / "run", tmp_path / "out.safetensors")
     assert caught.value.candidates == ("mp_rank_00.module", "mp_rank_01.module")
-    assert ckptool.load(tmp_path, key="mp_rank_01.module")["up.weight"][0, 0] == 1
-    assert "CK155" in {one.code for one in ckptool.check(tmp_path).findings}
+    assert ckptool.load(tmp_path / "run", key="mp_rank_01.module")["up.weight"][0, 0] == 1
+    assert "CK155" in {one.code for one in ckptool.check(tmp_path / "run").findings}
     (folder / "mp_rank_01_model_states.pt").unlink()
     with pytest.raises(FileUnavailable, match="1 of 2 files of model-parallel ranks not there"):
-        ckptool.open_checkpoint(tmp_path)
+        ckptool.open_checkpoint(tmp_path / "run")
 
 
 def pipeline(folder: Path, layers: dict[int, dict[str, torch.Tensor]], rank: str = "") -> None:

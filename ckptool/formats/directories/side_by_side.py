@@ -1,15 +1,50 @@
-"""Files that are parts of one checkpoint and cannot be put together: a tree of them all, each under its own name."""
+"""Several files that are one checkpoint: read, compared, and put under one tree, or each under its own name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
+from ckptool.errors import CkptoolError, MalformedFile
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Dict, Inert
 from ckptool.sources.folder import FolderSource
+
+ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."
+
+
+def opened(folder: FolderSource, probe: Probe, name: str) -> Parsed:
+    """Read a file of the folder; errors have its name."""
+    source = folder.open(name)
+    try:
+        return probe.read_inner(source)
+    except CkptoolError as error:
+        error.message = f"{name!r}: {error.message}"
+        raise
+
+
+def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
+    """Raise MalformedFile unless all files that say something say the same."""
+    first: tuple[str, object] | None = None
+    for name, value in said:
+        if value is None:
+            continue
+        if first is None:
+            first = name, value
+        elif value != first[1]:
+            raise MalformedFile(
+                f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}",
+                kind="mixed-saves",
+                hint=ANOTHER_SAVE,
+            )
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def of_files(
@@ -30,6 +65,13 @@ def of_files(
     return of_tree(folder, probe, name, traits, Dict(pairs), builder, list(files.values()))._replace(
         unmerged=why, remarks=remarks
     )
+
+
+def of_file(folder: FolderSource, probe: Probe, name: str, traits: Traits, file: str, parsed: Parsed) -> Parsed:
+    """Return the one file that a folder's checkpoint is, as what a format found there."""
+    builder = TreeBuilder(probe.limits)
+    root = parsed.root if parsed.rebuilder is None else builder.transplant(parsed.root, parsed.rebuilder)
+    return of_tree(folder, probe, name, traits, root, builder, [(file, parsed)])
 
 
 def of_tree(

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.errors import MalformedFile
-from ckptool.formats.directories.deepspeed.states import ANOTHER_SAVE, ModelStates, OptimStates, agree
+from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces

@@ -12,7 +12,8 @@ from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import states
 from ckptool.formats.directories.deepspeed.merged import Engine
 from ckptool.formats.directories.deepspeed.partitions import Partitions
-from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates, agree
+from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
+from ckptool.formats.directories.side_by_side import agree
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
@@ -77,7 +78,7 @@ class Reader:
         """Return what a file holds."""
         known = self.read.get(name)
         if known is None:
-            known = self.read[name] = states.open_states(self.folder, self.probe, name)
+            known = self.read[name] = side_by_side.opened(self.folder, self.probe, name)
         return known
 
     def model(self, name: str) -> ModelStates:
@@ -118,7 +119,7 @@ class Reader:
             raise MalformedFile(
                 f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts",
                 kind="mixed-saves",
-                hint=states.ANOTHER_SAVE,
+                hint=side_by_side.ANOTHER_SAVE,
             )
         extra = [optims[rank] for rank in sorted(optims) if rank >= world]
         files = [self.optim(optims[rank]) for rank in range(world)]

@@ -7,16 +7,15 @@ See runtime/engine.py, ``_save_checkpoint``, and the ``state_dict`` of each opti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import CkptoolError, MalformedFile
-from ckptool.formats.probe import Probe
+from ckptool.errors import MalformedFile
+from ckptool.formats.directories.side_by_side import agree
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, Pairs
-from ckptool.sources.folder import FolderSource
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild_arguments import as_sizes
 from ckptool.tensors.tensor import TensorInfo, is_size
@@ -26,7 +25,6 @@ OPTIM_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?zero_pp_rank_(\d{1,6})_mp_ra
 LAYER_FILE: Final = re.compile(r"layer_(\d{1,6})-(?:model_(\d{1,6})-)?model_states\.pt")
 EXPERT_FILE: Final = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{1,6}_model_states\.pt")
 
-ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, from one."
 _STRUCTURE: Final = frozenset(
     (
         "module",
@@ -252,37 +250,6 @@ def _number(node: Inert) -> int | None:
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:
         node = node.args[0]
     return node if is_size(node) else None
-
-
-def open_states(folder: FolderSource, probe: Probe, name: str) -> Parsed:
-    """Read a file of the folder; errors have its name."""
-    source = folder.open(name)
-    try:
-        return probe.read_inner(source)
-    except CkptoolError as error:
-        error.message = f"{name!r}: {error.message}"
-        raise
-
-
-def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
-    """Raise MalformedFile unless all files that say something say the same."""
-    first: tuple[str, object] | None = None
-    for name, value in said:
-        if value is None:
-            continue
-        if first is None:
-            first = name, value
-        elif value != first[1]:
-            raise MalformedFile(
-                f"{what} differ: {_shown(first[1])} in {first[0]!r}, {_shown(value)} in {name!r}",
-                kind="mixed-saves",
-                hint=ANOTHER_SAVE,
-            )
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def steps_agree(files: Sequence[OptimStates]) -> None:

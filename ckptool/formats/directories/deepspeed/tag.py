@@ -41,9 +41,7 @@ def whole(reader: Reader, engine: merged.Engine, remarks: list[Remark]) -> Parse
     model = engine.models[0]
     files = [(name, parsed) for name, parsed in reader.read.items()]
     if engine.partitions is None:  # it is in one file
-        one = side_by_side.of_tree(
-            reader.folder, reader.probe, NAME, TRAITS, model.parsed.root, _grafted(reader, model), files
-        )
+        one = side_by_side.of_file(reader.folder, reader.probe, NAME, TRAITS, *files[0])
         return one._replace(remarks=tuple(remarks))
     weights = merged.Weights(reader.folder, engine)
     builder = TreeBuilder(reader.probe.limits)
@@ -55,12 +53,6 @@ def whole(reader: Reader, engine: merged.Engine, remarks: list[Remark]) -> Parse
     client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
     pairs += merged.beside(iter(client), [key for key, _ in pairs])
     return finished(reader, Dict(pairs), builder, files, remarks)._replace(absent=tuple(weights.absent))
-
-
-def _grafted(reader: Reader, model: ModelStates) -> TreeBuilder:
-    builder = TreeBuilder(reader.probe.limits)
-    builder.transplant(model.parsed.root, model.rebuilder)
-    return builder
 
 
 def _entries(model: ModelStates) -> Pairs:

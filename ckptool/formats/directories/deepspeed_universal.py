@@ -1,0 +1,162 @@
+"""
+DeepSpeed's universal checkpoints: a folder for each parameter, whatever the number of ranks was.
+
+    zero/<name of a parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt
+    zero/optimizer_state.pt        settings of the optimizer
+    mp_rank_00_model_states.pt     as an engine saved it: buffers, shapes, the engine's state
+
+Each file is ``{"param": tensor, …}``; those made of stage 3 are the flat tensor alone, padded at its end. See
+checkpoint/ds_to_universal.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
+from ckptool.errors import FileUnavailable, MalformedFile
+from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.deepspeed import tag_of
+from ckptool.formats.directories.deepspeed.merged import beside, state_dict
+from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates
+from ckptool.formats.directories.tree import TreeBuilder
+from ckptool.formats.probe import Probe
+from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Dict, Inert, Pairs
+from ckptool.sources.folder import FolderSource
+from ckptool.tensors.tensor import TensorInfo, row_major
+
+NAME: Final = "deepspeed_universal"
+TRAITS: Final = Traits(has_tree=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
+_POINTER: Final = "latest_universal"
+_ZERO: Final = "zero"
+_MASTER: Final = "fp32.pt"
+_OPTIMIZER: Final = "optimizer_state.pt"
+
+
+def sniff(folder: FolderSource) -> bool:
+    """Say whether the folder has a folder for each parameter, or names one that has."""
+    return _has_parameters(folder, "") or _POINTER in folder.files
+
+
+def _has_parameters(folder: FolderSource, inside: str) -> bool:
+    zero = _join(inside, _ZERO)
+    return any(folder.has(f"{zero}/{name}/{_MASTER}") for name in folder.names(zero)[1])
+
+
+def _join(inside: str, name: str) -> str:
+    return f"{inside}/{name}" if inside else name
+
+
+def read(folder: FolderSource, probe: Probe) -> Parsed:
+    """
+    Read the files of all parameters; no tensor is read.
+
+    Raises:
+        FileUnavailable: The folder that is named, or the file of a parameter, is missing.
+        MalformedFile: A file holds no tensor, or one of another size.
+    """
+    inside = "" if _has_parameters(folder, "") else tag_of(folder, _POINTER)
+    zero = _join(inside, _ZERO)
+    builder = TreeBuilder(probe.limits)
+    models = [_join(inside, name) for name in folder.names(inside)[0] if MODEL_FILE.fullmatch(name)]
+    files = [(name, side_by_side.opened(folder, probe, name)) for name in models[:1]]
+    model = ModelStates(*files[0]) if files else None
+    shapes = {name: shape for group in (model.groups if model else None) or [] for name, shape in group.items()}
+    weights: dict[str, TensorInfo] = {}
+    state: Pairs = []
+    for name in folder.names(zero)[1]:
+        own: Pairs = []
+        for file in folder.names(f"{zero}/{name}")[0]:
+            path = f"{zero}/{name}/{file}"
+            if not file.endswith(".pt"):
+                continue
+            parsed = side_by_side.opened(folder, probe, path)
+            files.append((path, parsed))
+            found = _tensor(path, parsed, shapes.get(name))
+            if file == _MASTER:
+                weights[name] = _needed(path, found)
+            elif found is not None:
+                own.append((file.removesuffix(".pt"), builder.tensor(found)))
+            else:
+                own.append((file.removesuffix(".pt"), parsed.root))
+        if name not in weights:
+            raise FileUnavailable(f"no {_MASTER!r} in {zero}/{name!r}", kind="missing-shards")
+        state.append((name, Dict(own)))
+    remarks: list[Remark] = []
+    if model is not None:
+        weights |= _others(model, weights, models, remarks)
+    pairs: Pairs = [("", state_dict(builder, weights, None, []))]
+    pairs.append(("optimizer", Dict([("state", Dict(state)), *_settings(folder, probe, builder, zero, files)])))
+    if model is not None:
+        client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
+        pairs += beside(iter(client), [key for key, _ in pairs])
+    parsed = side_by_side.of_tree(folder, probe, NAME, TRAITS, Dict(pairs), builder, files)
+    for group in parsed.contents.groups:
+        if not group.key and group.kind == "loose":
+            group.kind = "mapping"
+    return parsed._replace(remarks=tuple(remarks), absent=_absent(model, weights))
+
+
+def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorInfo | None:
+    """Return the tensor in the file of a parameter, in the shape that it has in the model."""
+    if parsed.rebuilder is None:
+        return None
+    bare = parsed.rebuilder.tensor(parsed.root)
+    if bare is None:
+        return parsed.rebuilder.tensor(nodes.lookup(nodes.mapping_pairs(parsed.root) or [], "param"))
+    if shape is None or len(bare.shape) != 1 or bare.shape == shape or not bare.is_contiguous or not bare.numel:
+        return bare
+    if bare.numel < prod(shape):
+        raise MalformedFile(
+            f"{path!r} has {bare.numel:,} elements, its parameter {prod(shape):,}",
+            kind="malformed-states",
+            needed=prod(shape),
+            actual=bare.numel,
+        )
+    return bare._replace(shape=shape, stride=row_major(shape))
+
+
+def _needed(path: str, info: TensorInfo | None) -> TensorInfo:
+    if info is None:
+        raise MalformedFile(f"{path!r} holds no tensor", kind="malformed-states", hint="Convert the checkpoint again.")
+    return info
+
+
+def _others(
+    model: ModelStates, weights: Mapping[str, TensorInfo], models: list[str], remarks: list[Remark]
+) -> dict[str, TensorInfo]:
+    """Return what has no folder: buffers and frozen parameters, and names of parameters that are shared."""
+    found = {name: weights[kept] for name, kept in model.shared.items() if kept in weights and name not in weights}
+    rest = {
+        name: info
+        for name, info in (model.module or {}).items()
+        if name not in weights and name not in found and (info.numel or name in model.buffers)
+    }
+    if rest and len(models) > 1:
+        what = f"{counted(len(rest), 'tensor')} of {counted(len(models), 'model-parallel rank')}: {some(list(rest))}"
+        remarks.append(Remark("CK154", what, f"Those of {model.name!r} are taken."))
+    return found | rest
+
+
+def _absent(model: ModelStates | None, weights: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """Return the names that ``module`` has and that no file has a value of."""
+    return tuple(name for name in (model.module or {} if model is not None else ()) if name not in weights)
+
+
+def _settings(
+    folder: FolderSource, probe: Probe, builder: TreeBuilder, zero: str, files: list[tuple[str, Parsed]]
+) -> Pairs:
+    """Return the settings of the groups of the optimizer."""
+    path = f"{zero}/{_OPTIMIZER}"
+    if not folder.has(path):
+        return []
+    parsed = side_by_side.opened(folder, probe, path)
+    files.append((path, parsed))
+    groups: Inert = nodes.lookup(nodes.mapping_pairs(parsed.root) or [], "param_groups")
+    if groups is None or parsed.rebuilder is None:
+        return []
+    return [("param_groups", builder.transplant(groups, parsed.rebuilder))]

@@ -1,0 +1,125 @@
+"""
+Megatron-LM's checkpoints of a file for each rank, before there was ``torch_dist``.
+
+    latest_checkpointed_iteration.txt               text: a number, or "release"
+    iter_0000100/mp_rank_00/model_optim_rng.pt      tensor parallelism alone
+    iter_0000100/mp_rank_00_001/…                   and pipeline parallelism; a third number for experts
+
+The files do not say which tensors are split, nor along which dimension: what joins them is rules by architecture. So
+several ranks are listed side by side; one alone is the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.errors import FileUnavailable, MalformedFile
+from ckptool.formats.directories import side_by_side
+from ckptool.formats.probe import Probe
+from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Inert
+from ckptool.sources.folder import FolderSource
+from ckptool.tensors.tensor import is_size
+
+NAME: Final = "megatron"
+TRAITS: Final = Traits(has_tree=True, loader="megatron.training.checkpointing.load_checkpoint")
+_POINTER: Final = "latest_checkpointed_iteration.txt"
+_RANK: Final = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
+_FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
+_LONGEST: Final = 64
+_SIZES: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+
+
+def sniff(folder: FolderSource) -> bool:
+    """Say whether the folder has files of ranks of Megatron-LM, or names one that has."""
+    if _ranks(folder, ""):
+        return True
+    if _POINTER not in folder.files:
+        return False
+    named = _named(folder)
+    return named not in folder.folders or bool(_ranks(folder, named))  # else it is of another of its formats
+
+
+def _ranks(folder: FolderSource, inside: str) -> dict[str, list[str]]:
+    """Return the paths of the files of each rank."""
+    head = f"{inside}/" if inside else ""
+    found = {}
+    for name in folder.names(inside)[1]:
+        if _RANK.fullmatch(name):
+            there = folder.names(head + name)[0]
+            files = [f"{head}{name}/{one}" for one in _FILES if one in there]
+            if files:
+                found[name] = files
+    return found
+
+
+def _named(folder: FolderSource) -> str:
+    """Return the folder that the pointer names, empty if it names none."""
+    source = folder.open(_POINTER)
+    text = source.read(0, min(source.nbytes, _LONGEST)).strip()
+    if text == b"release":
+        return "release"
+    return f"iter_{int(text):07}" if text.isdigit() and len(text) < 20 else ""
+
+
+def read(folder: FolderSource, probe: Probe) -> Parsed:
+    """
+    Read the files of all ranks; no tensor is read.
+
+    Raises:
+        FileUnavailable: The folder of the iteration, or files of ranks, are missing.
+        MalformedFile: The pointer names no iteration.
+    """
+    inside = "" if _ranks(folder, "") else _named(folder)
+    found = _ranks(folder, inside)
+    if not found and not inside:
+        raise MalformedFile(f"{_POINTER!r} names no iteration", kind="malformed-pointer")
+    if not found:
+        there = [name for name in folder.folders if name.startswith("iter_") or name == "release"]
+        raise FileUnavailable(
+            f"{_POINTER!r} names {inside!r}, and there is no such folder",
+            kind="missing",
+            hint=f"Name one that is there: {', '.join(there[:4])}" if there else "Saving was not finished.",
+        )
+    files = {
+        rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": (path, side_by_side.opened(folder, probe, path))
+        for rank, paths in found.items()
+        for path in paths
+    }
+    _refuse_missing(found, [parsed.root for _, parsed in files.values()])
+    why = None
+    if len(found) > 1:
+        why = (
+            f"{counted(len(found), 'rank')} of model parallelism, listed rank by rank: which tensors are split, and "
+            "along which dimension, is not in the files"
+        )
+    elif len(files) == 1:
+        ((path, parsed),) = files.values()
+        return side_by_side.of_file(folder, probe, NAME, TRAITS, path, parsed)
+    return side_by_side.of_files(folder, probe, NAME, TRAITS, files, why)
+
+
+def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
+    """Raise FileUnavailable if there are fewer ranks than the arguments of the training say."""
+    args = next((one for one in map(_arguments, roots) if one), {})
+    count = 1
+    for size in _SIZES[: max(name.count("_") - 1 for name in found)]:
+        count *= args.get(size, 1)
+    if len(found) < count:
+        raise FileUnavailable(
+            f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}",
+            kind="missing-shards",
+            hint="Get the folders of the other ranks.",
+            needed=count,
+            actual=len(found),
+        )
+
+
+def _arguments(root: Inert) -> dict[str, int]:
+    """Return the sizes of the parallel groups, as the arguments of the training have them."""
+    args = nodes.attribute_pairs(nodes.lookup(nodes.mapping_pairs(root) or [], "args"))
+    sizes = {name: nodes.lookup(args, name) for name in _SIZES}
+    return {name: size for name, size in sizes.items() if is_size(size) and 0 < size < 1 << 20}

@@ -1,0 +1,337 @@
+"""Files of ranks: parts of distributed tensors come out whole, and what cannot be put together is said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import ckptool
+from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile
+from ckptool.formats.directories.rank_files.dtensor import Mesh, Placement, local_box
+from ckptool.tensors.tiling import check_tiling
+from tests.each import each
+from tests.scale import exhaustive
+
+CORPUS = Path(__file__).parents[2].parent / "shared/corpus-dirs"
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group of this process alone."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+FULL = {
+    "emb.weight": torch.arange(230, dtype=torch.float32).view(23, 10),
+    "up.bias": torch.arange(14, dtype=torch.float32),
+    "down.weight": torch.arange(70, dtype=torch.bfloat16).view(5, 14),
+    "scale": torch.ones(1),
+}
+STEPS = torch.tensor(3)
+
+
+def save_ranks(
+    folder: Path,
+    mesh: tuple[int, ...],
+    placements: tuple[Any, ...],
+    name: str = "model_world_size_{world}_rank_{rank}.pt",
+    tensors: dict[str, torch.Tensor] = FULL,
+) -> Path:
+    """
+    Save what each rank of a mesh would have of tensors: real DTensors, whose mesh is made to be that of each in turn.
+
+    The parts are cut here by ``torch.chunk``, from left to right, and not by what is tested.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    world = torch.Size(mesh).numel()
+    ranks = torch.arange(world).view(mesh)
+    for rank in range(world):
+        coordinate = [int(at) for at in (ranks == rank).nonzero()[0]]
+        one = device_mesh(ranks, rank, coordinate)
+        state: dict[str, Any] = {}
+        for key, full in tensors.items():
+            local, strided = full, []
+            for at, size, placement in zip(coordinate, mesh, placements, strict=True):
+                strided.append((isinstance(placement, _StridedShard), at, size, placement))
+            for _, at, size, placement in sorted(strided, key=lambda one: one[0]):
+                if isinstance(placement, (Shard, _StridedShard)):
+                    dim = placement.dim if placement.dim < full.ndim else 0
+                    chunks = local.chunk(size, dim)
+                    local = chunks[at] if at < len(chunks) else local.narrow(dim, 0, 0)
+            fit = tuple(
+                Shard(0) if isinstance(p, Shard) and not isinstance(p, _StridedShard) and p.dim >= full.ndim else p
+                for p in placements
+            )
+            state[key] = DTensor.from_local(
+                local.clone(), one, fit, run_check=False, shape=full.shape, stride=full.stride()
+            )
+        state["steps"] = STEPS.clone()
+        torch.save(state, folder / name.format(world=world, rank=rank))
+    return folder
+
+
+def device_mesh(ranks: torch.Tensor, rank: int, coordinate: list[int]) -> DeviceMesh:
+    """Return a mesh as the process of a rank has it, though this is another."""
+    mesh = DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)
+    assert list(mesh.get_coordinate() or ()) == coordinate
+    return mesh
+
+
+def assert_full(path: Path, tensors: dict[str, torch.Tensor] = FULL) -> None:
+    found = ckptool.load(path)
+    for name, full in tensors.items():
+        assert found[name].dtype == full.dtype
+        assert torch.equal(found[name], full), name
+    assert found["steps"] == STEPS
+
+
+@pytest.mark.usefixtures("group")
+def test_a_real_state_dict_of_one_process(tmp_path: Path) -> None:
+    mesh = DeviceMesh("cpu", [0])
+    state = {name: distribute_tensor(full, mesh, [Shard(0)]) for name, full in FULL.items()}
+    (tmp_path / "run").mkdir()
+    torch.save({**state, "steps": STEPS}, tmp_path / "run/model_rank0.pt")
+    assert_full(tmp_path / "run")
+    ckptool.migrate(tmp_path / "run", tmp_path / "out.safetensors")
+    assert_full(tmp_path / "out.safetensors")
+
+
+CASES = [
+    ((2,), (Shard(0),)),
+    ((3,), (Shard(1),)),
+    ((1, 3), (Replicate(), Shard(0))),
+    ((2, 1), (Shard(0), Replicate())),
+    ((8,), (Shard(0),)),
+    ((2, 2), (Shard(0), Shard(1))),
+    ((2, 3), (Replicate(), Shard(0))),
+    ((2, 2), (Shard(0), Shard(0))),
+    ((2, 2), (_StridedShard(0, split_factor=2), Shard(0))),
+    ((3, 2), (_StridedShard(0, split_factor=2), Shard(0))),
+]
+
+
+@pytest.mark.usefixtures("group")
+@each(("mesh", "placements"), CASES)
+def test_parts_of_a_mesh_come_out_whole(mesh: tuple[int, ...], placements: tuple[Any, ...], tmp_path: Path) -> None:
+    assert_full(save_ranks(tmp_path, mesh, placements))
+
+
+def test_boxes_of_all_ranks_tile_the_tensor() -> None:
+    for mesh, placements in CASES:
+        said = [
+            Placement(type(one).__name__, getattr(one, "dim", 0), getattr(one, "split_factor", 1)) for one in placements
+        ]
+        for shape in ((23, 10), (5, 14), (1, 1), (0, 3), (6, 4)):
+            boxes = set()
+            for rank in range(torch.Size(mesh).numel()):
+                at = [int(one) for one in (torch.arange(torch.Size(mesh).numel()).view(mesh) == rank).nonzero()[0]]
+                boxes.add(local_box(shape, Mesh(mesh, tuple(at), rank), said))
+            check_tiling("x", shape, [box for box in boxes if box is not None])
+
+
+@pytest.mark.usefixtures("group")
+def test_missing_ranks_are_said_in_numbers(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path, (3,), (Shard(0),))
+    (folder / "model_world_size_3_rank_1.pt").unlink()
+    with pytest.raises(FileUnavailable, match="1 of 3 files of ranks not there, rank 1") as caught:
+        ckptool.open_checkpoint(folder)
+    assert (caught.value.needed, caught.value.actual) == (3, 2)
+
+
+@pytest.mark.usefixtures("group")
+def test_copies_stand_in_for_missing_ranks(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path, (2, 2), (Replicate(), Shard(0)))
+    (folder / "model_world_size_4_rank_3.pt").unlink()
+    assert_full(folder)
+    assert "CK157" in {one.code for one in ckptool.check(folder).findings}
+
+
+@pytest.mark.usefixtures("group")
+def test_partial_sums_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "run", (2,), (Partial(),))
+    with pytest.raises(
+        AmbiguousWeights,
+        match=r"'emb\.weight' of .* cannot be put together: Partial: the parts of the ranks are to be added",
+    ):
+        ckptool.migrate(folder, tmp_path / "out.safetensors")
+    with ckptool.open_checkpoint(folder) as checkpoint:
+        assert "rank_1.emb.weight" in checkpoint.tensors
+
+
+@pytest.mark.usefixtures("group")
+def test_files_of_another_run_beside_them(tmp_path: Path) -> None:
+    save_ranks(tmp_path, (4,), (Shard(0),), "model_rank{rank}.pt")
+    save_ranks(tmp_path, (2,), (Shard(0),), "model_rank{rank}.pt")
+    assert_full(tmp_path)
+    assert "CK150" in {one.code for one in ckptool.check(tmp_path).findings}
+    shutil.copy(tmp_path / "model_rank2.pt", tmp_path / "model_rank1.pt")
+    with pytest.raises((MalformedFile, FileUnavailable)):
+        ckptool.open_checkpoint(tmp_path)
+
+
+@pytest.mark.usefixtures("group")
+def test_two_sets_are_not_chosen_from(tmp_path: Path) -> None:
+    save_ranks(tmp_path, (2,), (Shard(0),))
+    save_ranks(tmp_path, (3,), (Shard(0),))
+    with pytest.raises(AmbiguousFile, match="2 sets of files of ranks: model of 2, model of 3"):
+        ckptool.open_checkpoint(tmp_path)
+
+
+@pytest.mark.usefixtures("group")
+def test_buffers_that_differ_are_said(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path, (2,), (Shard(0),))
+    state = torch.load(folder / "model_world_size_2_rank_1.pt", weights_only=False)
+    torch.save({**state, "steps": STEPS + 1}, folder / "model_world_size_2_rank_1.pt")
+    assert ckptool.load(folder)["steps"] == STEPS
+    assert "CK154" in {one.code for one in ckptool.check(folder).findings}
+
+
+@pytest.mark.usefixtures("group")
+def test_verl_keeps_its_files_in_a_folder_of_the_actor(tmp_path: Path) -> None:
+    actor = save_ranks(tmp_path / "actor", (2,), (Shard(0),))
+    (actor / "huggingface").mkdir()
+    (actor / "huggingface/config.json").write_text("{}")
+    save_ranks(actor, (2,), (Shard(0),), "optim_world_size_{world}_rank_{rank}.pt")
+    for rank in range(2):
+        torch.save({"lr_scheduler": {"last_epoch": 1}}, actor / f"extra_state_world_size_2_rank_{rank}.pt")
+    assert_full(actor)
+    assert_full(tmp_path)
+    with ckptool.open_checkpoint(actor) as checkpoint:
+        assert "optim.emb.weight" in checkpoint.tensors
+        assert "extra_state_rank_1" in {path.partition(".")[0] for path, _ in checkpoint.extras}
+
+
+@pytest.mark.usefixtures("group")
+def test_one_file_of_a_set_opens_alone_and_names_the_set(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path, (2,), (Shard(0),))
+    (found,) = [one for one in ckptool.check(folder / "model_world_size_2_rank_1.pt").findings if one.code == "CK160"]
+    assert "2 files" in found.message
+    assert found.command is not None
+    assert str(folder) in found.command
+
+
+def test_files_of_ranks_that_are_plain_are_no_such_set(tmp_path: Path) -> None:
+    for rank in range(2):
+        torch.save({"w": torch.ones(2)}, tmp_path / f"model_rank{rank}.pt")
+    with pytest.raises((ckptool.CkptoolError, AmbiguousWeights)):
+        ckptool.load(tmp_path)
+
+
+# Megatron-LM.
+
+
+def megatron(folder: Path, ranks: list[str], sizes: dict[str, int], pointer: str = "100") -> Path:
+    import argparse
+
+    inside = "release" if pointer == "release" else f"iter_{int(pointer):07}"
+    for number, rank in enumerate(ranks):
+        (folder / inside / rank).mkdir(parents=True)
+        model = {"language_model": {"embedding": {"weight": torch.full((2, 3), number)}}}
+        state = {"args": argparse.Namespace(**sizes), "model": model, "iteration": 100}
+        torch.save(state, folder / inside / rank / "model_optim_rng.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text(pointer)
+    return folder
+
+
+def test_ranks_of_megatron_are_listed_and_not_merged(tmp_path: Path) -> None:
+    folder = megatron(tmp_path / "run", ["mp_rank_00", "mp_rank_01"], {"tensor_model_parallel_size": 2})
+    for path in (folder, folder / "latest_checkpointed_iteration.txt", folder / "iter_0000100"):
+        with ckptool.open_checkpoint(path) as checkpoint:
+            assert list(checkpoint.tensors) == [
+                f"mp_rank_0{rank}.model.language_model.embedding.weight" for rank in range(2)
+            ]
+    with pytest.raises(AmbiguousWeights, match="2 ranks of model parallelism, listed rank by rank"):
+        ckptool.migrate(folder, tmp_path / "out.safetensors")
+    assert ckptool.check(folder).findings[0].code == "CK155"
+
+
+@pytest.mark.parametrize("pointer", ["100", "release"])
+def test_one_rank_of_megatron_is_the_whole(pointer: str, tmp_path: Path) -> None:
+    folder = megatron(tmp_path, ["mp_rank_00"], {"tensor_model_parallel_size": 1}, pointer)
+    assert ckptool.load(folder)["weight"].shape == (2, 3)
+
+
+def test_megatron_says_which_ranks_are_missing(tmp_path: Path) -> None:
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    folder = megatron(tmp_path, ["mp_rank_00_000", "mp_rank_01_000", "mp_rank_01_001"], sizes)
+    with pytest.raises(FileUnavailable, match="1 of 4 ranks not there"):
+        ckptool.open_checkpoint(folder)
+    shutil.rmtree(folder / "iter_0000100")
+    with pytest.raises(FileUnavailable, match="names 'iter_0000100', and there is no such folder"):
+        ckptool.open_checkpoint(folder)
+
+
+# Real folders, and real processes.
+
+
+def rows() -> list[dict[str, Any]]:
+    manifest = CORPUS / "manifest.jsonl"
+    lines = manifest.read_text().splitlines() if manifest.exists() else []
+    return [row for row in map(json.loads, lines) if row["dir"].startswith(("rank-files", "megatron-mp"))]
+
+
+@pytest.mark.skipif(not rows(), reason=f"no real folders at {CORPUS}")
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row["dir"])
+def test_real_folders(row: dict[str, Any]) -> None:
+    with ckptool.open_checkpoint(f"{CORPUS}/{row['dir']}") as checkpoint:
+        for name, said in row["tensors"].items():
+            found = checkpoint.tensors[name]
+            assert (list(found.shape), found.dtype) == (said["shape"], said["dtype"])
+            assert hashlib.sha256(found.read()).hexdigest() == said["sha256"], name
+        assert (checkpoint.unmerged is None) == bool(row["tensors"])
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+rank, world, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(10, 13), torch.nn.Linear(13, 5))
+full = {name: one.clone() for name, one in model.state_dict().items()}
+if world == 4:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+else:
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+torch.save(model.state_dict(), f"{out}/run/model_world_size_{world}_rank_{rank}.pt")
+if not rank:
+    torch.save(full, f"{out}/full.pth")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@exhaustive
+@pytest.mark.parametrize("world", [2, 4])
+def test_real_processes(world: int, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    commands = [[sys.executable, "-c", SCRIPT, str(rank), str(world), str(tmp_path)] for rank in range(world)]
+    running = [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) for command in commands]
+    assert [one.wait(300) for one in running] == [0] * world
+    full = torch.load(tmp_path / "full.pth")
+    found = ckptool.load(tmp_path / "run")
+    assert set(found) == set(full)
+    for name, tensor in full.items():
+        assert torch.equal(found[name], tensor), name
