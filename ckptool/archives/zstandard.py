@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from io import BytesIO
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from ckptool.limits import Limits
 
 _WINDOW: Final = 1 << 27
 """What unpacking may take for its window: that of the highest level of the usual ones."""
-_COMMAND: Final = "pip install zstandard"
+_COMMAND: Final = "pip install 'ckptool[zstd]'"
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:
@@ -48,10 +47,11 @@ def unpack(data: bytes, limits: Limits) -> bytes:
 
 def _package() -> Any:
     try:
-        return import_module("zstandard")
+        import zstandard
     except ImportError as error:
         missing = MissingPackage(
             f"this needs zstandard, which is not installed: {_COMMAND}", kind="no-unpacker", command=_COMMAND
         )
         missing.package = "zstandard"
         raise missing from error
+    return zstandard

@@ -8,6 +8,8 @@ from ckptool.checking.finding import CODES, Finding, command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
+from ckptool.pickles import nodes
+from ckptool.tensors.tensor import identity
 
 
 def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -27,6 +29,24 @@ def parts_apart(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK155: the state dicts are parts of one model that cannot be put together."""
     if checkpoint.unmerged is not None:
         yield Finding("CK155", "warning", checkpoint.unmerged, "Load it where it was written, and save it whole.")
+
+
+def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """CK107: an index of shards announces another size than its tensors have."""
+    said = checkpoint.announced_nbytes
+    if said is None or said == summary.nbytes:
+        return
+    # Writers count what is tied under each name, or once; or the memory that is saved with it.
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    named = sum(info.total_nbytes for info in infos)
+    distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
+    if said not in (named, distinct, summary.nbytes):
+        yield Finding(
+            "CK107",
+            "warning",
+            f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
+            "Compare the index and the shards with those that were published: one of them may belong to another model.",
+        )
 
 
 def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -69,3 +89,16 @@ def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             f"{counted(len(names), 'download')} that {'was' if len(names) == 1 else 'were'} not finished: {some(names)}"
         )
         yield Finding("CK163", "warning", what, "Download again what is missing; what was opened is whole without it.")
+
+
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
+            "beside it",
+            "Make one file of its directory: "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+        )

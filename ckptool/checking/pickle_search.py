@@ -18,6 +18,7 @@ from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import grading
+from ckptool.pickles.dangerous_names import MAKERS
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
 from ckptool.pickles.nodes import Global, Inert
@@ -165,7 +166,7 @@ class Search:
                 one = effect.target
                 self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
             for verdict in grading.judge(effect):
-                self._is_wary = self._is_wary or verdict.why is not None
+                self._is_wary = self._is_wary or verdict.why is not None or verdict.name in MAKERS
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
                 self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)

@@ -18,8 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS
-from ckptool.pickles import nodes
-from ckptool.tensors.tensor import ARRAY, identity
+from ckptool.tensors.tensor import ARRAY
 
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Finding, ...]:
@@ -84,24 +83,6 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
 
 
-def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
-    """CK107: an index of shards announces another size than its tensors have."""
-    said = checkpoint.announced_nbytes
-    if said is None or said == summary.nbytes:
-        return
-    # Writers count what is tied under each name, or once; or the memory that is saved with it.
-    infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    named = sum(info.total_nbytes for info in infos)
-    distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
-    if said not in (named, distinct, summary.nbytes):
-        yield Finding(
-            "CK107",
-            "warning",
-            f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
-            "Compare the index and the shards with those that were published: one of them may belong to another model.",
-        )
-
-
 def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK120: the file has stubs without elements for weights that were partitioned. CK121: so it seems."""
     if not [True for tensor in checkpoint.tensors.values() if 0 in tensor.info.shape]:
@@ -138,19 +119,6 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "info",
             f"unpickling would import {some(names)} (not imported here)",
             *run(checkpoint, "inspect", globals=True),
-        )
-
-
-def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK133: the file is the index of a torch.distributed.checkpoint."""
-    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
-        yield Finding(
-            "CK133",
-            "info",
-            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
-            "beside it",
-            "Make one file of its directory: "
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
         )
 
 
@@ -369,7 +337,7 @@ CHECKS: tuple[Check, ...] = (
     other_members,
     unopened_members,
     embedded_files,
-    announced_size,
+    folders.announced_size,
     folders.one_of_a_set,
     folders.once_more,
     folders.leftovers,
@@ -386,7 +354,7 @@ CHECKS: tuple[Check, ...] = (
     unused_storage,
     outside_state_dict,
     program_without_names,
-    distributed_index,
+    folders.distributed_index,
     model_code,
     unreadable,
     foreign_names,

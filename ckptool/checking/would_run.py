@@ -64,18 +64,17 @@ def place(act: Act) -> str:
 
 def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
     """Return what each way to load a file would run."""
-    is_plain, loader = traits.is_plain, traits.loader
-    if is_plain:
+    if traits.is_plain:
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []
     if traits.is_trusted:
-        opens = f"{loader}() unpickles its index and its values without weights_only"
+        opens = f"{traits.call} unpickles its index and its values without weights_only"
         return f"{opens}, which {runs}; ckptool runs nothing"
-    if loader == "torch.load":
+    if traits.loader == "torch.load":
         ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
     else:
-        ways.append(f"{loader}() runs the program in it")
+        ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
     ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
 

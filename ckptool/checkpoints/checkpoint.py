@@ -7,6 +7,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Form, Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
@@ -144,17 +145,7 @@ class Checkpoint:
         """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
         self.extras: tuple[tuple[str, Inert], ...] = tuple(contents.extras)
         """What is not a tensor: the largest subtrees without one, by path."""
-        self.state_dicts = tuple(
-            StateDict(
-                group.key,
-                role_of(group, contents),
-                {name[len(group.key) + 1 if group.key else 0 :]: self.tensors[name] for name in group.names},
-                group.class_name,
-                group.node,
-            )
-            for group in contents.groups
-            if group.names
-        )
+        self.state_dicts = tuple(_state_dicts(contents, self.tensors))
         self.form: Form = parsed.form
         self._is_open = True
 
@@ -220,6 +211,13 @@ class Checkpoint:
 
     def _repr_html_(self) -> str:
         return _html(repr(self), self.tensors)
+
+
+def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Iterator[StateDict]:
+    for group in contents.groups:
+        if group.names:
+            own = {name[len(group.key) + 1 if group.key else 0 :]: tensors[name] for name in group.names}
+            yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node)
 
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:

@@ -39,6 +39,11 @@ class Traits(NamedTuple):
     refusal: str | None = None
     """Why ``torch.load(weights_only=True)`` refuses every such file."""
 
+    @property
+    def call(self) -> str:
+        """How the loader is called, for people to read."""
+        return self.loader if "(" in self.loader else f"{self.loader}()"
+
 
 class ClassSource(NamedTuple):
     """The source of a class, as legacy files carry it. Text: never compiled."""
@@ -87,6 +92,8 @@ class Shard(NamedTuple):
     nbytes: int
     """Size of the file."""
     source: Source
+    holds: str = "tensor"
+    """What is counted: tensors, or items, which may be pieces of them."""
 
 
 class Remark(NamedTuple):

@@ -63,7 +63,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
 
         yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [
-        f"{show(shard.name)}: {counted(shard.tensors, 'tensor')}, {show_nbytes(shard.nbytes)}"
+        f"{show(shard.name)}: {counted(shard.tensors, shard.holds)}, {show_nbytes(shard.nbytes)}"
         for shard in checkpoint.shards
     ]
     yield from listed("shards", shards)

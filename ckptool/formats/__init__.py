@@ -58,9 +58,10 @@ def formats_in_order() -> Iterator[Format]:
     yield torchscript  # before torch_zip, which it is a kind of
     yield torch_zip
 
-    from ckptool.formats import packed, plain_pickle, pt2, sharded, torch_legacy, torch_tar
+    from ckptool.formats import packed, plain_pickle, pt2, sharded, torch_legacy, torch_tar, torchscript_json
 
     yield pt2
+    yield torchscript_json
     yield torch_legacy  # before plain pickles, which it begins with
     yield torch_tar
     yield packed  # after every format that is itself a zip or a tar

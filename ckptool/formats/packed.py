@@ -30,8 +30,8 @@ _KNOWN_OF = (
     ),
     (
         "/attributes.pkl",
-        "TorchScript of PyTorch 1.0 or 1.1 (model.json)",
-        "Where its code may run, load it with torch.jit.load(), and save its state_dict().",
+        "TorchScript of PyTorch 1.1 to 1.3 (attributes.pkl)",
+        "Where its code may run, load it with torch.jit.load() of PyTorch 1.6, and save its state_dict().",
     ),
 )
 """Members by which torch's own archives are known that no format here reads."""

@@ -7,7 +7,8 @@ TorchScript, by ``torch.jit.save`` or for mobile: a zip as ``torch.save`` writes
     <root>/constants/<key>    their storages
     <root>/code/…py           the classes, as text: which attribute is a parameter, which a buffer
 
-The code is read as text, for the two lists at the head of each class. See torch/csrc/jit/serialization/export.cpp.
+The code is read as text, for the two lists at the head of each class. Code of PyTorch 1.4 has the first alone: there,
+every tensor that is no parameter is a buffer. See torch/csrc/jit/serialization/export.cpp.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def read(probe: Probe) -> Parsed:
 class ScriptModules:
     """How TorchScript modules are pickled: objects of ``__torch__`` classes, attributes flat in their state."""
 
-    def __init__(self, tables: dict[str, dict[str, Kind]]) -> None:
+    def __init__(self, tables: dict[str, _Table]) -> None:
         self._tables = tables
 
     def is_module(self, node: Inert) -> bool:
@@ -131,7 +132,7 @@ class ScriptModules:
                     continue
                 if table is None and kind == "parameter":
                     entries.append(ModuleEntry(prefix + name, value, None))
-                elif table is not None and table.get(name) == kind:
+                elif table is not None and table.kinds.get(name, table.rest) == kind:
                     entries.append(ModuleEntry(prefix + name, value, kind))
         return entries
 
@@ -141,19 +142,31 @@ def _is_tensor(node: Call) -> bool:
     return found is not None and found.module == "torch._utils" and found.name.startswith("_rebuild_")
 
 
-def _class_tables(archive: Archive, folder: str) -> dict[str, dict[str, Kind]]:
-    """Return, for each class in the archive's code, which of its attributes are parameters and which buffers."""
-    tables: dict[str, dict[str, Kind]] = {}
+class _Table:
+    """Which attributes of a class are parameters and which buffers."""
+
+    __slots__ = ("kinds", "rest")
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, Kind] = {}
+        self.rest: Kind | None = None
+        """What tensors are that the code does not list."""
+
+
+def _class_tables(archive: Archive, folder: str) -> dict[str, _Table]:
+    """Return the table of each class in the archive's code."""
+    tables: dict[str, _Table] = {}
     for name, record in archive.items():
         if not (name.startswith(folder) and name.endswith(".py")):
             continue
         text = str(archive.open(name).read(0, record.nbytes), "utf-8", "replace")
         module = name[len(folder) : -len(".py")].replace("/", ".")
-        table: dict[str, Kind] = {}
+        table = _Table()
         for cls, base, which, names in re.findall(_LINE, text):
             if cls:
-                table = tables.setdefault(f"{module}.{cls}", {}) if base == "Module" else {}
+                table = tables.setdefault(f"{module}.{cls}", _Table()) if base == "Module" else _Table()
                 continue
             kind: Kind = "parameter" if which == "parameters" else "buffer"
-            table.update(dict.fromkeys(re.findall(_NAME, names), kind))
+            table.kinds.update(dict.fromkeys(re.findall(_NAME, names), kind))
+            table.rest = "buffer" if which == "parameters" else None  # the list of buffers comes second
     return tables

@@ -40,7 +40,7 @@ class SafetensorsPlan(NamedTuple):
 
     header: bytes
     tensors: tuple[tuple[str, Payload], ...]
-    expected: tuple[tuple[str, TensorInfo], ...]
+    infos: tuple[TensorInfo, ...]
     """The facts of the tensors, in the same order."""
     tied: dict[str, str]
     """Names that were left out, and the name under which each tensor is stored."""
@@ -66,6 +66,11 @@ class SafetensorsPlan(NamedTuple):
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return 8 + len(self.header) + sum(payload.nbytes for _, payload in self.tensors)
+
+    @property
+    def expected(self) -> list[tuple[str, TensorInfo]]:
+        """The tensors in the file."""
+        return [(name, info) for (name, _), info in zip(self.tensors, self.infos, strict=True)]
 
     @property
     def copied(self) -> list[Payload]:
@@ -121,6 +126,8 @@ class Selected(NamedTuple):
     @property
     def kept(self) -> dict[str, LazyTensor]:
         """The tensors that are stored, each under one name."""
+        if not self.tied:
+            return self.tensors
         return {name: tensor for name, tensor in self.tensors.items() if name not in self.tied}
 
     def recorded(self, weights: Weights, order: Iterable[str]) -> Recorded:
@@ -184,7 +191,7 @@ def pack(
     names = packing_order(tensors)
     payloads = tuple((name, payload_of(tensors[name])) for name in each(names, cancellation))
     header = _header(metadata, each(payloads, cancellation), tensors)
-    return SafetensorsPlan(header, payloads, tuple((name, tensors[name].info) for name in names), {}, (), ())
+    return SafetensorsPlan(header, payloads, tuple(tensors[name].info for name in names), {}, (), ())
 
 
 def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], tensors: dict[str, LazyTensor]) -> bytes:

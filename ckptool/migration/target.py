@@ -60,14 +60,11 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
         _refuse_option(dst)
         _refuse_suffix(dst, form)
         _refuse_part_of_source(dst, checkpoint)
-        _refuse_inside(dst, checkpoint)
         return dst
     stem, suffix = _stem(checkpoint)
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
-        inside = os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
-        _refuse_inside(inside, checkpoint)
-        return inside
+        return os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
@@ -93,7 +90,6 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
             kind="another-suffix",
             hint=f"Name it {os.path.splitext(os.path.basename(path))[0]!r}.",  # noqa: PTH119, PTH122
         )
-    _refuse_inside(path, checkpoint)
     files = [one for file in _files(checkpoint) for one in (file, os.path.realpath(file))]
     if any(is_same_file(path, os.path.dirname(file) or os.curdir) for file in files):  # noqa: PTH120
         raise MigrationRefused(
@@ -201,20 +197,6 @@ def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
             f"{dst!r} is a file of the source that holds more than what is taken from it",
             kind="part-of-source",
             hint="Write to another file.",
-        )
-
-
-def _refuse_inside(dst: str, checkpoint: Checkpoint) -> None:
-    """Raise MigrationRefused for a path in a folder that is the source: what is there says what the folder is."""
-    if not isinstance(checkpoint.source, FolderSource):
-        return
-    folder = os.path.realpath(checkpoint.path)
-    path = os.path.realpath(dst)
-    if os.path.commonpath((folder, path)) == folder:
-        raise MigrationRefused(
-            f"{dst!r} is in the folder that is the source",
-            kind="part-of-source",
-            hint="Write to another folder.",
         )
 
 

@@ -28,7 +28,11 @@ STDLIB: Final = frozenset(sys.stdlib_module_names) | _words(
     "asynchat asyncore audioop binhex cgi cgitb chunk commands crypt distutils exceptions formatter imghdr"
     " imp lib2to3 macpath mailcap msilib nis nntplib nt org ossaudiodev pipes popen2 posix smtpd sndhdr spwd"
     " sunau symbol telnetlib test uu xdrlib _bootsubprocess __builtin__ _testcapi riscos riscospath ce os2"
-    " copy_reg"
+    " copy_reg _pyrepl _interpreters _interpchannels _interpqueues _xxsubinterpreters _xxinterpchannels interpreters"
+    " _colorize _suggestions _opcode_metadata _android_support _apple_support _ios_support annotationlib compression"
+    " _zstd _remote_debugging _testinternalcapi _testlimitedcapi _testclinic _testmultiphase _testbuffer pathlib"
+    " rexec compiler hotshot ihooks imputil new user bsddb dircache mhlib mimetools parser dummy_threading"
+    " _dummy_thread _dummy_threading macurl2path _bootlocale _msi _ctypes _sqlite3 _winreg winreg _curses"
 )
 """Top-level modules of Python's standard library, of this release and of others."""
 
@@ -64,16 +68,18 @@ DANGEROUS: Final = {
         " eventlet.green.subprocess wmi win32com torch.multiprocessing torch.utils.data.datapipes"
         " torch.utils._zip torch.utils.viz torch.utils._functools uuid._get_command_stdout"
         " test.support.script_helper joblib.externals.loky.backend git.Repo git.cmd tqdm.utils"
-        " torch._inductor.async_compile torch._inductor.compile_worker torch._inductor.codecache",
+        " torch._inductor torch.testing scipy.weave execnet rpyc ultralytics.utils.checks",
         _EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
         " pdb bdb cProfile profile timeit trace runpy doctest numpy.testing numpy.lib.utils.safe_eval"
         " numpy.safe_eval numexpr.evaluate pandas.eval pandas.core.computation sympy.sympify sympy.parsing"
-        " torch.fx.graph_module torch.fx._lazy_graph_module torch.utils.bottleneck IPython ipykernel mako"
+        " torch.fx.graph_module torch.fx._lazy_graph_module torch.ao.quantization.fx.graph_module"
+        " torch.utils.bottleneck IPython ipykernel mako"
         " jinja2 yaml.load yaml.unsafe_load yaml.full_load js2py execjs py_compile compileall lib2to3"
         " tkinter turtle sympy.core.sympify.sympify sympy.core.sympify.kernS sympy.S sympy.core.singleton.S"
         " sympy.lambdify sympy.utilities.lambdify sympy.preview DataFrame.query DataFrame.eval Series.eval"
         " PIL.ImageMath attr._make._compile_and_eval attr._make._linecache_and_compile decorator.FunctionMaker"
-        " dill._dill._eval_repr Config.fromfile",
+        " dill._dill._eval_repr Config.fromfile"
+        " torch.utils.benchmark types.FunctionType torch._C._jit_load tensorflow.py_function tensorflow.numpy_function",
         _LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
         " cPickle marshal.load marshal.loads shelve dill.load dill.loads cloudpickle.load"
         " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
@@ -98,8 +104,8 @@ DANGEROUS: Final = {
         " pandas.read_csv pandas.read_table pandas.read_fwf pandas.read_json pandas.read_html pandas.read_xml"
         " pandas.read_excel pandas.read_parquet pandas.read_feather pandas.read_orc pandas.read_hdf pandas.read_sql"
         " pandas.read_stata pandas.read_sas pandas.read_spss pandas.io.parsers pandas.io.sql pandas.io.common"
-        " torchvision.io.read_file torchvision.io.write_file torch.utils.tensorboard scipy.io.loadmat"
-        " scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
+        " torchvision.io.read_file torchvision.io.write_file smart_open tensorflow.io torch.utils.tensorboard"
+        " scipy.io.loadmat scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
         + "".join(
             f" {kind}.to_{form}"
             for kind in ("DataFrame", "Series")
@@ -108,7 +114,8 @@ DANGEROUS: Final = {
         _NETWORK: "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib poplib"
         " imaplib smtplib smtpd telnetlib nntplib asyncio paramiko websocket websockets wget gdown boto3"
         " huggingface_hub torchvision.datasets.utils torch.distributed.rpc"
-        " torch.distributed.TCPStore torch.distributed.FileStore torch._C._distributed_c10d",
+        " torch.distributed.nn ultralytics.utils.downloads torch.distributed.TCPStore"
+        " torch.distributed.FileStore torch._C._distributed_c10d",
         _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.setuid copyreg.pickle copyreg.add_extension weakref.finalize"
@@ -128,7 +135,10 @@ TELLING: Final = _words(
     "eval exec execfile system popen popen2 popen3 popen4 Popen check_call check_output getoutput getstatusoutput"
     " run_module run_path import_module __import__ runstring spawnv spawnl execv execve load_library unsafe_load"
     " create_subprocess_shell create_subprocess_exec os subprocess sys builtins loads read_pickle exec_ unsafe_eval"
-    " unsafe_load_all import_string import_path import_by_path load_module load_source"
+    " unsafe_load_all import_string import_path import_by_path load_module load_source load load_model open urlopen"
+    " urlretrieve hf_hub_download snapshot_download from_pretrained load_from_checkpoint load_state_dict_from_url"
+    " download_url fromfile from_file write_text write_bytes write_file runctx runsource runcode run_string"
+    " fork_exec spawn startfile"
 )
 """Last components by which what another package imported from these is known."""
 
@@ -234,7 +244,7 @@ HARMLESS: Final = frozenset(
     | _full("string", "Template Formatter")
     | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
     | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
-    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType FunctionType LambdaType MethodType")
+    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType")
     | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet ref")
     | _full("_weakrefset", "WeakSet")
     | _full("abc", "ABCMeta ABC")
@@ -262,6 +272,23 @@ HARMLESS: Final = frozenset(
     | _full("difflib", "SequenceMatcher")
 )
 """Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
+
+MAKERS: Final = frozenset(
+    _full("types", "CodeType MethodType")
+    | _full("cloudpickle.cloudpickle", "_make_function _fill_function _make_skel_func _builtin_type")
+    | _full("dill._dill", "_create_function")
+    | {"functools.partial"}
+)
+"""Calls that give something to call: a function of the byte code in the file, mostly."""
+
+KEEPERS: Final = frozenset(
+    _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
+    | _full("collections", "OrderedDict defaultdict")
+    | _full("functools", "partial partialmethod")
+    | _full("types", "CodeType CellType MethodType SimpleNamespace")
+    | _full("argparse", "Namespace")
+)
+"""Calls that keep what they are given, and do not call it."""
 
 HARMLESS_PATTERN: Final = re.compile(
     r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"

@@ -23,14 +23,23 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
-_MOST_LOOKED_AT: Final = 1000
+_KNOWN: Final = table.STDLIB | {"torch", "numpy"}
+_MOST_LOOKED_AT: Final = 250
 _VALUES: Final = frozenset((type(None), bool, int, float, str, bytes))
 _MODULES_OF: Final = ("importlib.import_module", "builtins.__import__", "cloudpickle.cloudpickle.subimport")
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
+_WITH_MAKERS: Final = {
+    "torch._tensor._rebuild_from_type": (0, 2),
+    "torch._tensor._rebuild_from_type_v2": (0, 2),
+    "numpy.random._pickle.__bit_generator_ctor": (0, None),
+    "numpy.random._pickle.__generator_ctor": (1, 0),
+    "numpy.random._pickle.__randomstate_ctor": (1, 0),
+}
+"""Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
 _GIVEN_MORE: Final = frozenset(
     (
-        "torch._tensor._rebuild_from_type_v2",
+        *_WITH_MAKERS,
         "_codecs.encode",
         "copyreg._reconstructor",
         "copyreg.__newobj__",
@@ -77,7 +86,14 @@ def package_of(name: str) -> str:
 def is_plain(module: str, name: str) -> bool:
     """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
     full = canonical(module, name)
-    return full in table.PLAIN or table.PLAIN_PATTERN.fullmatch(full) is not None
+    return full in table.PLAIN or _fits(full)
+
+
+def _fits(name: str) -> bool:
+    """Say whether a name is one of the many that only make data, and none that is known for something else."""
+    if table.PLAIN_PATTERN.fullmatch(name) is None:
+        return False
+    return _listed(name) is None and name.rpartition(".")[2] not in table.TELLING
 
 
 @lru_cache(maxsize=1 << 12)
@@ -182,8 +198,8 @@ def _call(effect: Effect) -> Iterator[Verdict]:
         if not (isinstance(base, Global) and canonical(base.module, base.name) in _PLAIN_BASES):
             yield from _call(effect._replace(target=base, arguments=given[2:], how="calls"))
         how, given, named = "builds", given[2:], made
-    elif name == "torch._tensor._rebuild_from_type_v2" and len(given) > 2:
-        yield from _call(effect._replace(target=given[0], arguments=given[2]))
+    elif name in _WITH_MAKERS:
+        yield from _made_with(effect, given, *_WITH_MAKERS[name])
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
@@ -192,11 +208,21 @@ def _call(effect: Effect) -> Iterator[Verdict]:
     name = canonical(named.module, named.name)
     grade, why = grade_of(name, named.name, how)
     handed = given[1:] if name in _MAKE_ARRAYS else given
-    passed = _passed((*handed, effect.keywords)) if grade != "system" else None
+    # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
+    calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
+    passed = _passed((*handed, effect.keywords), made=calls_it) if grade != "system" else None
     if passed is not None:
         grade, why = "system", f"{table.PASSED}: {passed}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: _shown(name, given))
+
+
+def _made_with(effect: Effect, given: tuple[Inert, ...], which: int, gets: int | None) -> Iterator[Verdict]:
+    """Yield what it comes to that a call calls one of its arguments."""
+    if which >= len(given) or isinstance(given[which], str):
+        return  # a generator that numpy knows by its name
+    args = () if gets is None else given[gets] if gets < len(given) else ()
+    yield from _call(effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,)))
 
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
@@ -249,6 +275,11 @@ def _change(effect: Effect) -> Iterator[Verdict]:
         return
     if not isinstance(target, Call):
         return  # what the loader gave for a persistent id: a storage
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
+        inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
+        if inside is not None:
+            name = nodes.class_name(target)
+            yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
     earlier = {key: value for key, value in nodes.state_pairs(target.state) if isinstance(key, str)}
     own = [key for key in _LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
     for key in own:
@@ -270,7 +301,7 @@ def _change(effect: Effect) -> Iterator[Verdict]:
 @lru_cache(maxsize=1 << 12)
 def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
-    if name in table.PLAIN or table.PLAIN_PATTERN.fullmatch(name):
+    if name in table.PLAIN or _fits(name):
         return "data", None
     if name in table.HARMLESS:
         return "code", None
@@ -318,30 +349,33 @@ def _listed(name: str) -> str | None:
     return None
 
 
-def _passed(values: tuple[Inert, ...]) -> str | None:
-    """Return the first name among arguments that reaches the system when it is called, or what cannot be followed."""
-    todo: list[Inert] = list(values)
-    looked_at = 0
-    while todo:
-        one = todo.pop()
-        looked_at += 1
-        if looked_at > _MOST_LOOKED_AT:
-            return None
+def _passed(values: tuple[Inert, ...], *, made: bool = False) -> str | None:
+    """
+    Return the first name among arguments that reaches the system when it is called, or what cannot be followed.
+
+    With ``made``, also the call that gives a function made of what the file holds.
+    """
+    todo: list[Inert] = list(values[:_MOST_LOOKED_AT])
+    for one in todo:  # which grows: what is called mostly stands first, and not deep
         kind = type(one)
         if kind in _VALUES:
             continue
         if kind is tuple or kind is list:
-            todo.extend(one[:_MOST_LOOKED_AT])
+            todo.extend(one[: max(0, _MOST_LOOKED_AT - len(todo))])
         elif kind is Global:
             name = canonical(one.module, one.name)
             if one.name and reaching(name, one.name):
                 return name
+        elif kind is Call:
+            maker = nodes.global_of(one.func) if made else None
+            if maker is not None and canonical(maker.module, maker.name) in table.MAKERS:
+                return canonical(maker.module, maker.name)
         elif kind is Unfollowed:
             return str(one.why)
         elif kind is Set:
-            todo.extend(one.items[:_MOST_LOOKED_AT])
+            todo.extend(one.items[: max(0, _MOST_LOOKED_AT - len(todo))])
         elif kind is Dict:
-            for key, value in one.pairs[:_MOST_LOOKED_AT]:
+            for key, value in one.pairs[: max(0, _MOST_LOOKED_AT - len(todo))]:
                 todo += (key, value)
     return None
 

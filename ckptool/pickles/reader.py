@@ -191,7 +191,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                     if op == 0x75 and type(marks[-1][-1]) is Dict and not len(stack) & 1:  # SETITEMS
                         pairs = iter(stack)
                         stack = marks.pop()
-                        stack[-1].update(list(zip(pairs, pairs, strict=True)))
+                        stack[-1].update(list(zip(pairs, pairs, strict=True))[:])  # a copy has no room to spare
                         pos += 1
                         continue
             elif op == 0x4B:  # BININT1

@@ -13,13 +13,13 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, SourceChanged
-from ckptool.sources.paths import identity_of
+from ckptool.sources.paths import identity_of, is_network
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -123,6 +123,10 @@ class FileSource:
         finally:
             self.fileno()
 
+    def is_remote(self) -> bool:
+        """Say whether it is read over a network."""
+        return is_network(self.fileno())
+
     def fileno(self) -> int:
         """Return the open file's descriptor; raise ValueError if the source is closed."""
         if self._fd < 0:
@@ -176,6 +180,8 @@ class FileSource:
             raise SourceChanged("the file was changed while it was being read", hint=hint, path=self.path)
         for one in self._siblings:
             one.check_unchanged()
+        if self._siblings:
+            check_names(self._siblings)
 
     def close(self) -> None:
         fd = self._fd
@@ -189,6 +195,25 @@ class FileSource:
         if self._fd >= 0:
             self._siblings.clear()  # tensors may still read from them
             self.close()
+
+
+def check_names(files: Collection[FileSource]) -> None:
+    """
+    Raise SourceChanged if some names of several files lead to others by now: what was opened may be of two saves.
+
+    If all of them do, or are gone, the whole folder was replaced, and what was opened is of the one before.
+    """
+    replaced: list[FileSource] = []
+    for one in files:
+        try:
+            is_same = one.place == identity_of(os.stat(one.path))[:2]  # noqa: PTH116 - a system call
+        except OSError:
+            is_same = False
+        if not is_same:
+            replaced.append(one)
+    if 0 < len(replaced) < len(files):
+        hint = "Read it again once it is complete."
+        raise SourceChanged("replaced while files beside it were being read", hint=hint, path=replaced[0].path)
 
 
 def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:

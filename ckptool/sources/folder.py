@@ -7,13 +7,14 @@ Nothing that a file says leads out of the folder, and no link does: see ``siblin
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, check_names
 from ckptool.sources.pool import Pool, PooledFile
 from ckptool.sources.siblings import open_below, open_folder, open_folder_below
 from ckptool.sources.source import CLOSED, Source
@@ -40,6 +41,7 @@ class FolderSource:
         self._opened: dict[str, FileSource] = {}
         self._others: list[Source] = []
         self._pool = Pool()
+        self._lock = threading.Lock()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         try:
             self._fd = open_folder(path) if fd is None else fd
@@ -82,14 +84,15 @@ class FolderSource:
             MalformedFile: The name could lead out of the folder.
             FileUnavailable: It is missing, a link, not permitted, or not a regular file. The message has its name.
         """
-        known = self._opened.get(name)
-        if known is not None:
-            return known
-        fd = self._descriptor(name)
-        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
-        reopen = partial(self._descriptor, name)
-        found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
-        return found
+        with self._lock:
+            known = self._opened.get(name)
+            if known is not None:
+                return known
+            fd = self._descriptor(name)
+            path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+            reopen = partial(self._descriptor, name)
+            found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
+            return found
 
     def _descriptor(self, name: str) -> int:
         if self._fd < 0:
@@ -104,6 +107,22 @@ class FolderSource:
         """Return the file under a name, as ``open`` does; but it does not end with the folder."""
         path = os.path.join(self.path, name)  # noqa: PTH118 - a name
         return FileSource(path, self.cancellation, fd=self._descriptor(name))
+
+    def content(self, name: str, most: int) -> bytes:
+        """
+        Return the content of a small file; it is no part of what is opened here.
+
+        Raises:
+            LimitExceeded: It is larger than ``most`` bytes.
+            CkptoolError: What ``open`` raises.
+        """
+        source = self.detached(name)
+        try:
+            if source.nbytes > most:
+                raise LimitExceeded(f"{name!r} has {source.nbytes:,} bytes; {most:,} are read", actual=source.nbytes)
+            return source.read(0, source.nbytes)
+        finally:
+            source.close()
 
     def below(self, name: str) -> FolderSource:
         """
@@ -130,7 +149,7 @@ class FolderSource:
 
     def opened(self) -> Iterator[tuple[str, FileSource]]:
         """Yield the files that were opened so far, by name."""
-        yield from self._opened.items()
+        yield from tuple(self._opened.items())
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
         """There is nothing to read: ``nbytes`` is 0."""
@@ -148,6 +167,7 @@ class FolderSource:
             check = getattr(one, "check_unchanged", None)
             if check is not None:  # a file, or a folder
                 check()
+        check_names(self._opened.values())
 
     def close(self) -> None:
         """Close the folder and its files."""

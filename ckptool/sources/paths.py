@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import Final
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 """File suffixes of torch checkpoints."""
 
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
+
+_INDEX: Final = ".index.json"
+_COMMITTING: Final = (".metadata", "latest", "latest_checkpointed_iteration.txt")
+"""What writers of several files write last."""
+_DEEPEST: Final = 4
+_MOST_WATCHED: Final = 10_000
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 
@@ -43,12 +50,55 @@ def system_text(path: str) -> str:
         return ""
 
 
-def file_identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return a key that changes when the file under a path is replaced or written to; None if there is no file."""
+def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
+    """
+    Return a key that changes when the file under a path is replaced or written to; None if there is nothing.
+
+    That of a folder changes when a file in it does, or below if it holds none itself that may be a checkpoint; it
+    begins with device and inode, as that of a file.
+    """
     try:
-        return identity_of(os.stat(path))  # noqa: PTH116 - a system call, like the others here
+        status = os.stat(path)  # noqa: PTH116 - a system call, like the others here
+        return _folder_identity(os.fspath(path), status) if stat.S_ISDIR(status.st_mode) else identity_of(status)
     except (OSError, ValueError):
         return None
+
+
+def is_committed(found: tuple[object, ...], loaded: tuple[object, ...] | None) -> bool:
+    """
+    Say whether what is under a path now can be another save than the one that was loaded, by their identities.
+
+    Writers of several files replace the index last: as long as it is the old one, the save is not finished.
+    """
+    marks = _marks(found)
+    return not marks or loaded is None or marks != _marks(loaded)
+
+
+def _marks(identity: tuple[object, ...]) -> object:
+    return identity[2] if isinstance(identity[2], tuple) else ()
+
+
+def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
+    """Return device, inode, the identities of indexes, and those of all files, of a folder and those below it."""
+    marks: list[object] = []
+    files: list[object] = []
+    for place, folders, names in os.walk(path):
+        if place.count(os.sep) - path.count(os.sep) >= _DEEPEST:
+            folders.clear()
+        folders.sort()
+        for name in sorted(names):
+            if len(files) >= _MOST_WATCHED:
+                return status.st_dev, status.st_ino, tuple(marks), tuple(files)
+            try:
+                found = (place, name, *identity_of(os.stat(os.path.join(place, name))))  # noqa: PTH116, PTH118
+            except OSError:  # it was there a moment ago
+                continue
+            files.append(found)
+            if name.endswith(_INDEX) or name in _COMMITTING:
+                marks.append(found)
+        if place == path and any(is_likely(name) or name.endswith(_INDEX) for name in names):
+            break  # what is meant is here, whatever is below
+    return status.st_dev, status.st_ino, tuple(marks), tuple(files)
 
 
 def exists(path: str) -> bool:

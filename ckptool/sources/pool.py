@@ -111,6 +111,11 @@ class PooledFile(FileSource):
         with self._pool.using(self):
             return super().map()
 
+    def is_remote(self) -> bool:
+        """Say whether it is read over a network."""
+        with self._pool.using(self):
+            return super().is_remote()
+
     def check_unchanged(self) -> None:
         """Raise SourceChanged if the file was written to since it was opened."""
         with self._pool.using(self):

@@ -37,6 +37,7 @@ def main() -> int:
             compare(f"{small} -> safetensors", files["many"], out / "b.safetensors", [], given.runs, **third),
             compare(f"{small} -> zip", files["many"], out / "b.pth", tags, given.runs, **third),
         ]
+        held.append(folders(files["zip"], out, given.runs))
         held.append(ten_times_as_large(out))
     return 0 if all(held) else 1
 
@@ -78,6 +79,32 @@ def compare(
         ratio = figures["migrate --no-verify"].wall / figures["cat"].wall
         checks.append((ratio <= copy, f"not verified, {ratio:.2f} of cat (at most {copy})"))
     return report(f"{title}: {source.stat().st_size:,} bytes", figures, checks)
+
+
+def folders(source: Path, out: Path, runs: int) -> bool:
+    """Compare one file with four shards, and with a folder of torch.distributed.checkpoint."""
+    file, folder = out / "a.safetensors", out / "folder"
+    quarter = -(-source.stat().st_size // 4)
+    commands = {
+        "one file": [*MIGRATE, str(source), str(file)],
+        "four shards": [*MIGRATE, str(source), str(folder), "--max-shard-size", str(quarter)],
+        "DCP": [*MIGRATE, str(source), str(folder), "--form", "dcp"],
+    }
+
+    def measured(command: list[str]) -> Figures:
+        file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        return measure(command)
+
+    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
+    figures = {name: best(rows) for name, rows in runs_of.items()}
+    shutil.rmtree(folder, ignore_errors=True)
+    checks = []
+    for name in ("four shards", "DCP"):
+        ratio = figures[name].wall / figures["one file"].wall
+        checks.append((ratio <= 1.3, f"{name}: {ratio:.2f} of one file (at most 1.3)"))
+        checks.append((figures[name].peak <= 96, f"{name}: peak {figures[name].peak:.1f} MiB (at most 96)"))
+    return report(f"folders: {source.stat().st_size:,} bytes", figures, checks)
 
 
 def ten_times_as_large(folder: Path) -> bool:

@@ -64,6 +64,11 @@ def dotted(module: str, name: str) -> bytes:
 
 
 # Each calls os.system("true"), or what is as bad.
+FUNCTION = call(named("types", "FunctionType"), call(named("types", "CodeType"), 0, 0, 0, 0, 0, 0, raw(b"\0"), ()), {})
+MADE = call(named("cloudpickle.cloudpickle", "_make_function"), 1, {}, None, None, None)
+BOUND = call(named("types", "MethodType"), named("mypkg", "run"), "true")
+
+
 PAYLOADS: dict[str, bytes] = {
     "REDUCE": call(OS, "true"),
     "INST": b"(" + ops("true") + b"ios\nsystem\n",
@@ -118,6 +123,16 @@ PAYLOADS: dict[str, bytes] = {
     ),
     "a method of text": call(call(named("builtins", "getattr"), ops("{0}"), "format"), 1),
     "a name from far out in the memo": call(OS + b"p%d\n0g%d\n" % (1 << 64, 1 << 64), "true"),
+    "a function that is made": FUNCTION,
+    "a made function that list() calls": call(named("builtins", "list"), call(named("builtins", "iter"), MADE, 0)),
+    "a bound method that list() calls": call(named("builtins", "list"), call(named("builtins", "iter"), BOUND, 0)),
+    "a made function that a scheduler calls": call(named("torch.optim.lr_scheduler", "LambdaLR"), None, MADE),
+    "behind three hundred values": call(named("functools", "partial"), OS, *range(300)),
+    "a generator's constructor": call(named("numpy.random._pickle", "__generator_ctor"), "true", OS),
+    "_rebuild_from_type": call(
+        named("torch._tensor", "_rebuild_from_type"), call(named("mypkg", "get")), named("torch", "Tensor"), ("x",), {}
+    ),
+    "another class, by slots": call(NAMESPACE) + ops((None, {"__class__": named("mypkg", "Other")})) + b"b",
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
@@ -345,6 +360,12 @@ def test_plain_data_is_data(protocol: int) -> None:
         assert [act for act in report.acts if act.how != "refers"] == [], name
 
 
+@pytest.mark.parametrize(("which", "first"), [("__generator_ctor", ("x",)), ("__bit_generator_ctor", ())])
+def test_what_a_call_is_given_to_call_is_called(which: str, first: tuple[Any, ...]) -> None:
+    report = check(pickled(call(named("numpy.random._pickle", which), *first, named("mypkg", "run"))))
+    assert [act.text for act in report.acts if act.how == "calls"] == [f"mypkg.run({', '.join(map(repr, first))})"]
+
+
 class Honest:
     def method(self) -> None: ...
 
@@ -419,6 +440,16 @@ def test_a_file_without_pickles_says_that_nothing_can_run(tmp_path: Path) -> Non
         ("mypkg.cloudpickle.loads", "calls", "system"),
         ("mypkg.import_string", "calls", "system"),
         ("six.exec_", "calls", "system"),
+        ("_pyrepl.pager.pipe_pager", "calls", "system"),
+        ("_interpreters.exec", "calls", "system"),
+        ("sklearn.utils._joblib.load", "calls", "system"),
+        ("transformers.AutoModel.from_pretrained", "calls", "system"),
+        ("keras.models.load_model", "calls", "system"),
+        ("torch.nn.parallel.subprocess.Popen", "calls", "system"),
+        ("torch.ao.quantization.fx.graph_module.FusedGraphModule", "calls", "system"),
+        ("torch.utils.benchmark.utils.timer.Timer", "calls", "system"),
+        ("torch._inductor.utils.run_and_get_code", "calls", "system"),
+        ("torch.optim.lr_scheduler.LambdaLR", "calls", "data"),
         ("pytest.main", "calls", "system"),
         ("sympy.core.sympify.sympify", "calls", "system"),
         ("sympy.core.symbol.Symbol", "calls", "code"),

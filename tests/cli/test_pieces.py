@@ -60,7 +60,7 @@ def test_a_deep_check_compares_every_piece(tmp_path: Path) -> None:
     for lay in ("plain", "transposed"):
         folder = save(tmp_path / lay, {"model.a": values}, {"model.a": rows((60, 50), 3)}, lay=lay)
         result = CliRunner().invoke(cli, ["check", "--deep", str(folder)])
-        assert "every byte was read; all 3 records match their checksums" in result.stdout
+        assert "every byte was read; all 3 items match their checksums" in result.stdout
 
         file = folder / "__1_0.distcp"
         data = bytearray(file.read_bytes())
@@ -68,5 +68,22 @@ def test_a_deep_check_compares_every_piece(tmp_path: Path) -> None:
         file.write_bytes(data)
         result = CliRunner().invoke(cli, ["check", "--deep", str(folder)])
         assert result.exit_code == 1
-        assert "CK105 the piece of 'model.a' at [20, 0] in '__1_0.distcp' is damaged: its CRC-32 is" in result.stdout
-        assert "2 of 3 records match their checksums" in result.stdout
+        assert (
+            "CK105 the item of 'model.a' at [20, 0] in '__1_0.distcp': record 'archive/data/0' is damaged"
+            in result.stdout
+        )
+        assert "2 of 3 items match their checksums" in result.stdout
+
+
+def test_what_cannot_be_read_does_not_hide_the_values_of_the_rest(tmp_path: Path) -> None:
+    tensors = {"model.a": torch.ones(12, 8), "model.b": torch.full((6, 8), torch.nan)}
+    folder = save(tmp_path / "saved", tensors, {"model.a": rows((12, 8), 3)}, files=4)
+    (folder / "__1_0.distcp").unlink()
+
+    result = CliRunner().invoke(cli, ["check", "--values", str(folder)])
+    assert result.exit_code == 1
+    assert "CK110 values that are no numbers (NaN): model.b (48 of 48)" in result.stdout
+    assert "CK113 values not looked at, for they cannot be read: model.a" in result.stdout
+    stat = CliRunner().invoke(cli, ["stat", str(folder)])
+    assert "model.a" in stat.stdout
+    assert "__1_0.distcp" in stat.stdout

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -104,6 +104,23 @@ def pt2() -> bytes:
     )
 
 
+def torchscript_json() -> bytes:
+    def entry(key: str, *numbers: int) -> dict[str, Any]:
+        half = len(numbers) // 2
+        return {
+            "dims": list(map(str, numbers[:half])),
+            "strides": list(map(str, numbers[half:])),
+            "dataType": "FLOAT",
+            "data": {"key": key},
+            "device": "cpu",
+        }
+
+    tensors = [entry("t/0", *SHAPE, 1024, 1), entry("t/0", *SHAPE, 1, 1024), entry("t/1", 2, 2, 2, 1)]
+    module = {"name": "m", "parameters": [{"name": name, "tensorId": str(at)} for at, name in enumerate(NAMES)]}
+    index = json.dumps({"mainModule": module, "tensors": tensors}).encode()
+    return build.zip_file({"m/version": b"1\n", "m/t/0": LARGE, "m/t/1": build.floats(), "m/model.json": index})
+
+
 def safetensors() -> bytes:
     header = {
         "whole": {"dtype": "F32", "shape": SHAPE, "data_offsets": [0, len(LARGE)]},
@@ -156,6 +173,7 @@ EXAMPLES: dict[str, Example] = {
     "torchscript": Example(torchscript(), NAMES),
     "torch_zip": Example(torch_zip(), NAMES),
     "pt2": Example(pt2(), NAMES),
+    "torchscript_json": Example(torchscript_json(), NAMES),
     "torch_legacy": Example(torch_legacy(), NAMES),
     "torch_tar": Example(torch_tar(), NAMES),
     "packed": Example(build.zip_file({"notes.txt": b"hello", "policy.pth": torch_zip()}), NAMES),
@@ -235,7 +253,13 @@ def test_the_first_to_recognise_a_file_is_its_own_format(name: str) -> None:
 def test_a_format_recognises_no_file_of_an_unrelated_one(name: str) -> None:
     related = {
         "torch_zip": {"torchscript"},  # a kind of it
-        "packed": {"torchscript", "torch_zip", "pt2", "torch_tar"},  # any zip or tar, so it is asked after them
+        "packed": {
+            "torchscript",
+            "torch_zip",
+            "pt2",
+            "torchscript_json",
+            "torch_tar",
+        },  # any zip or tar, so it is asked after them
         "pickle": {"torch_legacy"},  # which begins with one
     }
     (module,) = (module for module in FORMATS if name == module.NAME)

@@ -67,6 +67,15 @@ def test_the_code_says_what_is_a_parameter_and_what_a_buffer() -> None:
     assert checkpoint.weights.class_name == "Net"
 
 
+def test_code_of_pytorch_1_4_lists_no_buffers_they_are_the_other_tensors() -> None:
+    code = "".join(line for line in CODE.splitlines(keepends=True) if "__buffers__" not in line)
+    checkpoint = opened(net(plain=vector(), number=3), code=code)
+
+    kinds = {name: tensor.info.kind for name, tensor in checkpoint.tensors.items()}
+    assert kinds == {"weight": "parameter", "mean": "buffer", "plain": "buffer", "child.scale": "parameter"}
+    assert not checkpoint.attributes
+
+
 def test_without_code_every_tensor_of_a_module_counts() -> None:
     checkpoint = opened(net(plain=vector()), code=None)
 
@@ -140,7 +149,7 @@ def test_code_that_is_broken_is_no_error(code: str) -> None:
 
 
 def test_code_is_never_run() -> None:
-    code = 'import os\nos.abort()\nclass Net(Module):\n  __parameters__ = ["weight", ]\n'
+    code = 'import os\nos.abort()\nclass Net(Module):\n  __parameters__ = ["weight", ]\n  __buffers__ = []\n'
 
     assert list(opened(net(), code=code).tensors) == ["weight"]
 

@@ -1,5 +1,7 @@
 """
 ``python -m tests.fuzz.calls --programs 1000000 --seed 1``: whatever Python's own unpickler calls is on our list.
+``python -m tests.fuzz.calls --files FOLDER``: the same for every pickle in the files of a folder, as scanners publish
+them for their tests; zips, tars, arrays of numpy and compressed files are unpacked without our code.
 
 Programs of all opcodes are made from a seed and given to Python's unpickler, in C and in Python, with recorders in the
 place of every name: inert classes that note what is called and give further recorders. Nothing real is ever looked up
@@ -9,18 +11,27 @@ or called. What they noted has to be told by ``trace``, in the same order. Exits
 from __future__ import annotations
 
 import argparse
+import bz2
 import copyreg
+import gzip
 import io
+import lzma
 import pickle
 import random
 import resource
 import sys
-from collections.abc import Callable
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from struct import pack
 from typing import Any
 
+from ckptool import check
 from ckptool.pickles.effects import SPLIT_FRAME, Effect
+from ckptool.pickles.grading import canonical, grade_of
 from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource
@@ -30,6 +41,8 @@ MEMORY = 1 << 30
 SPLIT = "split frame"
 """From where on there are two readings, one of them from memory and one from a file. We say so, and no more."""
 EXTENSIONS = (7, 300, 70_000)
+FOLLOWED = {"builtins.getattr", "copyreg._reconstructor", "copyreg.__newobj__", "torch.storage._load_from_bytes"}
+"""What these find, build or load is said, not that they are called."""
 _KINDS = {"refers": "refers", "calls": "calls", "builds": "calls", "sets": "sets", "adds": "adds", "asks": "asks"}
 
 
@@ -303,6 +316,58 @@ def registered() -> None:
             copyreg.add_extension("evil", f"ext{code}", code)
 
 
+# Files
+
+
+def contents(data: bytes, depth: int = 0) -> Iterator[bytes]:
+    """Yield what may be pickles in a file: all of it, what archives hold, what follows the header of an array."""
+    yield data
+    if depth == 4:
+        return
+    inner: list[bytes] = []
+    with suppress(Exception), zipfile.ZipFile(io.BytesIO(data)) as found:
+        for member in found.namelist():
+            with suppress(Exception):  # a checksum that is wrong, a method that this Python lacks
+                inner.append(found.read(member))
+    with suppress(Exception), tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        inner += [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
+    for unpack in (gzip.decompress, bz2.decompress, lzma.decompress, zlib.decompress):
+        with suppress(Exception):
+            inner.append(unpack(data))
+    if data.startswith(b"\x93NUMPY"):
+        width = 2 if data[6] == 1 else 4
+        inner.append(data[8 + width + int.from_bytes(data[8 : 8 + width], "little") :])
+    for one in inner:
+        yield from contents(one, depth + 1)
+
+
+def unlisted(data: bytes) -> Iterator[Noted]:
+    """Yield what an unpickler calls in the pickles of a file, and is not among what ``check`` says of the file."""
+    listed = {act.name for act in check(data).acts}
+    for content in contents(data):
+        for kind, name in unpickled(content, pickle._Unpickler):  # type: ignore[attr-defined]
+            module, _, last = name.rpartition(".")
+            full = canonical(module, last)
+            plain = grade_of(full, last, "calls")[0] == "data" or full in FOLLOWED
+            if kind == "calls" and module and not plain and full not in listed and "(" not in name:
+                yield kind, name
+        lost = missing(content)
+        if lost is not None:
+            yield lost
+
+
+def run_files(folder: Path) -> tuple[int, int, list[tuple[str, Noted]]]:
+    """Try the files of a folder; return how many there are, how much was called, and what is not told."""
+    registered()
+    files, calls, bugs = 0, 0, []
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        data = path.read_bytes()
+        files += 1
+        calls += sum(kind == "calls" for one in contents(data) for kind, _ in unpickled(one, pickle.Unpickler))
+        bugs += [(str(path), one) for one in dict.fromkeys(unlisted(data))]
+    return files, calls, bugs
+
+
 def run(seed: int, programs: int) -> tuple[int, list[tuple[bytes, Noted]]]:
     """Try so many programs; return how many things were called in them, and those of which something is missing."""
     registered()
@@ -321,8 +386,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.calls", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--programs", type=int, default=100_000)
+    parser.add_argument("--files", type=Path)
     asked = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # lengths that lie make the unpickler ask for much
+    if asked.files is not None:
+        files, calls, lost = run_files(asked.files)
+        print(f"{files:,} files, {calls:,} calls, {len(lost)} that are not told")
+        for path, what in lost[:50]:
+            print(f"  {path}: {what}")
+        return 1 if lost or not files else 0
     _, bugs = run(asked.seed, asked.programs)
     print(f"seed {asked.seed}: {asked.programs:,} programs, {len(bugs)} with a call that is not told")
     for data, what in bugs[:20]:

@@ -15,11 +15,13 @@ import pytest
 from ckptool import check
 from ckptool.pickles import effect_opcodes
 from ckptool.pickles.effects import Tracer
-from tests.checking.test_would_run import CONTAINERS
-from tests.fuzz.calls import missing, program, run, unpickled
+from tests.build import call, named
+from tests.checking.test_would_run import CONTAINERS, PIECES
+from tests.fuzz.calls import missing, program, run, run_files, unpickled
+from tests.hostile.cases.every import CASES
 from tests.scale import scaled, step, times
 
-PROGRAMS = times(4_000, 200_000)
+PROGRAMS = times(4_000, 80_000)
 CALLS = b"R\x81bo\x92iaesu\x90"
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +34,33 @@ def test_no_call_of_python_s_unpickler_is_missing() -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{PROGRAMS:,} programs, 0 with a call that is not told" in done.stdout
+
+
+def test_no_call_in_the_hostile_files_is_missing(tmp_path: Path) -> None:
+    hostile = [case.make for case in CASES if case.row.startswith("P") and isinstance(case.make, bytes)]
+    for number, data in enumerate([one for one in hostile if len(one) < 100_000][:: step(6)]):
+        (tmp_path / f"{number}").write_bytes(data)
+    for number, pack in enumerate([*CONTAINERS.values(), *PIECES.values()]):
+        (tmp_path / f"packed {number}").write_bytes(pack(call(named("os", "system"), "true")))
+    command = [sys.executable, "-m", "tests.fuzz.calls", "--files", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    files, calls, lost = (int(word.replace(",", "")) for word in done.stdout.split() if word[0].isdigit())
+    assert files == len(list(tmp_path.iterdir()))
+    assert calls > files / 4
+    assert lost == 0
+
+
+@pytest.mark.parametrize("forgotten", ["check", "trace"])
+def test_a_call_that_is_not_listed_is_found_out(
+    forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(PIECES["npz"](call(named("os", "system"), "true")))
+    assert run_files(tmp_path)[2] == []
+    silent = check(b"\x80\2N.") if forgotten == "check" else None
+    monkeypatch.setattr(f"tests.fuzz.calls.{forgotten}", lambda *_, **__: silent)
+    assert run_files(tmp_path)[2]
 
 
 def test_the_programs_call_by_every_opcode() -> None:

@@ -36,6 +36,7 @@ import ckptool.sources.unavailable
 from ckptool.cli import cli
 from ckptool.cli.text import error_text
 from tests import build
+from tests.tensors.folders import columns, rows, save
 
 MIB = 1 << 20
 MEMORY = {"inspect": 512 * MIB, "check": 512 * MIB, "migrate": 512 * MIB, "load": 1024 * MIB}
@@ -291,6 +292,17 @@ def warm_up() -> None:
         path.write_bytes(build.index_of_shards({"a": "a"}))
         for verb in VERBS.values():
             verb(str(path), folder)
+        values = torch.arange(6.0).reshape(2, 3)
+        for cut in (rows((2, 3), 2), columns((2, 3), 2)):
+            path = save(
+                Path(folder, f"cut-along-{cut[1][0].index(max(cut[1][0]))}"), {"model.w": values}, {"model.w": cut}
+            )
+            (path / "__1_0.distcp").unlink()  # an error has a hint
+            for verb in VERBS.values():
+                verb(str(path), folder)
+            save(path, {"model.w": values}, {"model.w": cut})
+            for verb in VERBS.values():
+                verb(str(path), folder)
 
 
 def main() -> None:

@@ -505,7 +505,7 @@ def test_closing_from_two_threads_closes_one_descriptor(path: Path, monkeypatch:
 
 
 def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_an_error(tmp_path: Path) -> None:
-    count = 300_000
+    count, rounds, readers = 50_000, times(50, 2_000), times(6, 32)
     for name in "ab":
         tree = {"w": build.tensor(build.storage(numel=count, dtype="ByteStorage"), (count,))}
         (tmp_path / f"{name}.pth").write_bytes(build.torch_zip(tree, {"0": name.encode() * count}))
@@ -513,7 +513,7 @@ def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_a
     sys.setswitchinterval(1e-6)
     wrong: list[bytes] = []
     try:
-        for number in range(times(50, 150)):
+        for number in range(rounds):
             checkpoint, go = open_checkpoint(tmp_path / "a.pth"), threading.Event()
 
             def read(tensor: LazyTensor = checkpoint.tensors["w"], go: threading.Event = go) -> None:
@@ -523,7 +523,7 @@ def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_a
                         found = tensor.read()
                         wrong.extend([found[:4]] if found.count(b"a") != count else [])
 
-            threads = [threading.Thread(target=read) for _ in range(6)]
+            threads = [threading.Thread(target=read) for _ in range(readers)]
             for thread in threads:
                 thread.start()
             go.set()

@@ -30,33 +30,51 @@ def save(
     lay: str = "plain",
 ) -> Path:
     """Write tensors in as many files; ``lay`` is ``transposed`` for pieces whose memory is column by column."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = [io.BytesIO() for _ in range(files)]
-    entries: dict[str, Any] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    described: dict[str, Described] = {}
     count = 0
     for name, tensor in tensors.items():
-        chunks = []
-        boxes = (cuts or {}).get(name) or [((0,) * tensor.dim(), tuple(tensor.shape))]
-        for offsets, sizes in boxes:
+        items: list[Item] = []
+        for offsets, sizes in (cuts or {}).get(name) or [((0,) * tensor.dim(), tuple(tensor.shape))]:
             piece = tensor[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))].clone()
             if lay == "transposed" and piece.dim() == 2:
                 piece = piece.T.contiguous().T
             number, count = count % files, count + 1
-            start = written[number].tell()
-            torch.save(piece, written[number])
-            written[number].seek(0, io.SEEK_END)
-            length = written[number].tell() - start
-            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-            index = MetadataIndex(name, torch.Size(offsets))
-            places[index] = _StorageInfo(f"__{number}_0.distcp", start, length)
-        properties = TensorProperties(dtype=tensor.dtype)
-        entries[name] = TensorStorageMetadata(properties, tensor.shape, chunks)
-    for number, one in enumerate(written):
-        (folder / f"__{number}_0.distcp").write_bytes(one.getvalue())
+            data = item(piece)
+            items.append((offsets, sizes, f"__{number}_0.distcp", written[number].tell(), len(data)))
+            written[number].write(data)
+        described[name] = tensor.dtype, tuple(tensor.shape), items
+    contents = {f"__{number}_0.distcp": one.getvalue() for number, one in enumerate(written)}
+    return write(folder, described, contents)
+
+
+Item = tuple[tuple[int, ...], tuple[int, ...], str, int, int]
+"""A piece: offsets, sizes, and the file, the offset and the length of what torch.save wrote of it."""
+Described = tuple[torch.dtype, tuple[int, ...], Sequence[Item]]
+
+
+def write(folder: Path, tensors: Mapping[str, Described], files: Mapping[str, bytes]) -> Path:
+    """Write files, and an index that says of tensors what it is given, whatever the files hold."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for name, (dtype, shape, items) in tensors.items():
+        chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, *_ in items]
+        entries[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
+        for offsets, _, file, start, length in items:
+            places[MetadataIndex(name, torch.Size(offsets))] = _StorageInfo(file, start, length)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
     planner_data = {name: tuple(name.split(".", 1)) for name in tensors}
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, planner_data, places)))
     return folder
+
+
+def item(tensor: torch.Tensor) -> bytes:
+    """Return what torch.save writes of a piece."""
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer.getvalue()
 
 
 def rows(shape: Sequence[int], count: int) -> list[Box]:

@@ -67,10 +67,7 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
     from ckptool.formats.strict_json import parse_object
 
     try:
-        source = folder.open(name)
-        if source.nbytes > _JSON_NBYTES:
-            return {}
-        return parse_object(source.read(0, source.nbytes), name, "json", folder.cancellation)
+        return parse_object(folder.content(name, _JSON_NBYTES), name, "json", folder.cancellation)
     except Cancelled:
         raise
     except CkptoolError:

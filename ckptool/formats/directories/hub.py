@@ -17,6 +17,7 @@ from ckptool.sources.folder import FolderSource
 
 _COMMIT: Final = re.compile(rb"[0-9a-f]{40}")
 _MAIN: Final = "refs/main"
+_MAIN_NBYTES: Final = 4096
 _SNAPSHOTS: Final = "snapshots"
 
 
@@ -25,8 +26,7 @@ def snapshot(folder: FolderSource) -> str | None:
     if _SNAPSHOTS not in folder.folders or not folder.has(_MAIN):
         return None
     try:
-        source = folder.open(_MAIN)
-        commit = source.read(0, min(source.nbytes, 4096)).strip()
+        commit = folder.content(_MAIN, _MAIN_NBYTES).strip()
     except Cancelled:
         raise
     except CkptoolError:

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.errors import OutOfMemory
-from ckptool.sources import paths
 from ckptool.sources.files import FileSource, file_under, filler_under
 from ckptool.sources.source import FillsBuffers, Source
 
@@ -81,7 +80,7 @@ class HostMemory:
             whole = self.mapped(file)
             return None if whole is None else (whole[0], start)
         with suppress(OSError):  # no room for a mapping that may be written to, or closed just now: reading tells
-            return None if self._wanted == "auto" and paths.is_network(file.fileno()) else (file.map(), 0)
+            return None if self._wanted == "auto" and file.is_remote() else (file.map(), 0)
         return None
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:

@@ -148,7 +148,7 @@ class LiveModel:
         self._gate = Gate()
         self._reloading = threading.Lock()
         self._watcher: Watcher[Reload] | None = None
-        self._seen: tuple[str, tuple[int, ...] | None] | None = None
+        self._seen: tuple[str, tuple[object, ...] | None] | None = None
         self.report: LoadReport | None = None
         self._failure: tuple[Exception, datetime] | None = None
         if source is not None:
@@ -327,7 +327,8 @@ class LiveModel:
         written is left until it rests for one look, unless files are renamed there faster than that: those are whole.
         One that cannot be loaded is reported, through ``logging``,
         ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
-        after the fork. Of an index of shards, the index alone is looked at: put it there last.
+        after the fork. Of an index of shards, the index alone is looked at: put it there last. Of a folder, every file
+        is; where it has an index, nothing is loaded before that is another one, too.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from ckptool.cancellation import Cancellation
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.messages import show
-from ckptool.sources.paths import file_identity, identity_of
+from ckptool.sources.paths import file_identity, identity_of, is_committed
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class _Waiting:
             except (OSError, ValueError):
                 self._status = None
 
-    def was_replaced_whole(self, found: tuple[int, ...], loaded: tuple[int, ...] | None) -> bool:
+    def was_replaced_whole(self, found: tuple[object, ...], loaded: tuple[object, ...] | None) -> bool:
         """Say whether the path has another file now, and this one, which was not loaded, was not written to."""
         before = self._status
         if before is None or identity_of(before) == loaded or found[:2] == (before.st_dev, before.st_ino):
@@ -67,12 +67,13 @@ class Watcher(Generic[T]):
         self,
         path: str,
         every: float,
-        loaded: tuple[int, ...] | None,
+        loaded: tuple[object, ...] | None,
         reload: Callable[[Cancellation], T],
         failed: Callable[[Exception], None],
         told: Callable[[T | CkptoolError], None] | None,
     ) -> None:
-        self._path, self._every, self._loaded = path, every, loaded
+        self._path, self._every = path, every
+        self._loaded = self._served = loaded  # what was tried last, and what was loaded indeed
         self._reload, self._failed, self._told = reload, failed, told
         self._stopped = threading.Event()
         self._cancellation = Cancellation()
@@ -90,7 +91,7 @@ class Watcher(Generic[T]):
         seen, waiting = self._loaded, _Waiting()
         while not self._stopped.wait(self._every):
             found = file_identity(self._path)
-            if found is None or found == self._loaded:
+            if found is None or found == self._loaded or not is_committed(found, self._served):
                 waiting.keep(None)
             elif found == seen or waiting.was_replaced_whole(found, self._loaded):
                 waiting.keep(None)
@@ -103,7 +104,9 @@ class Watcher(Generic[T]):
 
     def _try(self) -> None:
         try:
-            self._tell(self._reload(self._cancellation))
+            done = self._reload(self._cancellation)
+            self._served = self._loaded
+            self._tell(done)
         except Cancelled:
             logger.info("no longer watched, not reloaded: %s", show(self._path))
         except CkptoolError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.hostile.cases import Case, canaries, files, headers, keys, pickles, shards, tensors, texts, zips
+from tests.hostile.cases import Case, canaries, files, folders, headers, keys, pickles, shards, tensors, texts, zips
 
 _ALL: tuple[Case, ...] = (
     *canaries.CASES,
@@ -15,6 +15,7 @@ _ALL: tuple[Case, ...] = (
     *tensors.CASES,
     *headers.CASES,
     *shards.CASES,
+    *folders.CASES,
     *files.CASES,
     *texts.CASES,
 )

@@ -143,4 +143,4 @@ def _shards(index: Merged, files: whole.Files) -> Iterator[Shard]:
     """Yield the files that the index names, as far as they are there."""
     for file in sorted(files.sources):
         source = files.sources[file]
-        yield Shard(file, index.files[file].items, source.nbytes, source)
+        yield Shard(file, index.files[file].items, source.nbytes, source, "item")

@@ -1,4 +1,4 @@
-"""The items of a folder one by one, for whoever reads all of them: ``check --deep``."""
+"""The items of a folder one by one, for whoever reads all of them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 The indexes of ranks that saved without talking to each other, ``__<rank>.metadata``, put together.
 
 Each names that rank's own items alone. What is replicated stands in all of them: the first is taken, and the others
-are copies, which ``check --deep`` compares with it.
+are copies, which a check of every byte compares with it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from ckptool.checkpoints.parsed import Traits
 from ckptool.sources.folder import FolderSource
 
 NAME: Final = "rank_files"
-TRAITS: Final = Traits(has_tree=True, loader="torch.load, in as many processes as there are files,")
+TRAITS: Final = Traits(has_tree=True, loader="torch.load() in as many processes as there are files")
 _NAME: Final = re.compile(
     r"(?P<stem>.{0,200}?)(?:_?world_size_(?P<world>\d{1,6}))?_?rank[_-]?(?P<rank>\d{1,6})\.(?P<suffix>pt|pth|bin|ckpt)"
 )

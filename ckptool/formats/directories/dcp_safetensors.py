@@ -1,0 +1,152 @@
+"""
+What DCP's writer for Hugging Face leaves when every rank writes for itself: safetensors files of pieces, and no index.
+
+    shard-00001-model-00001-of-00002.safetensors    rank 0, for the first of two files that they would be together
+
+Text in each says where its pieces begin: ``DCP_SHARDING_INFO``, ``{"name": {"saved_offsets": [8, 0]}, …}``. The shape
+of a whole tensor is written nowhere: it is as large as its pieces reach. So the files cannot tell whether the last rank
+is there. See torch/distributed/checkpoint/hf_storage.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.contents import Contents, Group
+from ckptool.checkpoints.parsed import Parsed, Remark, Shard
+from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
+from ckptool.formats import safetensors
+from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse_object
+from ckptool.messages import counted, some
+from ckptool.sources.folder import FolderSource
+from ckptool.tensors.dtypes import DType
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
+from ckptool.tensors.tensor import TensorInfo, is_countable, is_size
+from ckptool.tensors.tiling import check_tiling
+
+NAME = "dcp_safetensors"
+TRAITS = safetensors.TRAITS
+_INFO: Final = "DCP_SHARDING_INFO"
+_SUFFIX: Final = ".safetensors"
+_HEAD_NBYTES: Final = 1 << 20
+_OF_RANK: Final = re.compile(r"shard-(\d{1,9})-.*\.safetensors")
+_AGAIN: Final = "Copy the folder again, with the files of all ranks."
+
+
+class _Part(NamedTuple):
+    offsets: tuple[int, ...]
+    file: str
+    info: TensorInfo
+
+
+def sniff(folder: FolderSource) -> bool:
+    """Say whether the first file of safetensors says where its pieces begin."""
+    first = next((name for name in folder.files if name.endswith(_SUFFIX)), None)
+    if first is None:
+        return False
+    try:
+        source = folder.open(first)
+    except CkptoolError:
+        return False
+    return f'"{_INFO}"'.encode() in source.read(0, min(source.nbytes, _HEAD_NBYTES))
+
+
+def read(folder: FolderSource, probe: Probe) -> Parsed:
+    """
+    Read the headers of all files; no tensor is read.
+
+    Raises:
+        MalformedFile: What a file says of its pieces makes no sense.
+        CkptoolError: A file cannot be read.
+    """
+    parts: dict[str, list[_Part]] = {}
+    shards = []
+    for name in folder.files:
+        if not name.endswith(_SUFFIX):
+            continue
+        try:
+            parsed = probe.read_inner(folder.open(name))
+            for tensor, part in _parts(name, parsed):
+                parts.setdefault(tensor, []).append(part)
+        except CkptoolError as error:
+            if name not in error.message:
+                error.message = f"{name!r}: {error.message}"
+            raise
+        shards.append(Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source))
+    if len(parts) > probe.limits.tensors:
+        raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
+    remarks = list(_ranks([shard.name for shard in shards]))
+    contents = Contents({name: _whole(folder, name, own, remarks) for name, own in parts.items()})
+    contents.groups.append(Group("", "mapping", list(parts)))
+    return Parsed(
+        shards[0].source,
+        NAME,
+        TRAITS,
+        contents,
+        fixed_form="state_dict",
+        shards=tuple(shards),
+        remarks=tuple(remarks),
+    )
+
+
+def _parts(file: str, parsed: Parsed) -> Iterator[tuple[str, _Part]]:
+    said = parse_object(parsed.metadata.get(_INFO, "{}").encode(), _INFO, "sharding")
+    for name, info in parsed.contents.tensors.items():
+        where = said.get(name)
+        offsets = where.get("saved_offsets") if isinstance(where, dict) else [0] * len(info.shape)
+        if not isinstance(offsets, list) or len(offsets) != len(info.shape) or not all(map(is_size, offsets)):
+            raise MalformedFile(f"{_INFO} says no place of {name!r}", kind="malformed-sharding")
+        yield name, _Part(tuple(offsets), file, info)
+
+
+def _whole(folder: FolderSource, name: str, parts: Sequence[_Part], remarks: list[Remark]) -> TensorInfo:
+    """Return the tensor that pieces are, as far as they reach; what is wrong with it goes to ``remarks``."""
+    dtype, rank = parts[0].info.dtype, len(parts[0].offsets)
+    if any(one.info.dtype != dtype or len(one.offsets) != rank for one in parts):
+        raise MalformedFile(f"the pieces of {name!r} differ in type, or in dimensions", kind="piece", hint=_AGAIN)
+    found: list[_Part] = []
+    for part in sorted(parts, key=lambda one: (one.offsets, one.info.shape)):
+        if not found or (found[-1].offsets, found[-1].info.shape) != (part.offsets, part.info.shape):
+            found.append(part)
+    shape = tuple(max(one.offsets[axis] + one.info.shape[axis] for one in found) for axis in range(rank))
+    if not is_countable(shape):
+        raise MalformedFile(f"the pieces of {name!r} reach further than torch can count", kind="piece")
+    fault = _fault(name, shape, found, dtype)
+    if fault is not None:
+        remarks.append(Remark("CK141", fault.message, _AGAIN))
+    pieces = [Piece(one.offsets, one.info.shape, one.file, partial(_given, one.info)) for one in found]
+    source = PiecesSource(shape, dtype, pieces, folder.cancellation, name=name, fault=fault)
+    return in_pieces(name, shape, dtype, source, "cpu")
+
+
+def _fault(name: str, shape: tuple[int, ...], parts: Sequence[_Part], dtype: DType) -> CkptoolError | None:
+    try:
+        check_tiling(name, shape, [(one.offsets, one.info.shape) for one in parts])
+    except CkptoolError as error:
+        return error
+    if dtype.packed > 1:
+        return MalformedFile(f"{name!r} is of {dtype}, whose pieces cannot be put together", kind="piece")
+    return None
+
+
+def _given(info: TensorInfo) -> TensorInfo:
+    return info
+
+
+def _ranks(files: Sequence[str]) -> Iterator[Remark]:
+    known = {int(match[1]) for file in files if (match := _OF_RANK.fullmatch(file))}
+    missing = [rank for rank in range(1, max(known, default=0)) if rank not in known] if len(known) < 1 << 20 else []
+    if missing:
+        what = (
+            f"no file of {counted(len(missing), 'rank')}, by the numbers in the names: {some(list(map(str, missing)))}"
+        )
+        yield Remark("CK140", what, _AGAIN)
+    yield Remark(
+        "CK145",
+        f"the files of {counted(len(known) or len(files), 'rank')}, and nothing says how many there were, or how large "
+        "the tensors: complete as far as the files tell",
+    )

@@ -1,0 +1,100 @@
+"""Sharded safetensors of DCP's writer for Hugging Face: pieces whose places are in text, and no index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckptool
+from ckptool.errors import CkptoolError, MalformedFile
+from tests.formats.dcp_folder import Boxes, grid, rows, tensors
+
+
+def write(folder: Path, cut: dict[str, Boxes], *, files: int = 1) -> dict[str, torch.Tensor]:
+    """Write tensors as the ranks of ``cut`` would: the first box of each into the first rank's file."""
+    folder.mkdir()
+    whole = tensors()
+    for rank in range(max(map(len, cut.values()))):
+        own, places = {}, {}
+        for name, boxes in cut.items():
+            if rank < len(boxes):
+                offsets, sizes = boxes[rank]
+                part = whole[name][tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
+                own[name], places[name] = part.contiguous(), {"saved_offsets": list(offsets)}
+        text = {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places), "format": "pt"}
+        save_file(own, folder / f"shard-{rank + 1:05}-model-00001-of-{files:05}.safetensors", text)
+    return whole
+
+
+CUT: dict[str, Boxes] = {
+    "model.weight": grid((23, 10), 2, 2),
+    "model.wide": rows((5, 14), 4, 1),
+    "model.bias": rows((14,), 4),
+    "model.flags": [((0,), (11,))],
+}
+
+
+def test_pieces_are_put_together(tmp_path: Path) -> None:
+    whole = write(tmp_path / "saved", CUT)
+    with ckptool.open_checkpoint(tmp_path / "saved") as opened:
+        assert opened.format == "dcp_safetensors"
+        assert set(opened.tensors) == set(CUT)
+        assert all(torch.equal(opened.tensors[name].torch(), whole[name]) for name in CUT)
+    report = ckptool.check(tmp_path / "saved", deep=True)
+    assert [one.code for one in report.findings] == ["CK145"]
+    done = ckptool.migrate(tmp_path / "saved", tmp_path / "one.safetensors")
+    assert done.verified
+    assert torch.equal(ckptool.load(tmp_path / "one.safetensors")["model.weight"], whole["model.weight"])
+
+
+def test_copies_of_a_piece_are_one(tmp_path: Path) -> None:
+    whole = write(tmp_path / "saved", {"model.flags": [((0,), (11,))] * 3})
+    assert torch.equal(ckptool.load(tmp_path / "saved")["model.flags"], whole["model.flags"])
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_in_the_middle_is_missed(tmp_path: Path, rank: int) -> None:
+    write(tmp_path / "saved", CUT)
+    (tmp_path / "saved" / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors").unlink()
+    report = ckptool.check(tmp_path / "saved")
+    assert {"CK140", "CK141"} <= {one.code for one in report.findings}
+    assert f"no file of 1 rank, by the numbers in the names: {rank + 1}" in str(report)
+    with pytest.raises(CkptoolError, match="hole"):
+        ckptool.load(tmp_path / "saved")
+
+
+def test_the_last_rank_is_not_promised(tmp_path: Path) -> None:
+    write(tmp_path / "saved", {"model.bias": rows((14,), 4)})
+    (tmp_path / "saved" / "shard-00004-model-00001-of-00001.safetensors").unlink()
+    with ckptool.open_checkpoint(tmp_path / "saved") as opened:
+        assert opened.tensors["model.bias"].shape == (12,)
+    assert "complete as far as the files tell" in str(ckptool.check(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize(
+    "places", [{"w": {"saved_offsets": [1, 0]}}, {"w": {"saved_offsets": [-1]}}, {"w": {"saved_offsets": [1 << 63]}}]
+)
+def test_places_that_make_no_sense(tmp_path: Path, places: dict[str, object]) -> None:
+    save_file({"w": torch.ones(3)}, tmp_path / "shard-00001.safetensors", {"DCP_SHARDING_INFO": json.dumps(places)})
+    with pytest.raises(MalformedFile):
+        ckptool.open_checkpoint(tmp_path)
+
+
+def test_full_tensors_are_preferred_to_their_pieces(tmp_path: Path) -> None:
+    whole = write(tmp_path / "sharded", CUT)
+    folder = tmp_path / "both"
+    folder.mkdir()
+    shutil.move(tmp_path / "sharded", folder / "sharded")
+    save_file({name: whole[name] for name in CUT}, folder / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(CUT, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with ckptool.open_checkpoint(folder) as opened:
+        assert opened.format == "safetensors"
+        assert torch.equal(opened.tensors["model.weight"].torch(), whole["model.weight"])
+    with ckptool.open_checkpoint(folder / "sharded") as opened:
+        assert torch.equal(opened.tensors["model.weight"].torch(), whole["model.weight"])
