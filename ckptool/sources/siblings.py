@@ -3,7 +3,8 @@ Open files that another file names: in its folder or below, and through no link 
 
 Each component of a name is opened in the folder that was opened before it, and no link is followed, so nothing that
 changes meanwhile leads elsewhere. One shape of link is, step by step: what the cache of Hugging Face's hub makes of
-each file of a snapshot, which can lead to a blob of the same repository and nowhere else.
+each file of a snapshot, which can lead to a blob of the same repository and nowhere else. Where links were copied as
+text, by what knows none, the text is taken for the link.
 
     models--…/snapshots/<commit>/model.safetensors  ->  ../../blobs/<40 or 64 hexadecimal digits>
 
@@ -18,12 +19,13 @@ import re
 import stat
 from contextlib import ExitStack
 
-from ckptool.errors import FileUnavailable, MalformedFile, SourceChanged
+from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile, SourceChanged
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
+_LONGEST_LINK = 9 * len("../") + len("blobs/") + 64
 _LINKS = (errno.ELOOP, errno.EMLINK)
 """The error codes for a link that must not be followed."""
 
@@ -70,7 +72,7 @@ def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
     except OSError as error:
         raise _unavailable(error) from error
     try:
-        if _place_under(own, folder, follow=True) != identity:
+        if identity not in (_place_under(own, folder, follow=True), _place_below(own, folder)):
             raise SourceChanged("another file has its name by now", hint="Read it again once it is complete.")
         return open_below(folder, name)
     finally:
@@ -113,23 +115,36 @@ def open_below(folder: int, name: str) -> int:
             stack.callback(os.close, fd)
             return fd
 
+        def blob(target: str) -> int | None:
+            """Return the descriptor of the blob of this repository that a link leads to; None if it does not."""
+            match = _BLOB.fullmatch(target)
+            below = root = folder
+            for _ in range(match[1].count("/") if match else 0):
+                below, root = root, opened("..", _FOLDER, root)
+            if match is None or _place_under("snapshots", root, follow=False) != _place(os.fstat(below)):
+                return None
+            return os.open(match[2], _FILE | _NO_LINK, dir_fd=opened("blobs", _FOLDER | _NO_LINK, root))
+
         try:
             for component in folders:
                 if _link(component, folder) is not None:
                     raise _refused_link()
                 folder = opened(component, _FOLDER | _NO_LINK, folder)
             link = _link(file, folder)
-            if link is not None:
-                blob = _BLOB.fullmatch(link)
-                below = folder
-                for _ in range(blob[1].count("/") if blob else 0):
-                    below, folder = folder, opened("..", _FOLDER, folder)
-                if blob is None or _place_under("snapshots", folder, follow=False) != _place(os.fstat(below)):
-                    raise _refused_link()
-                folder, file = opened("blobs", _FOLDER | _NO_LINK, folder), blob[2]
-            fd = os.open(file, _FILE | _NO_LINK, dir_fd=folder)
+            fd = os.open(file, _FILE | _NO_LINK, dir_fd=folder) if link is None else blob(link)
+            if fd is None:
+                raise _refused_link()
         except OSError as error:
             raise _unavailable(error) from error
+        try:
+            text = _text(fd) if link is None else ""
+            copied = blob(text) if text else None
+        except OSError as error:
+            os.close(fd)
+            raise _unavailable(error) from error
+        if copied is not None:
+            os.close(fd)
+            fd = copied
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
         os.close(fd)
@@ -148,12 +163,31 @@ def _link(name: str, folder: int) -> str | None:
         return None
 
 
+def _text(fd: int) -> str:
+    """Return the content of a file that is as short as what a link to a blob says; else an empty text."""
+    status = os.fstat(fd)
+    is_short = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_LINK
+    return os.pread(fd, _LONGEST_LINK, 0).decode("ascii", "replace") if is_short else ""
+
+
 def _place_under(name: str, folder: int, *, follow: bool) -> tuple[int, int] | None:
     """Return device and inode of a file in a folder; None if there is no such file."""
     try:
         return _place(os.stat(name, dir_fd=folder, follow_symlinks=follow))
     except OSError:
         return None
+
+
+def _place_below(name: str, folder: int) -> tuple[int, int] | None:
+    """Return device and inode of what ``open_below`` opens; None if it does not."""
+    try:
+        fd = open_below(folder, name)
+    except CkptoolError:
+        return None
+    try:
+        return _place(os.fstat(fd))
+    finally:
+        os.close(fd)
 
 
 def _unavailable(error: OSError) -> FileUnavailable:

@@ -494,6 +494,9 @@ def test_a_link_to_the_last_of_several_is_none_more(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-1" / "again").symlink_to("..")
 
     assert_loads(tmp_path, weights())
+    write(tmp_path / "epochs" / "epoch_1.pt", weights())
+    (tmp_path / "epochs" / "last.pt").symlink_to("epoch_1.pt")
+    assert codes(tmp_path / "epochs") == []
 
 
 @each("commit", ["", "../../..", "1" * 40 + "/..", "3" * 40, "\xff" * 40, "1" * 5000])
@@ -503,6 +506,47 @@ def test_a_reference_that_names_no_snapshot_is_not_followed(commit: str, tmp_pat
 
     with open_checkpoint(tmp_path) as checkpoint:
         assert [one.name for one in checkpoint.members] == ["1" * 40, "2" * 40]
+
+
+def _as_text(folder: Path) -> None:
+    """Copy a cache as what knows no links does."""
+    _hub(folder)
+    for link in [one for one in folder.rglob("*") if one.is_symlink()]:
+        target = link.readlink()
+        link.unlink()
+        link.write_text(str(target))
+
+
+def test_a_cache_whose_links_were_copied_as_text_is_read(tmp_path: Path) -> None:
+    _as_text(tmp_path)
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / ("1" * 40)
+    write_shards(snapshot, "other.safetensors", weights())
+    for number, shard in enumerate(snapshot.glob("other*")):
+        blob = f"{number:064}"
+        shard.rename(snapshot.parents[1] / "blobs" / f"a{blob[1:]}")
+        shard.write_text(f"../../blobs/a{blob[1:]}")
+    (snapshot / "model.safetensors").unlink()
+
+    assert_loads(tmp_path, weights())
+    ckptool.migrate(tmp_path, tmp_path / "out.safetensors")
+
+
+def test_text_for_a_blob_that_is_not_there_is_a_missing_file(tmp_path: Path) -> None:
+    _as_text(tmp_path)
+    for blob in (tmp_path / "models--someone--tiny" / "blobs").iterdir():
+        blob.unlink()
+
+    assert refused(tmp_path).kind == "missing"
+
+
+def test_text_that_would_be_a_link_elsewhere_is_text(tmp_path: Path) -> None:
+    _as_text(tmp_path)
+    (tmp_path / "blobs").mkdir()
+    write(tmp_path / "blobs" / ("0" * 64), weights())
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "model.safetensors").write_text("../../blobs/" + "0" * 64)
+
+    assert isinstance(refused(tmp_path / "a" / "b"), ckptool.NotACheckpoint)
 
 
 def test_a_name_that_counts_a_million_shards_costs_nothing(tmp_path: Path) -> None:

@@ -154,11 +154,11 @@ def _member(name: str, found: Parsed) -> Member:
 
 
 def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:
-    """Return those that should have been checkpoints, and why they cannot be opened: text and the like is none."""
+    """Return those that should have been checkpoints, and why they cannot be opened: text is none, nor a link."""
     return tuple(
         (name, error.message)
         for name, error in failures.items()
-        if not isinstance(error, (NotACheckpoint, UnknownFormat))
+        if not isinstance(error, (NotACheckpoint, UnknownFormat)) and error.kind != "shard-link"
     )
 
 
