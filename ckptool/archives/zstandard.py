@@ -11,7 +11,7 @@ from ckptool.limits import Limits
 
 _WINDOW: Final = 1 << 27
 """What unpacking may take for its window: that of the highest level of the usual ones."""
-_COMMAND: Final = "pip install zstandard"
+_COMMAND: Final = "pip install 'ckptool[zstd]'"
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:

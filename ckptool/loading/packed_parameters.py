@@ -41,7 +41,7 @@ def pack(name: str, content: Any) -> Any:
     """
     try:
         return _PACKERS[name](content)
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever torch's code raises
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise UnsupportedFeature(f"packed weights of {name}: {reason}", kind="packed-weights") from error
 
@@ -52,6 +52,8 @@ def _linear(content: Any) -> Any:
         raise ValueError(
             f"a weight of {list(weight.shape)} with a bias of {list(bias.shape) if bias is not None else 0}"
         )
+    if not weight.is_contiguous():
+        raise ValueError("a weight that is a view, which may be far larger than its memory")
     if weight.is_quantized:
         return torch.ops.quantized.linear_prepack(weight, bias)
     return torch.ops.quantized.linear_prepack_fp16(weight, bias)  # they pickle as float32

@@ -22,6 +22,7 @@ import ckptool
 from ckptool.checkpoints import quantized_modules
 from ckptool.errors import IncompleteWeights, UnsupportedFeature
 from ckptool.loading.packed_parameters import pack
+from tests.loading.loadable import QUICK
 from tests.scale import exhaustive
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,7 +58,7 @@ class Dynamic(nn.Module):
 def static() -> nn.Module:
     model = Static().eval()
     ao.fuse_modules(model, [["convs.0", "convs.1"], ["convs.2", "convs.3"], ["act.0", "act.1"]], inplace=True)
-    model.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
+    model.qconfig = QUICK
     ao.prepare(model, inplace=True)
     model(torch.randn(2, 3, 6, 6))
     return ao.convert(model)  # type: ignore[no-any-return]
@@ -86,11 +87,12 @@ def reference() -> nn.Module:
     return nn.Sequential(made, nn.Linear(2, 2))
 
 
+@cache
 def fx() -> nn.Module:
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
     example = torch.randn(2, 4)
-    mapping = ao.get_default_qconfig_mapping()
+    mapping = ao.QConfigMapping().set_global(QUICK)
     prepared = prepare_fx(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), mapping, (example,))
     prepared(example)
     return convert_fx(prepared)  # type: ignore[no-any-return]
@@ -230,6 +232,7 @@ def test_packed_recurrent_layers_are_filled(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     WEIGHT = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    CHANNELS = torch.quantize_per_channel(torch.ones(3, 0), torch.ones(0), torch.zeros(0).long(), 1, torch.qint8)
     PACKED = torch.ops.quantized.linear_prepack(WEIGHT, None)
 
 
@@ -240,6 +243,8 @@ with warnings.catch_warnings():
         "no tensor": ("quantized.LinearPackedParamsBase", ["weight", None]),
         "one dimension": ("quantized.LinearPackedParamsBase", [WEIGHT[0], None]),
         "another length": ("quantized.LinearPackedParamsBase", [WEIGHT, torch.ones(5)]),
+        "no columns": ("quantized.LinearPackedParamsBase", [CHANNELS, None]),
+        "a view": ("quantized.LinearPackedParamsBase", [torch.ones(1, 1).expand(1 << 20, 1 << 20), None]),
         "no cell": ("rnn.CellParamsBase", ["quantized_dynamic"]),
         "a cell of old": ("rnn.CellParamsBase", ["quantized", [], [], [], [PACKED, PACKED]]),
         "cells of tensors": ("rnn.CellParamsBase", ["quantized_fp16", [], [], [], [WEIGHT, WEIGHT]]),
