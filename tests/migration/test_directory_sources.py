@@ -1,0 +1,56 @@
+"""Where the result goes when the source is a directory: beside it, under its name, and over none of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptool
+from ckptool.errors import MigrationRefused
+from tests.each import each
+from tests.tensors.folders import columns, save
+
+TENSORS = {"model.w": torch.randn(12, 10)}
+
+
+def saved(folder: Path) -> Path:
+    return save(folder, TENSORS, {"model.w": columns((12, 10), 3)})
+
+
+@each(
+    ("name", "form", "expected"),
+    [
+        ("step-500", "same", "step-500.pth"),
+        ("step-500/", "safetensors", "step-500.safetensors"),
+        ("step-1.5", "state_dict", "step-1.5.state_dict.pth"),
+        ("epoch=1.ckpt", "same", "epoch=1.migrated.ckpt"),
+        ("step-500/.metadata", "same", "step-500.pth"),
+    ],
+)
+def test_the_result_is_beside_the_folder_and_named_after_it(
+    tmp_path: Path, name: str, form: str, expected: str
+) -> None:
+    saved(tmp_path / name.split("/")[0])
+    report = ckptool.migrate(f"{tmp_path}/{name}", form=form)  # type: ignore[arg-type]
+    assert report.target == str(tmp_path / expected)
+    weights = ckptool.load(report.target)
+    assert torch.equal(weights["w"], TENSORS["model.w"])
+
+
+def test_the_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved(tmp_path / "step-7"))
+    assert ckptool.migrate(".").target == str(tmp_path / "step-7.pth")
+
+
+@each("place", ["__0_0.distcp", "__1_0.distcp", ".metadata", "link/__0_0.distcp"])
+def test_no_file_of_the_source_is_replaced(tmp_path: Path, place: str) -> None:
+    folder = saved(tmp_path / "saved")
+    (tmp_path / "link").symlink_to(folder)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    target = tmp_path / place if place.startswith("link") else folder / place
+    with pytest.raises(MigrationRefused) as error:
+        ckptool.migrate(folder, target, force=True)
+    assert error.value.kind == "part-of-source"
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
