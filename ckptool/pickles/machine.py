@@ -20,8 +20,7 @@ _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 22
 _MOST_NAMES: Final = 100_000
 _MOST_EMPTY: Final = 1_000_000
-"""Lists that any pickle may begin; others, half as many as it has bytes: in honest ones each is noted, at
-least, by a second opcode."""
+"""Lists that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for an empty one."""
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
