@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, SourceChanged, UnsupportedFeature
+from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.tensors.reading import LazyTensor
@@ -81,9 +81,9 @@ def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
         return torch_values.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), tensor.dtype)
     except (UnsupportedFeature, LimitExceeded):
         return _NO_NUMBERS
-    except (Cancelled, SourceChanged):
+    except SourceChanged:
         raise
-    except CkptoolError:  # a piece of it is missing, or is not what was said of it
+    except (FileUnavailable, UnreadableFile):  # a piece of it is missing, or is not what was said of it
         return _UNREADABLE
 
 

@@ -276,8 +276,7 @@ def op_dict(machine: Machine) -> None:
 
 def op_setitem(machine: Machine) -> None:
     machine.pos += 1
-    value = machine.stack.pop()
-    key = machine.stack.pop()
+    value, key = machine.stack.pop(), machine.stack.pop()
     _update(machine, machine.stack[-1], [key, value])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,11 +54,17 @@ class Box:
         fill: bool = True,
         member: str = "",
         wrapped: bool = True,
+        names: Collection[str] | None = None,
     ) -> None:
-        """Say which weights must be found in a file; those of a module are also loaded into a copy of it."""
+        """
+        Say which weights must be found in a file; those of a module are also loaded into a copy of it.
+
+        ``names`` are those that the file has, where the library leaves out what is tied.
+        """
         model = entries if isinstance(entries, torch.nn.Module) else None
         state = entries.state_dict() if model is not None else entries
-        kept = {name: value.detach().clone() if _is_plain(value) else value for name, value in state.items()}
+        there = {name: value for name, value in state.items() if names is None or name in names}
+        kept = {name: value.detach().clone() if _is_plain(value) else value for name, value in there.items()}
         where = self.folder / path if isinstance(path, str) else path
         filled = model if fill else None
         self.expected.append(Expected(where, kept, key, choice, filled, member, wrapped))

@@ -56,8 +56,8 @@ def _pretrained(box: Box, name: str, model: Any) -> None:
     kept = {key: model.state_dict()[key] for key in model.state_dict()}
     names = _names_on_disk(one / "model.safetensors")
     if names <= set(kept):  # some architectures are renamed when they are saved
-        box.weights(one, model)
-        box.weights(many / "model.safetensors.index.json", model)
+        box.weights(one, model, names=names)
+        box.weights(many / "model.safetensors.index.json", model, names=names)
 
 
 def _names_on_disk(path: Path) -> set[str]:
