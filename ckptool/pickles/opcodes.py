@@ -28,9 +28,8 @@ _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
 def _empty(machine: Machine, value: Inert) -> None:
-    machine.pos += 1
-    machine.stack.append(value)
-    machine.empty += 1
+    machine.pos, machine.empty = machine.pos + 1, machine.empty + 1
+    machine.push(value)
 
 
 def op_proto(machine: Machine) -> None:
