@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         for found in checkpoint.members
     ]
     yield from listed("members", members, most=None)
-    yield from listed("beside", [_beside(one) for one in checkpoint.beside], most=_BESIDE_SHOWN)
+    yield from listed("beside", [_beside(one, checkpoint.path) for one in checkpoint.beside], most=_BESIDE_SHOWN)
     if checkpoint.metadata:
         yield labelled(
             "metadata", show(", ".join(f"{key}={value[:200]}" for key, value in checkpoint.metadata.items())[:200])
@@ -120,12 +121,14 @@ def _extra(path: str, node: Inert) -> str:
     return f"{_clip(path)}={shown}"
 
 
-def _beside(found: Beside) -> str:
-    """Return one line about a file or folder that lies beside the checkpoint."""
+def _beside(found: Beside, path: str) -> str:
+    """Return one line about a file or folder that lies beside the checkpoint, or in the folder that it is."""
+    folder, name = os.path.split(found.path)
+    shown = name if folder in (path, os.path.dirname(path)) else found.path  # noqa: PTH120 - a name
     facts = [_ROLES.get(found.role, found.role)]
     facts += [show(found.about)] if found.about else []
     facts += [show_nbytes(found.nbytes)] if found.nbytes is not None else []
-    return f"{show(found.path)}: {', '.join(facts)}"
+    return f"{show(shown)}: {', '.join(facts)}"
 
 
 def _training(found: TrainingState) -> str:

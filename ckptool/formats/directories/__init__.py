@@ -96,7 +96,9 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
             parsed = one.read(folder, probe)
             _refuse_repeated(folder, parsed, probe.limits)
             used = [name for name, _ in folder.opened()]
-            return folder, _with_beside(folder, parsed, used, Choice(()), checkpoint_folders(folder))
+            inside = {name.partition("/")[0] for name in used}
+            others = [name for name in checkpoint_folders(folder) if name not in inside]
+            return folder, _with_beside(folder, parsed, used, Choice(()), others)
     choice, folders = offers(folder)
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
