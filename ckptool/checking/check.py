@@ -329,11 +329,14 @@ def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limi
     return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
 
 
-def _let_go(error: BaseException | None) -> None:
+def _let_go(error: BaseException) -> None:
     """Drop what the calls that ended in an error had in memory: a tree that was half read, mostly."""
-    while error is not None and error.__traceback__ is not None:  # one may be the context of its own cause
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            todo += (one.__cause__, one.__context__)
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
+from ckptool.tensors.tensor import identity
 
 
 def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -28,6 +29,24 @@ def parts_apart(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK155: the state dicts are parts of one model that cannot be put together."""
     if checkpoint.unmerged is not None:
         yield Finding("CK155", "warning", checkpoint.unmerged, "Load it where it was written, and save it whole.")
+
+
+def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """CK107: an index of shards announces another size than its tensors have."""
+    said = checkpoint.announced_nbytes
+    if said is None or said == summary.nbytes:
+        return
+    # Writers count what is tied under each name, or once; or the memory that is saved with it.
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    named = sum(info.total_nbytes for info in infos)
+    distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
+    if said not in (named, distinct, summary.nbytes):
+        yield Finding(
+            "CK107",
+            "warning",
+            f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
+            "Compare the index and the shards with those that were published: one of them may belong to another model.",
+        )
 
 
 def one_of_a_set(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:

@@ -32,6 +32,8 @@ _DEEPEST: Final = 4
 _MOST_LISTED: Final = 1000
 _MOST_NAMES: Final = 100_000
 _MOST_MEMBERS: Final = 100_000
+_MOST_STRINGS: Final = 100_000
+"""Of other pickles, that are looked into: each tensor of a plain pickle is one."""
 _HEAD: Final = 48
 _LOCAL_HEADER: Final = 30
 _NUMPY: Final = b"\x93NUMPY"
@@ -109,6 +111,7 @@ class Search:
         self.further: list[str] = []
         self.unseen: list[str] = []
         self._members = 0
+        self._strings = 0
         self._called = 0
         """How often something was done beyond making data."""
         self._legacy_head = b""
@@ -231,6 +234,11 @@ class Search:
             self._inside(BytesSource(bytes(value)), record, where, depth)
 
     def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
+        self._strings += 1
+        if self._strings > _MOST_STRINGS:
+            if self._strings == _MOST_STRINGS + 1:
+                self.unseen.append(f"{record or 'the file'}: strings that may be pickles after {_MOST_STRINGS:,}")
+            return
         if depth >= _DEEPEST:
             self.unseen.append(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
             return

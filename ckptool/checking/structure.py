@@ -18,7 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS
-from ckptool.tensors.tensor import ARRAY, identity
+from ckptool.tensors.tensor import ARRAY
 
 
 def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Finding, ...]:
@@ -81,24 +81,6 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     for name, why in checkpoint.unopened:
         look = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
         yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
-
-
-def announced_size(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
-    """CK107: an index of shards announces another size than its tensors have."""
-    said = checkpoint.announced_nbytes
-    if said is None or said == summary.nbytes:
-        return
-    # Writers count what is tied under each name, or once; or the memory that is saved with it.
-    infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    named = sum(info.total_nbytes for info in infos)
-    distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
-    if said not in (named, distinct, summary.nbytes):
-        yield Finding(
-            "CK107",
-            "warning",
-            f"the index announces {said:,} bytes of tensors (total_size), the shards hold {named:,}",
-            "Compare the index and the shards with those that were published: one of them may belong to another model.",
-        )
 
 
 def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -355,7 +337,7 @@ CHECKS: tuple[Check, ...] = (
     other_members,
     unopened_members,
     embedded_files,
-    announced_size,
+    folders.announced_size,
     folders.one_of_a_set,
     folders.once_more,
     folders.leftovers,

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import LimitExceeded, UnsupportedFeature
+from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
+
+if TYPE_CHECKING:
+    from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _MOST_FINDINGS: Final = 16
+_NO_NUMBERS: Final = "they are no plain numbers, or too many"
+_UNREADABLE: Final = "they cannot be read"
 
 
 def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
@@ -22,14 +28,12 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
 
     Imports torch. Tensors that have no plain bytes are left out, and said to be (CK113).
     """
-    from ckptool.torch_ops import values as torch_values
-
     trained = _trained(checkpoint)
     nan: list[str] = []
     infinite: list[str] = []
     harmless: list[str] = []
     zero: list[str] = []
-    unread: list[str] = []
+    left_out: dict[str, list[str]] = {_NO_NUMBERS: [], _UNREADABLE: []}
     seen: set[tuple[object, ...]] = set()
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
@@ -38,13 +42,9 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             continue
         seen.add(identity(info))
         left -= info.nbytes
-        if left < 0:
-            unread.append(tensor.name)
-            continue
-        try:
-            facts = torch_values.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), info.dtype.name)
-        except (UnsupportedFeature, LimitExceeded):
-            unread.append(tensor.name)
+        facts = _facts(tensor, limits) if left >= 0 else _NO_NUMBERS
+        if isinstance(facts, str):
+            left_out[facts].append(tensor.name)
             continue
         is_extreme = facts.infinite == info.numel and _is_extreme(tensor.name)
         is_beside = tensor.name not in trained or facts.only_minus_infinity_and_zero
@@ -68,10 +68,23 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
         )
     if zero:
         yield Finding("CK112", "info", f"{counted(len(zero), 'tensor')} all zero: {some(zero)}")
-    if unread:
-        yield Finding(
-            "CK113", "info", f"values not looked at, for they are no plain numbers, or too many: {some(unread)}"
-        )
+    for why, names in left_out.items():
+        if names:
+            yield Finding("CK113", "info", f"values not looked at, for {why}: {some(names)}")
+
+
+def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
+    """Return what the values of a tensor are, or why they are not looked at."""
+    from ckptool.torch_ops import values as torch_values
+
+    try:
+        return torch_values.survey(tensor.chunks(_VALUES_AT_ONCE, limits=limits), tensor.dtype)
+    except (UnsupportedFeature, LimitExceeded):
+        return _NO_NUMBERS
+    except SourceChanged:
+        raise
+    except (FileUnavailable, UnreadableFile):  # a piece of it is missing, or is not what was said of it
+        return _UNREADABLE
 
 
 def _is_extreme(name: str) -> bool:

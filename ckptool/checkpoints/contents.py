@@ -335,7 +335,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
                 key = id(child)
                 if kind in _TENSORS and tensor(child) is not None:
                     direct.append(own)
-                elif kind not in _TENSORS and nodes.is_leaf(child):
+                elif nodes.is_bare(child) if kind in _TENSORS else nodes.is_leaf(child):
                     has_leaves = True
                 elif key in parents:
                     others.append((key, own))

@@ -23,6 +23,8 @@ class Traits(NamedTuple):
 
     has_tree: bool = False
     """It is a pickled tree of objects and nothing else, so it can be written again as a whole."""
+    tree_is_made: bool = False
+    """No file has its tree, which was made of several: its weights are written, unless the tree is asked for."""
     is_plain: bool = False
     """It holds named tensors and text alone: no pickle, no object."""
     keeps_devices: bool = True

@@ -15,6 +15,7 @@ from ckptool.checking.pickle_search import Act
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
+from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError
 
@@ -23,7 +24,7 @@ CODES_SCHEMA = "ckptool.codes/1"
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path())
+@click.argument("files", nargs=-1, metavar="FILE...", type=AnyPath())
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")

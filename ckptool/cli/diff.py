@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import click
 
 from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
@@ -18,8 +19,8 @@ SCHEMA = "ckptool.diff/2"
 
 
 @click.command()
-@click.argument("a", metavar="A", type=click.Path())
-@click.argument("b", metavar="B", type=click.Path())
+@click.argument("a", metavar="A", type=AnyPath())
+@click.argument("b", metavar="B", type=AnyPath())
 @click.option("--key-a", metavar="PATH", help="Which state dict of A to compare.")
 @click.option("--key-b", metavar="PATH", help="Which state dict of B to compare.")
 @click.option("--ignore-wrappers", is_flag=True, help="Compare names without what training wrappers added to them.")

@@ -10,6 +10,7 @@ import click
 
 from ckptool.checking.finding import command_line
 from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
@@ -23,7 +24,7 @@ _MOST_TEXT = 1 << 20
 
 @click.command()
 @click.argument("text", metavar="TEXT")
-@click.argument("path", required=False, metavar="[FILE]", type=click.Path())
+@click.argument("path", required=False, metavar="[FILE]", type=AnyPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def explain(text: str, path: str | None, *, as_json: bool) -> None:
     """

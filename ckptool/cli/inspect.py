@@ -16,6 +16,7 @@ from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
+from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
@@ -78,7 +79,7 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 @click.option(
     "--json",
     "as_json",

@@ -13,6 +13,7 @@ import click
 
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
+from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
@@ -50,7 +51,7 @@ class _InOrder(click.Command):
 
 
 @click.command(cls=_InOrder)
-@click.argument("paths", nargs=-1, required=True, metavar="SRC [DST]", type=click.Path())
+@click.argument("paths", nargs=-1, required=True, metavar="SRC [DST]", type=AnyPath())
 @click.option(
     "--form",
     type=click.Choice(["same", "state_dict", "safetensors", "model", "dcp"]),
@@ -111,7 +112,7 @@ class _InOrder(click.Command):
 )
 @click.option(
     "--out-dir",
-    type=click.Path(file_okay=False),
+    type=AnyPath(file_okay=False),
     metavar="DIR",
     help="Write into this folder, under the sources' own names; all paths are then sources.",
 )

@@ -14,6 +14,7 @@ from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import tables
 from ckptool.cli.inspect import Selection, pattern
 from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
@@ -28,7 +29,7 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 @click.option("--depth", type=click.IntRange(0), help="Take the tensors of a module together, by so many components.")
 @click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")

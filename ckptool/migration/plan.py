@@ -195,7 +195,8 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, *, sharded: bool, bui
         return "model"
     if suffix == ".safetensors" or (not suffix and checkpoint.traits.is_plain):
         return "safetensors"
-    if picks or (suffix and not checkpoint.traits.has_tree):
+    is_made = checkpoint.traits.tree_is_made or checkpoint.unmerged is not None
+    if picks or is_made or (suffix and not checkpoint.traits.has_tree):
         return "state_dict"
     return "same"
 

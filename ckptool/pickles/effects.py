@@ -113,6 +113,7 @@ class Tracer(Machine):
         key = (module, name)
         found = self.globals.get(key)
         if found is None:
+            self.refuse_more_names()
             found = self.globals[key] = Global(module, name, self.base + self.opcode)
         self.tell("refers", found)
         return found

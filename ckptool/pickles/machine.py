@@ -18,6 +18,9 @@ from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 22
+_MOST_NAMES: Final = 100_000
+_MOST_EMPTY: Final = 1_000_000
+"""Lists that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for an empty one."""
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
@@ -65,6 +68,8 @@ class Machine:
         self.blocks: list[range] = []
         """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
+        self.empty = 0
+        """Lists and sets that were begun, by an opcode of one byte each."""
         self.left = _most_read(source)
         """Bytes of opcodes that may still be read, long arguments apart."""
         # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
@@ -146,9 +151,15 @@ class Machine:
     def intern(self, module: str, name: str) -> Global:
         found = self.globals.get((module, name))
         if found is None:
+            self.refuse_more_names()
             refuse_long("a name that the pickle asks for", module, name)
             found = self.globals[module, name] = Global(module, name, self.base + self.opcode)
         return found
+
+    def refuse_more_names(self) -> None:
+        """Refuse more names than any program has: each costs hundreds of bytes, and a few in the file."""
+        if len(self.globals) >= _MOST_NAMES:
+            raise LimitExceeded(f"a pickle that asks for more than {_MOST_NAMES:,} names", kind="too-many-names")
 
     def is_at_window_end(self) -> bool:
         """Say whether the opcode at ``pos`` may reach over the end of the window, and the source goes on."""
@@ -180,6 +191,13 @@ class Machine:
             raise self.truncated(end)
         self.left -= self.pos - self._argument_nbytes
         self._argument_nbytes = needed if needed > _WINDOW else 0
+        most = _MOST_EMPTY + (begin - self.start) // 2
+        if self.empty > most or len(self.marks) > most:
+            raise LimitExceeded(
+                f"a pickle that begins more than {most:,} lists in {begin - self.start:,} bytes",
+                kind="pickle-bomb",
+                offset=begin,
+            )
         if self.left < 0:
             raise LimitExceeded(
                 "a compressed pickle of far more objects than the file has bytes",

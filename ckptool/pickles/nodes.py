@@ -360,5 +360,14 @@ def is_leaf(node: Inert) -> bool:
     return (kind is Dict and not node.pairs) or (kind is Set and not node.items)
 
 
+def is_bare(node: Inert) -> bool:
+    """Say whether a call or a persistent id holds no container but an empty tuple of arguments."""
+    if type(node) is PersistentId:
+        return type(node.pid) not in CONTAINERS
+    if node.args != () or node.items or node.pairs or node.kwargs is not None:
+        return False
+    return type(node.state) not in CONTAINERS or is_leaf(node.state)
+
+
 CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))
 """The types of nodes that can hold others. A tree has these themselves, never what is derived from them."""

@@ -27,9 +27,10 @@ _ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
 _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
-def _constant(machine: Machine, value: Inert) -> None:
+def _empty(machine: Machine, value: Inert) -> None:
     machine.pos += 1
     machine.stack.append(value)
+    machine.empty += 1
 
 
 def op_proto(machine: Machine) -> None:
@@ -276,8 +277,7 @@ def op_dict(machine: Machine) -> None:
 
 def op_setitem(machine: Machine) -> None:
     machine.pos += 1
-    value = machine.stack.pop()
-    key = machine.stack.pop()
+    value, key = machine.stack.pop(), machine.stack.pop()
     _update(machine, machine.stack[-1], [key, value])
 
 
@@ -384,9 +384,9 @@ _NAMED: Final[dict[int, Callable[[Machine], None]]] = {
     ord("p"): op_put,
     0x87: op_tuple3,
     ord("l"): op_list,
-    ord("]"): lambda machine: _constant(machine, []),
-    ord("}"): lambda machine: _constant(machine, Dict()),
-    0x8F: lambda machine: _constant(machine, Set(NO_ITEMS)),
+    ord("]"): lambda machine: _empty(machine, []),
+    ord("}"): lambda machine: _empty(machine, Dict()),
+    0x8F: lambda machine: _empty(machine, Set(NO_ITEMS)),
     ord("a"): op_append,
     ord("e"): op_appends,
     ord("d"): op_dict,

@@ -22,6 +22,7 @@ import ckptool
 from ckptool.checkpoints import quantized_modules
 from ckptool.errors import IncompleteWeights, UnsupportedFeature
 from ckptool.loading.packed_parameters import pack
+from tests.loading.loadable import QUICK
 from tests.scale import exhaustive
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,7 +58,7 @@ class Dynamic(nn.Module):
 def static() -> nn.Module:
     model = Static().eval()
     ao.fuse_modules(model, [["convs.0", "convs.1"], ["convs.2", "convs.3"], ["act.0", "act.1"]], inplace=True)
-    model.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
+    model.qconfig = QUICK
     ao.prepare(model, inplace=True)
     model(torch.randn(2, 3, 6, 6))
     return ao.convert(model)  # type: ignore[no-any-return]
@@ -86,11 +87,12 @@ def reference() -> nn.Module:
     return nn.Sequential(made, nn.Linear(2, 2))
 
 
+@cache
 def fx() -> nn.Module:
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
     example = torch.randn(2, 4)
-    mapping = ao.get_default_qconfig_mapping()
+    mapping = ao.QConfigMapping().set_global(QUICK)
     prepared = prepare_fx(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), mapping, (example,))
     prepared(example)
     return convert_fx(prepared)  # type: ignore[no-any-return]

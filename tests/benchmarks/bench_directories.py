@@ -40,7 +40,7 @@ import sys, torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from safetensors.torch import save_file
 dcp_to_torch_save(sys.argv[1], sys.argv[2] + ".pt")
-save_file(torch.load(sys.argv[2] + ".pt", weights_only=True), sys.argv[2])
+save_file(torch.load(sys.argv[2] + ".pt", weights_only=True)["model"], sys.argv[2])
 """
 
 
@@ -82,8 +82,8 @@ def large_index(work: Path, runs: int) -> bool:
 
 def many_values(work: Path, runs: int) -> bool:
     figures = processes_in_turn({"inspect": [*INSPECT, str(made(work, "values"))]}, runs)
-    wall = figures["inspect"].wall
-    return report(f"{VALUES:,} values", figures, [(wall <= 3, f"{wall:.2f} s (at most 3)")])
+    cpu = figures["inspect"].cpu
+    return report(f"{VALUES:,} values", figures, [(cpu <= 2, f"{cpu:.2f} s of CPU (at most 2)")])
 
 
 def migration(work: Path, cut: str, gb: float, runs: int) -> bool:

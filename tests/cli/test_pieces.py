@@ -73,3 +73,17 @@ def test_a_deep_check_compares_every_piece(tmp_path: Path) -> None:
             in result.stdout
         )
         assert "2 of 3 items match their checksums" in result.stdout
+
+
+def test_what_cannot_be_read_does_not_hide_the_values_of_the_rest(tmp_path: Path) -> None:
+    tensors = {"model.a": torch.ones(12, 8), "model.b": torch.full((6, 8), torch.nan)}
+    folder = save(tmp_path / "saved", tensors, {"model.a": rows((12, 8), 3)}, files=4)
+    (folder / "__1_0.distcp").unlink()
+
+    result = CliRunner().invoke(cli, ["check", "--values", str(folder)])
+    assert result.exit_code == 1
+    assert "CK110 values that are no numbers (NaN): model.b (48 of 48)" in result.stdout
+    assert "CK113 values not looked at, for they cannot be read: model.a" in result.stdout
+    stat = CliRunner().invoke(cli, ["stat", str(folder)])
+    assert "model.a" in stat.stdout
+    assert "__1_0.distcp" in stat.stdout

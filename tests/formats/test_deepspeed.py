@@ -96,6 +96,19 @@ def test_ties_stay_ties(tmp_path: Path) -> None:
     assert loaded["head.weight"].data_ptr() == loaded["emb.weight"].data_ptr()
 
 
+def test_a_torch_file_has_the_weights_alone_or_everything(tmp_path: Path) -> None:
+    engine = Engine(2, 2, dtype=torch.bfloat16)
+    folder = engine.save(tmp_path / "run")
+    ckptool.migrate(folder, tmp_path / "out.pth")
+    assert_equal(torch.load(tmp_path / "out.pth"), engine.expected())
+    ckptool.migrate(folder, tmp_path / "all.pth", form="same")
+    with ckptool.open_checkpoint(folder) as one, ckptool.open_checkpoint(tmp_path / "all.pth") as other:
+        assert {name: tensor.read() for name, tensor in one.tensors.items()} == {
+            name: tensor.read() for name, tensor in other.tensors.items()
+        }
+        assert dict(other.extras)["global_steps"] == 2
+
+
 def test_everything_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     engine = Engine(2, 2)
     ckptool.migrate(engine.save(tmp_path / "run"), tmp_path / "out.safetensors", include=["up.*"])

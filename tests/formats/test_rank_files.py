@@ -259,6 +259,8 @@ def test_ranks_of_megatron_are_listed_and_not_merged(tmp_path: Path) -> None:
             ]
     with pytest.raises(AmbiguousWeights, match="2 ranks of model parallelism, listed rank by rank"):
         ckptool.migrate(folder, tmp_path / "out.safetensors")
+    with pytest.raises(AmbiguousWeights, match="2 ranks of model parallelism"):
+        ckptool.migrate(folder, tmp_path / "out.pth")
     assert ckptool.check(folder).findings[0].code == "CK155"
 
 

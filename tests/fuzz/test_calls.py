@@ -21,7 +21,7 @@ from tests.fuzz.calls import missing, program, run, run_files, unpickled
 from tests.hostile.cases.every import CASES
 from tests.scale import scaled, step, times
 
-PROGRAMS = times(4_000, 200_000)
+PROGRAMS = times(4_000, 80_000)
 CALLS = b"R\x81bo\x92iaesu\x90"
 ROOT = Path(__file__).parents[2]
 

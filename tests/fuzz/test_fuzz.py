@@ -17,7 +17,7 @@ from tests.fuzz.targets import TARGETS, one
 from tests.scale import scaled, times
 
 SEED = 20_260_214
-FILES = times(1_200, 12_000)
+FILES = times(1_200, 6_000)
 
 
 @scaled

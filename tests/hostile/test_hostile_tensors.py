@@ -131,7 +131,7 @@ def fits(count: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int
     )
 
 
-@settings(max_examples=examples(2000))
+@settings(max_examples=examples(1000))
 @given(
     st.integers(0, 12),
     st.integers(0, 3).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, high)] * n) for high in (4, 6)])),

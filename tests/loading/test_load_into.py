@@ -17,6 +17,7 @@ from ckptool.loading import load_into
 from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.wraps import wrap
 from ckptool.sources.files import FileSource
+from tests.loading.loadable import QUICK
 from tests.loading.same import assert_same, descriptors, saved
 from tests.scale import some
 
@@ -586,7 +587,7 @@ def test_of_several_candidates_the_one_that_fits_a_model_with_hooks_is_taken(tmp
 def test_layers_that_pack_quantised_weights_are_filled(tmp_path: Path) -> None:
     def quantised() -> nn.Module:
         net = torch.ao.quantization.QuantWrapper(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)))
-        net.eval().qconfig = torch.ao.quantization.get_default_qconfig("fbgemm")  # type: ignore[assignment]
+        net.eval().qconfig = QUICK  # type: ignore[assignment]
         torch.ao.quantization.prepare(net, inplace=True)
         net(torch.rand(1, 1, 8, 8))
         return torch.ao.quantization.convert(net, inplace=True)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptool
 from ckptool.errors import CkptoolError, DamagedFile, SourceChanged
+from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import PiecesSource
@@ -211,3 +212,16 @@ def test_files_that_have_no_descriptor_now_are_mapped(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         assert host.take(file, 0, 32).view(torch.int32)[0] == number
     folder.close()
+
+
+def test_devices_are_filled_from_pieces(folder: Path, truth: dict[str, torch.Tensor]) -> None:
+    with ckptool.open_checkpoint(folder) as checkpoint:
+        memory, taken = DeviceMemory(torch.device("cpu")), {}
+        for name, tensor in checkpoint.tensors.items():
+            storage = tensor.info.storage
+            assert storage is not None
+            taken[name] = memory.take(storage.source, 0, storage.nbytes)
+        memory.fill(lambda nbytes: None)
+        for name, found in taken.items():
+            assert found.numpy().tobytes() == checkpoint.tensors[name].read()
+        assert bytes(taken["model.columns"].numpy()) == truth["columns"].numpy().tobytes()

@@ -541,7 +541,7 @@ def said(node: Any) -> str:
     if isinstance(node, list | tuple):
         return f"{type(node).__name__}({', '.join(map(said, node))})"
     if isinstance(node, Dict):
-        return f"Dict{said(node.pairs)}"
+        return f"Dict{said(list(node.pairs))}"
     return (
         f"Persistent{said(node.pid)}" if isinstance(node, PersistentId) else str(node) if node is None else repr(node)
     )

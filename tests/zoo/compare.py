@@ -235,7 +235,7 @@ def _compare_verdict(found: Comparison) -> None:
         if found.path.is_dir() or report.format not in ("torch_zip", "torch_legacy", "pickle"):
             return
         torch.serialization.clear_safe_globals()  # libraries allow their own when they are imported
-        refused = not advice.opens(found.path)
+        refused = not advice.opens(Path(report.path))  # of a folder, the file that was opened
         if refused != any(one.code == "CK202" for one in report.findings):
             found.wrong.append(f"torch.load() {'refuses' if refused else 'opens'} it, check says otherwise")
     except ckptool.CkptoolError:

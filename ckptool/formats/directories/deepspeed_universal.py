@@ -30,7 +30,7 @@ from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import TensorInfo, row_major
 
 NAME: Final = "deepspeed_universal"
-TRAITS: Final = Traits(has_tree=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
+TRAITS: Final = Traits(has_tree=True, tree_is_made=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
 _POINTER: Final = "latest_universal"
 _ZERO: Final = "zero"
 _MASTER: Final = "fp32.pt"

@@ -22,7 +22,7 @@ from ckptool.pickles.nodes import Dict
 from ckptool.sources.folder import FolderSource
 
 NAME: Final = "deepspeed"
-TRAITS: Final = Traits(has_tree=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
+TRAITS: Final = Traits(has_tree=True, tree_is_made=True, loader="deepspeed.DeepSpeedEngine.load_checkpoint")
 
 
 class Files(NamedTuple):

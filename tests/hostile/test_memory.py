@@ -1,0 +1,90 @@
+"""Memory that a call takes for each byte of a file: of pickles that are nothing but small objects, each of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.build import call, named
+from tests.scale import some
+
+pytest.importorskip("resource", reason="the size of a process is told by POSIX's call")
+
+NBYTES = 500_000
+MIB = 1 << 20
+PER_BYTE = {"inspect": 40, "check": 40, "migrate": 220}
+"""Bytes of memory for each byte of the file, and with them 64 MiB for all. ``migrate`` has both trees at once."""
+LINES = b"".join(b"c%x\n\n" % number for number in range(150_000))
+SHAPES = {
+    "empty lists": b"]",
+    "empty dicts, noted": b"}\x94",
+    "tuples of one": b"N\x85",
+    "lists of one": b"]Na",
+    "nothing": b"N",
+    "calls": b"h\0)R",
+    "persistent ids": b"NQ",
+    "floats": b"F1\n",
+    "texts": b"\x8c\2ab",
+    "empty sets": b"\x8f",
+    "marks": b"(",
+    "compressed strings": b"C\3\x1f\x8b\x08",
+}
+GROWN = """
+import gc, io, resource, sys, contextlib
+from ckptool.cli import cli
+gc.set_threshold(1_000_000)
+def run(arguments):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(SystemExit):
+            cli.main(arguments)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+verb = sys.argv[1]
+small, large = ([verb, path, *([path + ".out.pth"] if verb == "migrate" else [])] for path in sys.argv[2:])
+print(-run(small) + run(large))
+"""
+
+
+def grown(verb: str, tmp_path: Path, data: bytes) -> int:
+    """Return by how many bytes a process grows at a file, that has been at one that is like it and small."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(pickle_of(b"N"))
+    large.write_bytes(data)
+    command = [sys.executable, "-c", GROWN, verb, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout) << 10
+
+
+def pickle_of(values: bytes) -> bytes:
+    return b"\x80\4" + call(named("m", "C")) + b"0" + named("m", "C") + b"q\0](" + values + b"e."
+
+
+@pytest.mark.parametrize("verb", some(PER_BYTE, 3))
+@pytest.mark.parametrize("shape", some(SHAPES, 4))
+def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(verb: str, shape: str, tmp_path: Path) -> None:
+    data = pickle_of(SHAPES[shape] * (NBYTES // len(SHAPES[shape])))
+    assert grown(verb, tmp_path, data) < 64 * MIB + PER_BYTE[verb] * len(data)
+
+
+def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
+    from ckptool import LimitExceeded, open_checkpoint
+
+    with pytest.raises(LimitExceeded) as caught:
+        open_checkpoint(pickle_of(LINES))
+    assert caught.value.kind == "too-many-names"
+    assert grown("check", tmp_path, pickle_of(LINES)) < 64 * MIB + 40 * len(LINES)
+
+
+@pytest.mark.parametrize("opcode", [b"]", b"\x8f", b"("])
+def test_more_lists_than_half_the_bytes_are_refused(opcode: bytes) -> None:
+    from ckptool import LimitExceeded
+    from ckptool.pickles.reader import read_pickle
+    from ckptool.sources.source import BytesSource
+
+    with pytest.raises(LimitExceeded) as caught:
+        read_pickle(BytesSource(b"\x80\4" + opcode * 4_200_000 + b"."))
+    assert caught.value.kind == "pickle-bomb"
+    if opcode != b"(":
+        assert read_pickle(BytesSource(b"\x80\4](" + opcode * 900_000 + b"e.")).root
