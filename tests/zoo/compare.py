@@ -232,7 +232,7 @@ def _compare_verdict(found: Comparison) -> None:
     """CK202 says that plain ``torch.load`` does not open a file: so it must, and must not otherwise."""
     try:
         report = ckptool.check(found.path)
-        if report.format not in ("torch_zip", "torch_legacy", "pickle"):
+        if found.path.is_dir() or report.format not in ("torch_zip", "torch_legacy", "pickle"):
             return
         torch.serialization.clear_safe_globals()  # libraries allow their own when they are imported
         refused = not advice.opens(Path(report.path))  # of a folder, the file that was opened
