@@ -230,7 +230,7 @@ def test_a_folder_is_the_checkpoint_that_it_leads_to(name: str, tmp_path: Path) 
     assert_same_tensor(model["b"].weight.detach(), expected["b.weight"], "b.weight")
 
 
-def test_what_is_beside_is_listed_with_the_path_to_give(tmp_path: Path) -> None:
+def test_what_is_beside_is_listed(tmp_path: Path) -> None:
     _trainer(tmp_path)
     with open_checkpoint(tmp_path) as checkpoint:
         found = {one.name: one for one in checkpoint.beside}
@@ -248,7 +248,7 @@ def test_what_is_beside_is_listed_with_the_path_to_give(tmp_path: Path) -> None:
     assert found["optimizer.pt"].nbytes == (tmp_path / "optimizer.pt").stat().st_size
     with open_checkpoint(found["optimizer.pt"].path) as optimizer:
         assert optimizer.form == "training"
-    assert f"{tmp_path}/optimizer.pt: optimizer, " in shown
+    assert "  optimizer.pt: optimizer, " in shown
     assert [one["name"] for one in printed["beside"]] == list(found)
 
 
