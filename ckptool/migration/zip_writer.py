@@ -113,7 +113,7 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
 class _Archive:
     """Writes members one after the other, and the directory after them."""
 
-    def __init__(self, output: Output, transfer: Transfer, frame_crc32: int) -> None:
+    def __init__(self, output: Output, transfer: Transfer, frame_crc32: int = 0) -> None:
         self._output = output
         self._begin = output.position
         self._transfer = transfer
