@@ -21,7 +21,7 @@ class Code(NamedTuple):
 
 
 CODES: Final = {
-    "CK101": Code(None, "The archive or stream has an oddity in which nothing can be misread."),
+    "CK101": Code(None, "The archive or stream has something unusual but harmless."),
     "CK102": Code("info", "The archive holds more checkpoints than the one that was opened."),
     "CK103": Code("error", "The index does not match its checksum."),
     "CK104": Code("info", "Records have no checksum, so a changed byte there would not show."),
@@ -49,7 +49,7 @@ CODES: Final = {
     "CK144": Code("warning", "Ranks saved copies that are not equal: that of the first is taken."),
     "CK145": Code("info", "Nothing says how many ranks there were: complete as far as the files tell."),
     "CK146": Code("error", "Items overlap in a file."),
-    "CK147": Code("warning", "The index has items of nothing that it names."),
+    "CK147": Code("warning", "The index has items for names that it does not list."),
     "CK150": Code("warning", "Files in the folder belong to another run, and were left out."),
     "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
     "CK152": Code("warning", "Names of the model have no values in any file of the folder."),

@@ -250,7 +250,7 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             yield Finding(
                 "CK404",
                 "info",
-                f"names are right if these have no extra state and no state_dict() of their own: "
+                f"names may be wrong if these classes change what state_dict() gives: "
                 f"{some(walk.foreign_classes)}{where}",
             )
 

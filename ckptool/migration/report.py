@@ -218,7 +218,10 @@ def _assumed_versions(weights: Weights) -> Iterator[str]:
     """Yield for which classes a version is written that the file does not say."""
     classes = list(dict.fromkeys(weights.assumed.values()))
     if classes:
-        yield f"version 1 is assumed for {some(classes)}: a class with a later one takes such weights for old"
+        yield (
+            f"version 1 is assumed for {some(classes)}: "
+            "a class of version 2 or later may treat these weights as old and convert them"
+        )
 
 
 def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:

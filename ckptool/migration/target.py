@@ -1,5 +1,5 @@
 """
-Where a migration writes: the path that was given, or a name beside the source or in a folder.
+The name of the output: the path that was given, or a name beside the source or in a folder.
 
 The content never depends on the name, but readers and people go by it: a name that another kind of file has is refused,
 and so is one that was probably meant as an option.

@@ -1,1 +1,1 @@
-"""What only torch computes. It is imported by the functions that need it, when they are called."""
+"""What torch computes, and in ``statistics`` numpy alone. Both are imported when a function needs them."""

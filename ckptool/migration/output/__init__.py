@@ -1,5 +1,5 @@
 """
-Files that get their name only when they are complete: the one package that writes anything.
+Write the output: files that get their name, which ``target`` chose, only when they are complete; nothing else writes.
 
 1. The output is written to a file without a name, where the system has such files, else to a temporary file in the
    same folder.
