@@ -11,12 +11,13 @@ from typing import Final, NamedTuple
 
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.numpy_values import encoded_bytes, raw_bytes
 
 _MOST: Final = 1_000
 _LONGEST_PATH: Final = 1_024
 _SHORTEST: Final = 64
+_LONG: Final = 64
 _HEAD_NBYTES: Final = 256
 _PICKLE: Final = tuple(bytes((0x80, protocol)) for protocol in (2, 3, 4, 5))
 _LEGACY_MAGIC: Final = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
@@ -52,7 +53,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             if data is not None and what is not None:
                 found.setdefault((f"{path}.{key}" if path else str(key)) or "content", Embedded(what, data))
                 break
-            if nodes.is_container(node) and id(node) not in seen:
+            if nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
                 name = f"{path}.{key}" if path else str(key)
                 if len(name) < _LONGEST_PATH:
                     seen.add(id(node))
@@ -65,6 +66,18 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
 
 def _outermost(extras: Iterable[tuple[str, Inert]]) -> Iterator[tuple[str, Inert]]:
     return ((path, node) for path, node in extras if path.rpartition(".")[2] != "_metadata")
+
+
+def _shares(node: Inert, seen: set[int]) -> bool:
+    """Say whether a call has the long arguments, or the large state, of one that was looked at: many may have."""
+    known = False
+    for part in (node.args, node.state) if isinstance(node, Call) else (node.pairs,) if isinstance(node, Dict) else ():
+        part = part[-1] if isinstance(part, tuple) and len(part) == 1 else part  # the pairs of an OrderedDict
+        held = part.pairs if isinstance(part, Dict) else part
+        if isinstance(held, list | tuple) and len(held) > _LONG:
+            known = known or id(held) in seen
+            seen.add(id(held))
+    return known
 
 
 def _has_bytes(leaf: Inert) -> bool:

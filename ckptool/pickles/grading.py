@@ -210,7 +210,8 @@ def _call(effect: Effect) -> Iterator[Verdict]:
     handed = given[1:] if name in _MAKE_ARRAYS else given
     # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
     calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
-    passed = _passed((*handed, effect.keywords), made=calls_it) if grade != "system" else None
+    looked_at = (*handed[:_MOST_LOOKED_AT], effect.keywords)  # many calls may share a long tuple
+    passed = _passed(looked_at, made=calls_it) if grade != "system" else None
     if passed is not None:
         grade, why = "system", f"{table.PASSED}: {passed}"
     if grade != "data":
@@ -355,7 +356,7 @@ def _passed(values: tuple[Inert, ...], *, made: bool = False) -> str | None:
 
     With ``made``, also the call that gives a function made of what the file holds.
     """
-    todo: list[Inert] = list(values[:_MOST_LOOKED_AT])
+    todo: list[Inert] = list(values)
     for one in todo:  # which grows: what is called mostly stands first, and not deep
         kind = type(one)
         if kind in _VALUES:

@@ -20,6 +20,8 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
     if error.errno == errno.ENOENT or _ADDRESS.fullmatch(path):
         return _missing(path)
     if error.errno in (errno.EACCES, errno.EPERM):
+        if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
+            return FileUnavailable("a directory, not a file", kind="directory")
         command = join(("chmod", "u+r", "--", path))
         return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
     reason = os.strerror(error.errno).lower() if error.errno else str(error)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.build import call, named
+from tests.hostile.cases.pickles import BOMBS
 from tests.scale import some
 
 pytest.importorskip("resource", reason="the size of a process is told by POSIX's call")
@@ -88,3 +89,12 @@ def test_more_lists_than_half_the_bytes_are_refused(opcode: bytes) -> None:
     assert caught.value.kind == "pickle-bomb"
     if opcode != b"(":
         assert read_pickle(BytesSource(b"\x80\4](" + opcode * 900_000 + b"e.")).root
+
+
+@pytest.mark.parametrize("shared", ["many calls of one list of arguments", "many mappings of one list of pairs"])
+def test_what_many_calls_share_is_walked_once(shared: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(BOMBS[shared][0])
+    for verb in ("inspect", "check"):
+        command = [sys.executable, "-m", "ckptool", verb, str(path)]
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode in (0, 1, 2)

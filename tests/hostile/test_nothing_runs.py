@@ -136,9 +136,9 @@ def test_no_canary_sings(tmp_path: Path) -> None:
 
 
 def beside_index(path: Path) -> list[str]:
-    """Return how the arguments begin with which the folder of an index is opened, and the files that it names."""
+    """Return how the arguments begin with which the folder of an index, it and the files that it names are opened."""
     shards = set(json.loads(path.read_text())["weight_map"].values())
-    return [f"({str(path.parent)!r}, None,", *(f"({shard!r}, None," for shard in shards)]
+    return [f"({str(path.parent)!r}, None,", *(f"({name!r}, None," for name in (path.name, *shards))]
 
 
 @pytest.mark.corpus

@@ -50,13 +50,17 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__.strip().splitlines()[0])
-    parser.add_argument("groups", nargs="*", choices=environments.groups(), metavar="GROUP")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(environments.groups()))
     parser.add_argument("--all", action="store_true", help="every group")
     parser.add_argument("--only", action="append", metavar="LIBRARY", help="only this library; repeatable")
     parser.add_argument("--here", action="store_true", help="in this environment; nothing is installed")
     parser.add_argument("--write", action="store_true", help="put the rows into tests/zoo/README.md")
     parser.add_argument("--cache", default="~/.cache/ckptool-zoo", help="where environments and files are kept")
-    return parser.parse_args()
+    found = parser.parse_args()
+    unknown = set(found.groups) - set(environments.groups())
+    if unknown or not (found.groups or found.all):
+        parser.error(f"name some of these groups: {', '.join(environments.groups())}; or all of them, with --all")
+    return found
 
 
 def _libraries(python: Path, group: str) -> list[str]:
