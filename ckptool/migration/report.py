@@ -194,6 +194,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
             yield from _assumed_versions(plan.weights)
     if checkpoint.member:
         yield "the other files of the archive are left out"
+    yield from (remark.what for remark in checkpoint.remarks)
     if checkpoint.class_sources:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
