@@ -14,7 +14,7 @@ from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
 from ckptool.migration.folders.dcp import DcpPlan
-from ckptool.migration.folders.shards import ShardsPlan
+from ckptool.migration.folders.shards import ShardsPlan, size_in_bytes
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
@@ -215,8 +215,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if checkpoint.class_sources:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
-    if isinstance(plan.file, DcpPlan):
-        yield from plan.file.notes
+    yield from _of_folder(plan, changes)
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
     else:
@@ -230,6 +229,20 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     for pattern in plan.casting.keeps_nothing if plan.casting is not None else ():
         yield f"keep_dtype {pattern!r} keeps the type of no tensor"
     yield from selection.notes(checkpoint, plan.weights, plan.names)
+
+
+def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield what is notable about a folder that is written."""
+    if isinstance(plan.file, DcpPlan):
+        yield from plan.file.notes
+    if isinstance(plan.file, ShardsPlan) and changes.max_shard_size is not None:
+        most = size_in_bytes(changes.max_shard_size)
+        larger = [name for name, info in plan.file.expected if info.nbytes > most]
+        if larger:
+            many = (
+                f"{counted(len(larger), 'tensor')} {'is' if len(larger) == 1 else 'are'} larger than a shard was to be"
+            )
+            yield f"{many}, and alone in a file: {some(larger)}"
 
 
 def _assumed_versions(weights: Weights) -> Iterator[str]:
