@@ -7,7 +7,7 @@ the entries that are not tensors (packed parameters, extra state) and the metada
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -138,7 +138,7 @@ def choose(checkpoint: Checkpoint, key: str | None, which: WeightsChoice) -> Sta
     if inside and not found:
         error.hint = f"It holds files inside: open {some(list(map(for_shell, inside)))}."
         raise error
-    raise with_candidates(error, found)
+    raise with_candidates(error, found, "weights" if _are_at_root(found) else "key")
 
 
 def _instead(checkpoint: Checkpoint) -> str:
@@ -174,11 +174,19 @@ def by_name(checkpoint: Checkpoint) -> list[StateDict]:
 def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: str = "key") -> WeightsNotFound:
     """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
+    if _are_at_root(found):
+        error.hint = f"The only weights in it are at its root: leave `{option}=` out."
+        return error
     listed = ", ".join(f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found[:_LISTED])
     error.hint = (
         f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`, in a .pth file."
     )
     return error
+
+
+def _are_at_root(found: Sequence[StateDict]) -> bool:
+    """Say whether there is one state dict, which no key names, and which is taken where none is asked for."""
+    return len(found) == 1 and not found[0].key and found[0].role in _ROLES["auto"]
 
 
 def prepare(
@@ -246,10 +254,20 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
         if any(one.role == path for one in checkpoint.state_dicts if one is not state_dict):
             continue
         if not any(f"{name}.".startswith(f"{path}.") for name in everything):
-            raise MigrationRefused(f"there is nothing called {path!r} to drop", kind="nothing-to-drop")
+            raise nothing_to_drop(path, (name.partition(".")[0] for name in everything))
         if head.startswith(f"{path}."):
             raise MigrationRefused(f"{path!r} is what was to be taken", kind="nothing-left")
         yield path[len(head) :] if path.startswith(head) else "\0"
+
+
+def nothing_to_drop(path: str, there: Iterable[str]) -> MigrationRefused:
+    """Return the error for a path that names nothing; the hint lists what is there."""
+    listed = some([for_shell(name) for name in dict.fromkeys(there) if name and name != "_metadata"], _LISTED)
+    return MigrationRefused(
+        f"there is nothing called {path!r} to drop",
+        kind="nothing-to-drop",
+        hint=f"At its top there are: {listed}" if listed else None,
+    )
 
 
 def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
@@ -290,11 +308,23 @@ def _walk(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | None
     return next((walk for path, walk in checkpoint.walks if path == state_dict.key), None)
 
 
-def refuse_others(others: Sequence[str], *, drop: bool) -> None:
+def _with_type(name: str, entry: LazyTensor | Inert) -> str:
+    """Return the name of an entry, and what it is."""
+    if not isinstance(entry, LazyTensor):
+        from ckptool.pickles.describe import kind_of
+
+        return f"{name!r} ({kind_of(entry)})"
+    info = entry.info
+    odd = info.layout if info.layout != "strided" else "meta" if info.location == "meta" else ""
+    return f"{name!r} ({odd} {info.dtype.name})" if odd else f"{name!r} ({info.dtype.name})"
+
+
+def refuse_others(others: Mapping[str, LazyTensor | Inert], *, drop: bool) -> None:
     """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
     if others and not drop:
+        named = some([_with_type(*one) for one in others.items()])
         raise MigrationRefused(
-            f"{counted(len(others), 'entry')} that the target cannot hold: {some(others)}",
+            f"{counted(len(others), 'entry')} that the target cannot hold: {named}",
             kind="unsupported-entries",
             hint="Leave them out with `drop_unsupported=True`.",
         )

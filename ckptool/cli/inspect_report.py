@@ -22,6 +22,7 @@ _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
 _EXTRAS_SHOWN = 8
 _BESIDE_SHOWN = 16
 _WORD = 32
+_LONGEST_METADATA = 200
 _LONGEST_PATH = 48
 
 
@@ -65,7 +66,7 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
         yield from listed("training", [_training(found) for found in training_states(checkpoint)])
     shards = [
         f"{show(shard.name)}: {counted(shard.tensors, shard.holds)}, {show_nbytes(shard.nbytes)}"
-        for shard in checkpoint.shards
+        for shard in sorted(checkpoint.shards, key=lambda one: one.name)
     ]
     yield from listed("shards", shards)
     members = [
@@ -75,9 +76,10 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     yield from listed("members", members, most=None)
     yield from listed("beside", [_beside(one, checkpoint.path) for one in checkpoint.beside], most=_BESIDE_SHOWN)
     if checkpoint.metadata:
-        yield labelled(
-            "metadata", show(", ".join(f"{key}={value[:200]}" for key, value in checkpoint.metadata.items())[:200])
-        )
+        # What is cut here is cut again below: only the second cut is seen.
+        text = ", ".join(f"{key}={value[: _LONGEST_METADATA + 1]}" for key, value in checkpoint.metadata.items())
+        shown = text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}…"
+        yield labelled("metadata", show(shown))
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
         yield labelled("also holds", _extras(extras))

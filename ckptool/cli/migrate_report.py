@@ -12,6 +12,7 @@ SCHEMA = "ckptool.migrate/2"
 def report_as_json(report: MigrationReport) -> dict[str, object]:
     """Return the object that ``migrate --json`` prints for a source."""
     fields = report._asdict()
+    del fields["dropped_at_root"]  # they are among those that are dropped
     head = {name: fields.pop(name) for name in ("source", "target", "form")}
     found = {**head, "source_format": report.before.format, **fields}
     found["renamed"] = [list(pair) for pair in report.renamed]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 _DEEPEST_INDENT: Final = 40
 
@@ -33,6 +35,8 @@ def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold:
     """
     Yield the names as a tree, each component once, with count, parameters, size and types of what is below it.
 
+    What is tied has several names, and its parameters and its size count once in a total.
+
     ``depth`` is how many levels are shown. With ``fold``, neighbours with consecutive numbers that hold the same names,
     shapes, types and devices are one line, with how many there are.
     """
@@ -58,12 +62,21 @@ def tree_lines(tensors: Iterable[LazyTensor], depth: int | None = None, *, fold:
 def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
     root = _Branch()
     branches = [root]  # those inside others after them
-    for tensor in tensors:
+    everything = list(tensors)
+    many = Counter(identity(tensor.info) for tensor in everything)
+    counted_in: set[tuple[int, object]] = set()
+    for tensor in everything:
         branch = root
+        memory = identity(tensor.info)
+        is_tied = many[memory] > 1
         for component in tensor.name.split("."):
             branch.tensors += 1
-            branch.numel += tensor.info.numel
-            branch.nbytes += tensor.info.total_nbytes
+            place = (id(branch), memory)
+            if not is_tied or place not in counted_in:
+                branch.numel += tensor.info.numel
+                branch.nbytes += tensor.info.total_nbytes
+            if is_tied:
+                counted_in.add(place)
             branch.dtypes.setdefault(tensor.dtype)
             below = branch.below.get(component)
             if below is None:
@@ -76,7 +89,7 @@ def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
         info = branch.leaf.info if branch.leaf is not None else None
         leaf = None if info is None else (info.dtype.name, info.location, str(info.shape))
         inside = tuple((component, one.kind) for component, one in branch.below.items())
-        branch.kind = kinds.setdefault((leaf, inside), len(kinds))
+        branch.kind = kinds.setdefault((leaf, inside, branch.numel), len(kinds))
     return root
 
 

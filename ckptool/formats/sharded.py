@@ -221,7 +221,7 @@ def missing_shards(missing: Sequence[str], count: int, where: str = "beside the 
     return FileUnavailable(
         f"{len(missing):,} of {counted(count, 'shard')} not there: {some(list(map(repr, missing)))}",
         kind="missing-shards",
-        hint=f"Put them {where}: download what is missing.",
+        hint=f"Put {'it' if len(missing) == 1 else 'them'} {where}: download what is missing.",
         needed=count,
         actual=count - len(missing),
     )

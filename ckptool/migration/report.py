@@ -14,7 +14,7 @@ from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
 from ckptool.migration.folders.dcp import DcpPlan
-from ckptool.migration.folders.shards import ShardsPlan
+from ckptool.migration.folders.shards import ShardsPlan, size_in_bytes
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
@@ -62,6 +62,8 @@ class MigrationReport(NamedTuple):
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
+    dropped_at_root: tuple[str, ...]
+    """Those of them that are weights under no key, where others were taken."""
     casts: tuple[Cast, ...]
     """Tensors that got another type, and the largest error of each."""
     tied: dict[str, str]
@@ -97,9 +99,9 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
     """Return the report of a migration that is planned, and not carried out yet."""
     key = None if plan.weights is None else plan.weights.state_dict.key
     dropped = [f"{key}.{name}" if key else name for name in plan.file.dropped]
-    if key:  # whatever is not inside the weights is left out too
-        outside = [*checkpoint.tensors, *(path for path, _ in checkpoint.extras)]
-        dropped += [path for path in outside if path and not path.startswith(f"{key}.")]
+    outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
+    dropped += outside
+    at_root: Collection[str] = next((one for one in checkpoint.state_dicts if not one.key), ())
     loses_training = _loses_training(checkpoint, plan, dropped)
     nbytes = plan.file.nbytes
     return MigrationReport(
@@ -112,6 +114,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.file.renamed,
         dropped=tuple(dropped),
+        dropped_at_root=tuple(name for name in outside if name in at_root),
         casts=plan.casting.casts if plan.casting else (),
         tied=plan.file.tied,
         loses_training=loses_training,
@@ -124,6 +127,20 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
         files=() if plan.folder is None else tuple(WrittenFile(name, one.nbytes) for name, one in plan.folder.files),
     )
+
+
+def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
+    """Yield the paths of what is not inside the weights, and so is left out too."""
+    extras = (path for path, _ in checkpoint.extras if path.rpartition(".")[2] != "_metadata")
+    outside = [path for path in (*checkpoint.tensors, *extras) if path]
+    key = weights.state_dict.key
+    if key:
+        yield from (path for path in outside if not path.startswith(f"{key}."))
+    elif weights.state_dict.class_name is None:
+        # Entries of weights at the root are told by their names: what lies deeper goes where its entry goes.
+        inside = {*weights.old_names.values(), *weights.dropped}
+        heads = {name.partition(".")[0] for name in inside if "." not in name}
+        yield from (path for path in outside if path not in inside and path.partition(".")[0] not in heads)
 
 
 def _facts(checkpoint: Checkpoint) -> FileFacts:
@@ -194,11 +211,11 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
             yield from _assumed_versions(plan.weights)
     if checkpoint.member:
         yield "the other files of the archive are left out"
+    yield from (remark.what for remark in checkpoint.remarks)
     if checkpoint.class_sources:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
-    if isinstance(plan.file, DcpPlan):
-        yield from plan.file.notes
+    yield from _of_folder(plan, changes)
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.file.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
     else:
@@ -212,6 +229,20 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     for pattern in plan.casting.keeps_nothing if plan.casting is not None else ():
         yield f"keep_dtype {pattern!r} keeps the type of no tensor"
     yield from selection.notes(checkpoint, plan.weights, plan.names)
+
+
+def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield what is notable about a folder that is written."""
+    if isinstance(plan.file, DcpPlan):
+        yield from plan.file.notes
+    if isinstance(plan.file, ShardsPlan) and changes.max_shard_size is not None:
+        most = size_in_bytes(changes.max_shard_size)
+        larger = [name for name, info in plan.file.expected if info.nbytes > most]
+        if larger:
+            many = (
+                f"{counted(len(larger), 'tensor')} {'is' if len(larger) == 1 else 'are'} larger than a shard was to be"
+            )
+            yield f"{many}, and alone in a file: {some(larger)}"
 
 
 def _assumed_versions(weights: Weights) -> Iterator[str]:
@@ -254,7 +285,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
     yield from listed("cast", list(_casts(report)))
     yield from listed("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
-    yield from listed("left out", grouped(report.dropped, "entries"))
+    yield from listed("left out", _left_out(report))
     yield from listed("calls", [show(name) for name in report.calls])
     yield from listed("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
     yield from listed("note", [show(note) for note in report.notes])
@@ -284,6 +315,15 @@ def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
     yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
     if any(file.prefixes for file in files):
         yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
+
+
+def _left_out(report: MigrationReport) -> list[str]:
+    """Return what was left out; weights under no key are one line, for nothing that they share is in their names."""
+    at_root = set(report.dropped_at_root)
+    if len(at_root) < 2:
+        return grouped(report.dropped, "entries")
+    rest = [name for name in report.dropped if name not in at_root]
+    return [f"the weights under no key: {len(at_root):,} entries", *grouped(rest, "entries")]
 
 
 def _casts(report: MigrationReport) -> Iterator[str]:

@@ -166,8 +166,10 @@ def select(
     Raises:
         MigrationRefused: An entry is one that it cannot hold, and was not to be dropped.
     """
-    unsupported = {name: None for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)}
-    refuse_others([*unsupported, *weights.others], drop=drop_unsupported)
+    unsupported = {
+        name: tensor for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)
+    }
+    refuse_others({**unsupported, **weights.others}, drop=drop_unsupported)
     if "__metadata__" in weights.tensors:
         raise MigrationRefused(
             "safetensors keeps the name '__metadata__' for itself",

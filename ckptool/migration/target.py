@@ -108,13 +108,20 @@ def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
             path = os.path.abspath(path)  # noqa: PTH100
         stem, suffix = os.path.splitext(path)  # noqa: PTH122
         return (stem, suffix) if suffix.lower() in TORCH_SUFFIXES else (path, "")
-    stem, suffix = os.path.splitext(checkpoint.path)  # noqa: PTH122
+    stem, suffix = _split(checkpoint.path)
     if checkpoint.shards:  # model.safetensors.index.json
         stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
     if checkpoint.member:
-        inner, suffix = os.path.splitext(checkpoint.member.replace("::", "."))  # noqa: PTH122
+        inner, suffix = _split(checkpoint.member.replace("::", "."))
         stem = f"{stem}.{os.path.basename(inner)}"  # noqa: PTH119
     return stem, suffix
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return a path without its suffix, and the suffix; of ``.pth.tar``, a name that many give, it is ``.pth``."""
+    stem, suffix = os.path.splitext(path)  # noqa: PTH122
+    inner, first = os.path.splitext(stem)  # noqa: PTH122
+    return (inner, first) if suffix.lower() == ".tar" and first.lower() in TORCH_SUFFIXES else (stem, suffix)
 
 
 def is_folder(path: str) -> bool:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.modules import StateDictWalk, names_without, unwrapped
-from ckptool.checkpoints.weights import NameChanges, by_name, prepare
-from ckptool.errors import MigrationRefused
+from ckptool.checkpoints.weights import NameChanges, by_name, nothing_to_drop, prepare
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.wrappers import COMPANIONS, is_averaged_pair
@@ -163,7 +162,8 @@ def _drop(checkpoint: Checkpoint, drop: tuple[str, ...], edits: _Edits) -> tuple
         for path in found:
             entry = _entry_of(checkpoint.root, path)
             if entry is None:
-                raise MigrationRefused(f"there is nothing called {what!r} to drop", kind="nothing-to-drop")
+                there = (str(key) for key, _ in nodes.mapping_pairs(checkpoint.root) or ())
+                raise nothing_to_drop(what, there)
             mapping, key, full = entry
             edits.drop(mapping, key)
             paths.append(full)

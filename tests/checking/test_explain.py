@@ -400,6 +400,13 @@ CAUSES: dict[str, tuple[object, str, str, str, str | None]] = {
         "",
         "--form state_dict",
     ),
+    "not installed": (
+        {"model": nn.Sequential(nn.Linear(2, 2)), "args": Path("/x")},
+        "ModuleNotFoundError: No module named 'pathlib._local'",
+        "it asks for pathlib.",
+        "",
+        "",
+    ),
     "not a model": (CONV.state_dict(), "'dict' object has no attribute 'eval'", "a state_dict of 7 tensors", "", ""),
     "how much is weights": (CHECKPOINT, "CUDA out of memory", "of which the weights are", "map_location", "--to cpu"),
 }

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from ckptool.cli import cli
 
@@ -251,3 +253,23 @@ def test_a_selection_that_takes_nothing_says_so(arguments: list[str], said: str)
 
 def test_a_selection_that_takes_something_says_nothing() -> None:
     assert "names match" not in run(STATE_DICT, "--grep", "conv1")
+
+
+def test_text_that_is_cut_has_a_mark(tmp_path: Path) -> None:
+    for length, shown in ((196, "note=" + "x" * 195 + "…"), (195, "note=" + "x" * 195)):
+        save_file({"w": torch.zeros(1)}, tmp_path / "a.safetensors", {"note": "x" * length})
+        result = CliRunner().invoke(cli, ["inspect", "-q", str(tmp_path / "a.safetensors")])
+        (line,) = [line for line in result.output.splitlines() if "metadata" in line]
+        assert line.split()[1] == shown
+
+
+def test_shards_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
+    names = [f"model-{number:05}-of-00002.safetensors" for number in (2, 1)]
+    for name in names:
+        save_file({name[6:11]: torch.zeros(1)}, tmp_path / name)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {name[6:11]: name for name in names}}))
+    printed = CliRunner().invoke(cli, ["inspect", "-q", str(index)]).output
+    assert printed.index(names[1]) < printed.index(names[0])
+    found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(index)]).output)
+    assert [shard["name"] for shard in found["shards"]] == names

@@ -66,3 +66,17 @@ def test_totals_are_those_of_all_tensors(tmp_path: Path) -> None:
     numbers = [int(found.replace(",", "")) for line in lines for found in re.findall(r"([\d,]+) parameters", line)]
 
     assert sum(numbers) == sum(tensor.numel() for tensor in model.state_dict().values())
+
+
+def test_what_is_tied_counts_once_in_a_total(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
+            self.inside["head"].weight = self.inside["embedding"].weight
+            self.copy = nn.Linear(3, 5, bias=False)
+            self.copy.weight = self.inside["head"].weight
+
+    lines = tree(Tied(), tmp_path, "--tree")
+    assert lines[0] == "inside  2 tensors, 15 parameters, 60 B, float32"
+    assert lines[1].startswith("  embedding.weight  [5, 3]")

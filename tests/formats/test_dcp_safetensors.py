@@ -49,6 +49,8 @@ def test_pieces_are_put_together(tmp_path: Path) -> None:
     assert [one.code for one in report.findings] == ["CK145"]
     done = ckptool.migrate(tmp_path / "saved", tmp_path / "one.safetensors")
     assert done.verified
+    (note,) = done.notes
+    assert "nothing says how many there were" in note
     assert torch.equal(ckptool.load(tmp_path / "one.safetensors")["model.weight"], whole["model.weight"])
 
 

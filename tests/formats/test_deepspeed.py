@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +167,27 @@ def test_without_an_optimizer_the_module_is_what_there_is(tmp_path: Path) -> Non
         path.unlink()
     assert_equal(ckptool.load(folder), dict(engine.module()))
     assert "CK151" in {one.code for one in ckptool.check(folder).findings}
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "state_dict"}, {"drop": ["optimizer"]}], ids=str)
+def test_what_is_left_out_of_a_migration_is_listed(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = Engine(2, 2).save(tmp_path / "run")
+    target = tmp_path / f"out.{'pth' if options else 'safetensors'}"
+    with ckptool.open_checkpoint(folder) as found:
+        paths = {*found.tensors, *(path for path, _ in found.extras if not path.endswith("_metadata"))}
+        weights = set(found.weights or ())
+    report = ckptool.migrate(folder, target, **options)
+    assert set(report.dropped) == paths - weights
+    assert len(report.dropped) == len(set(report.dropped))
+    assert re.search(r"optimizer: \d+ entries", str(report))
+
+
+def test_weights_under_no_key_are_left_out_in_one_line(tmp_path: Path) -> None:
+    folder = Engine(2, 2).save(tmp_path / "run")
+    report = ckptool.migrate(folder, tmp_path / "out.safetensors", weights="module")
+    with ckptool.open_checkpoint(folder) as found:
+        count = len(found.weights or ())
+    assert f"  left out     the weights under no key: {count} entries\n" in str(report)
 
 
 def test_files_of_a_larger_run_are_left_out_and_said(tmp_path: Path) -> None:

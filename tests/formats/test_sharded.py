@@ -412,11 +412,15 @@ def test_versions_of_modules_are_left_out_and_noted(tmp_path: Path) -> None:
 def test_missing_shards_are_counted_and_named(tmp_path: Path) -> None:
     path = write(tmp_path)
     (tmp_path / FIRST).unlink()
+    with pytest.raises(FileUnavailable) as caught:
+        open_checkpoint(path)
+    assert str(caught.value.hint).startswith("Put it ")
     (tmp_path / THIRD).unlink()
 
     with pytest.raises(FileUnavailable) as caught:
         open_checkpoint(path)
     assert caught.value.message == f"2 of 3 shards not there: '{FIRST}', '{THIRD}'"
+    assert str(caught.value.hint).startswith("Put them ")
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("missing-shards", 3, 1)
     assert caught.value.path == str(path)
     assert ckptool.check(path).error is not None

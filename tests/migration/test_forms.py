@@ -453,11 +453,13 @@ def test_roles_and_keys_can_be_dropped(drop: list[str], left: list[str], tmp_pat
     assert (tmp_path / "b.pth").stat().st_size < (tmp_path / "a.pth").stat().st_size or "hyper_parameters.lr" in drop
 
 
-def test_what_is_not_there_cannot_be_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_what_is_not_there_cannot_be_dropped(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(MigrationRefused) as caught:
-        migrate(saved(trained(), tmp_path / "a.pth"), tmp_path / "b.pth", drop=["nothing"])
+        migrate(saved(trained(), tmp_path / "a.pth"), tmp_path / f"b{suffix}", drop=["nothing"])
 
     assert caught.value.kind == "nothing-to-drop"
+    assert all(repr(key) in str(caught.value.hint) for key in torch.load(tmp_path / "a.pth", weights_only=False))
 
 
 # Damage

@@ -267,3 +267,9 @@ def test_what_a_shard_says_beside_tensors_comes_back(tmp_path: Path) -> None:
 
     with safe_open(tmp_path / "back.safetensors", "pt") as opened:
         assert opened.metadata()["made by"] == "a test"
+
+
+def test_tensors_that_are_larger_than_a_shard_are_noted(tmp_path: Path) -> None:
+    torch.save(state_dict(6, 12, 10), tmp_path / "model.pth")
+    report = migrate(tmp_path / "model.pth", tmp_path / "out", max_shard_size=10)
+    assert report.notes == ("1 tensor is larger than a shard was to be, and alone in a file: layers.1.weight",)

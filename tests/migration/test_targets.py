@@ -137,3 +137,23 @@ def test_devices_are_taken_in_any_case(text: str, tag: str, source: Path) -> Non
     report = ckptool.migrate("model.pth", "out.pth", to=text)
     assert report.location == tag
     assert list(report.after.devices) == [tag]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.pth.tar", "a.cpu.pth"), ("a.v1.pt.tar", "a.v1.cpu.pt"), ("a.tar", "a.cpu.pth"), ("a.b.tar", "a.b.cpu.pth")],
+)
+def test_a_suffix_of_two_parts_is_one(name: str, expected: str, source: Path) -> None:
+    (source / "model.pth").rename(source / name)
+    assert ckptool.migrate(source / name, to="cpu").target == str(source / expected)
+    # Without its second part, the name is another file's.
+    (source / "kept").mkdir()
+    assert ckptool.migrate(source / name, source / "kept").target == str(source / "kept" / expected.replace(".cpu", ""))
+
+
+def test_averaged_weights_that_are_not_there_get_a_hint_that_works(source: Path) -> None:
+    torch.save({"w": torch.ones(2)}, source / "plain.pth")
+    printed = refused(source, "plain.pth", "out.pth", "--weights", "ema")
+    assert "at its root: leave --weights out" in printed
+    printed = refused(source, "plain.pth", "out.pth", "--key", "model")
+    assert "at its root: leave --key out" in printed

@@ -297,6 +297,16 @@ def _parameters(group: Inert) -> Sequence[Inert] | None:
 def _names(checkpoint: Checkpoint, _: str) -> Cause | None:
     """Names that its pickles ask for, beside those of tensors."""
     names = list(dict.fromkeys(use.name for use in torch_load.judge(checkpoint).asked if not use.is_allowed))
+    return _asked_for(checkpoint, names)
+
+
+def _foreign_names(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """The same where something is not installed: it is not torch's own names that are missing, if there are others."""
+    names = list(dict.fromkeys(use.name for use in torch_load.judge(checkpoint).asked if not use.is_allowed))
+    return _asked_for(checkpoint, [name for name in names if name.partition(".")[0] != "torch"] or names)
+
+
+def _asked_for(checkpoint: Checkpoint, names: Sequence[str]) -> Cause | None:
     if not names:
         return None
     command = _weights_command(checkpoint)
@@ -371,7 +381,8 @@ _CAUSES: dict[str, _Find] = {
     **_each(("memory-loading", "memory-device", "some-memory"), _memory),
     **_each(("optimizer-groups", "optimizer-parameters"), _optimizer),
     **_each(("unsafe-global", "blocked-module", "weights-only", "weights-only-warning"), _names),
-    **_each(("missing-class", "missing-module", "some-class", "numpy", "path", "python-2", "newer-torch"), _names),
+    **_each(("missing-class", "missing-module", "some-class"), _foreign_names),
+    **_each(("numpy", "path", "python-2", "newer-torch"), _names),
     **_each(("old-model", "source-changed"), _form),
     **_each(("not-a-model", "not-a-state-dict", "whole-model"), _form),
     **_each(("torchscript", "old-tar", "torch-too-old", "plain-pickle", "foreign-zip", "not-a-zip"), _format),

@@ -146,7 +146,7 @@ def plan_weights(checkpoint: Checkpoint, weights: Weights, *, drop_unsupported: 
                 work.odd_tensor(name, (name,), tensor.info, rewriter)
             except MigrationRefused:
                 unsupported.append(name)
-    refuse_others(unsupported, drop=drop_unsupported)
+    refuse_others({name: weights.tensors[name] for name in unsupported}, drop=drop_unsupported)
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
     texts = (f"__metadata__.{key}" for key, _ in weights.texts)
     return work.plan(tensors.items(), weights.renamed, (*weights.dropped, *unsupported, *texts), {})
