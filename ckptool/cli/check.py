@@ -18,8 +18,11 @@ from ckptool.cli.json_output import error_object, finding_object, print_json
 from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError
+from ckptool.messages import cut
 
 SCHEMA = "ckptool.check/2"
+_LONGEST = 4096
+"""Of a name in JSON: torch's own have some dozens of characters."""
 CODES_SCHEMA = "ckptool.codes/1"
 
 
@@ -188,13 +191,13 @@ def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
 
 
 def _act(one: Act) -> dict[str, object]:
-    found = one._asdict()
-    return found | {"record": one.record or None, "package": one.package}
+    names = {"name": cut(one.name, _LONGEST), "text": cut(one.text, _LONGEST), "package": cut(one.package, _LONGEST)}
+    return one._asdict() | names | {"record": one.record or None}
 
 
 def _global(one: GlobalUse) -> dict[str, object]:
     return {
-        "name": one.name,
+        "name": cut(one.name, _LONGEST),
         "allowed": one.is_allowed,
         "record": one.record or None,
         "offset": one.offset,

@@ -65,8 +65,9 @@ class Watch:
         self._folder = folder
         # A component without a slash is opened in a folder that was opened: relative to where we are, it would be, too,
         # but only ``beside`` opens without following links, and what it is asked for is what the case says.
-        self._beside = frozenset(beside)
+        self._beside = frozenset((*beside, Path(source).name) if beside else ())  # itself: is it still there
         self._source_folder = str(Path(source).parent) if beside else None
+        self._is_folder = os.path.isdir(source)  # noqa: PTH112 - any text
         self._readable = (source.partition("::")[0] or folder, folder, "/proc/", "/sys/")
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
@@ -80,6 +81,8 @@ class Watch:
             if not flags & WRITING:
                 if path in self._beside and (flags & os.O_NOFOLLOW or path == ".."):
                     return True
+                if self._is_folder and isinstance(path, str) and "/" not in path and flags & os.O_NOFOLLOW:
+                    return True  # below the folder that is the source
                 if path == self._source_folder:
                     return bool(flags & os.O_DIRECTORY)
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
@@ -292,6 +295,13 @@ def warm_up() -> None:
         path.write_bytes(build.index_of_shards({"a": "a"}))
         for verb in VERBS.values():
             verb(str(path), folder)
+        for names in (("a",), ("x.txt",), ("x.txt", "model.safetensors"), ("snapshots/a", "refs/main")):
+            other = Path(folder, "folders", "-".join(names).replace("/", "_"))
+            for name in names:
+                (other / name).parent.mkdir(parents=True, exist_ok=True)
+                (other / name).write_bytes(b"no checkpoint")
+            for verb in VERBS.values():
+                verb(str(other), folder)
         values = torch.arange(6.0).reshape(2, 3)
         for cut in (rows((2, 3), 2), columns((2, 3), 2)):
             path = save(

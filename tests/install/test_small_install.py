@@ -149,7 +149,7 @@ def test_the_metadata_says_what_is_needed_and_what_for(wheel: Path) -> None:
 
     assert names(None) == {"safetensors>=0.4", "click>=8.1", "tabulate>=0.9"}
     assert names("torch") == {"torch>=2.1", "numpy>=1.26"}
-    assert set(found.get_all("Provides-Extra", [])) == {"torch", "train", "serve", "test"}
+    assert set(found.get_all("Provides-Extra", [])) == {"torch", "train", "serve", "stat", "zstd", "test"}
     assert names("torch") <= names("train") & names("serve") & names("test")
     releases = [line.rpartition(" ")[2] for line in found.get_all("Classifier", []) if ":: Python :: 3." in line]
     assert releases == PYTHONS[:-1]

@@ -132,7 +132,7 @@ BOMBS: dict[str, tuple[bytes, int, Any]] = {
     **{f"{name}, 300,000 deep": (zipped(make(300_000)), 256, "LimitExceeded") for name, (make, _) in NESTS.items()},
     **{f"{name}, {most:,} deep": (zipped(make(most)), 64, None) for name, (make, most) in NESTS.items()},
     **{f"{name}, too deep": (zipped(make(most + 1)), 64, "LimitExceeded") for name, (make, most) in NESTS.items()},
-    "marks, 3,000,000 deep": (zipped(b"(" * 3_000_000), 512, "MalformedFile"),
+    "marks, 3,000,000 deep": (zipped(b"(" * 3_000_000), 512, "LimitExceeded"),
     "closed marks, 500,000 deep": (zipped(b"(" * 500_000 + b"t" * 500_000), 512, "LimitExceeded"),
     "a key 100,000 tuples deep": (zipped(b"})" + b"\x85" * 100_000 + b"Ns"), 64, None),
     "a key 26 tuples deep, shared": (zipped(b"})q\2" + b"0h\2h\2\x86q\2" * 26 + b"Ns"), 16, None),
