@@ -246,6 +246,11 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 stack.append(_F64(data, pos + 1)[0])
                 pos += 9
                 continue
+            elif op == 0x5D:  # EMPTY_LIST
+                machine.empty += 1
+                stack.append([])
+                pos += 1
+                continue
             elif op == 0x2E:  # STOP
                 if not stack:
                     machine.opcode = pos

@@ -126,6 +126,10 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
             known = tracer.tell("calls", func, args)
             stack[-1] = Call(func, args) if known is None else known
             pos += 1
+        elif op == 0x5D:  # EMPTY_LIST
+            tracer.empty += 1
+            stack.append([])
+            pos += 1
         else:
             tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
             if op == _STOP:

@@ -14,8 +14,8 @@ from tests.hostile.cases import Case
 
 ROOT = Path(__file__).parents[2]
 VERBS = ("inspect", "check", "migrate", "load")
-SECONDS = 3.0
-"""Of the processor, for each call and file (two on a quiet machine), and what its size asks for on top:"""
+SECONDS = 2.0
+"""Of the processor, for each call and file, and what its size asks for on top:"""
 SECONDS_PER_BYTE = 50e-9
 """a text of 75 MB in a header is parsed, written and parsed again in some 3 s."""
 

@@ -113,7 +113,7 @@ FINE = {"seconds": 0.1, "left": [], "said": "fine\n", "code": 2, "error": "malfo
 @pytest.mark.parametrize(
     "worse",
     [
-        {"seconds": 4.0},
+        {"seconds": 3.0},
         {"left": [".part"]},
         {"said": "\x1b[2J"},
         {"said": "\u202e"},
