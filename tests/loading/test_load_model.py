@@ -168,7 +168,11 @@ def test_a_model_comes_out_of_fsdp_without_a_group(tmp_path: Path, monkeypatch: 
     assert torch.equal(model(IMAGES), source(IMAGES))
 
 
-@pytest.mark.parametrize("where", ["cpu", None, {}, {"cuda:0": "cpu"}, lambda storage, tag: None], ids=["cpu", "none", "empty", "map", "function"])
+WHERE = {"cpu": "cpu", "none": None, "empty": {}, "map": {"cuda:0": "cpu"}, "function": lambda storage, tag: None}
+"""What `map_location` may be."""
+
+
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_distributed_model_needs_neither_a_group_nor_a_device(device: str, where: Any, tmp_path: Path) -> None:
     source = LeNet().eval()
@@ -187,7 +191,7 @@ def test_a_distributed_model_needs_neither_a_group_nor_a_device(device: str, whe
         ckptool.load_model(tmp_path / "x.pth", trust=True, unwrap=False)
 
 
-@pytest.mark.parametrize("where", ["cpu", None, {}, {"cuda:0": "cpu"}, lambda storage, tag: None], ids=["cpu", "none", "empty", "map", "function"])
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
 def test_saved_tags_are_not_obeyed(where: Any, tmp_path: Path) -> None:
     source = LeNet().eval()
     with forged(tagged("cuda:0")):
