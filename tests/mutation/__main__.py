@@ -81,9 +81,15 @@ QUIET = (
     "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
 BUDGET, OVERHEAD = 8.0, 0.004
-"""Seconds of tests for one mutant, as they take without it, and what pytest adds to each."""
+"""
+Seconds of tests for one mutant, as they take without it, and what pytest adds to each.
+
+All seconds are of the processor: on a busy machine fewer tests would run, and slow ones would count as endless.
+"""
 SECONDS = 30.0
 """After which a mutant counts as killed: a check that ends a loop can make it endless."""
+WAITING = 4
+"""So many times longer it may take by the clock: a mutant can also make threads wait for ever."""
 GOAL = 0.9
 
 Reach = tuple[dict[str, dict[int, list[str]]], dict[str, float]]
@@ -222,9 +228,10 @@ def _measure(modules: list[str]) -> Reach:
     class Watch:
         def pytest_runtest_logstart(self, nodeid: str) -> None:
             measured.switch_context(nodeid)
+            seconds[nodeid] -= time.process_time()
 
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            seconds[report.nodeid] += report.duration
+        def pytest_runtest_logfinish(self, nodeid: str) -> None:
+            seconds[nodeid] += time.process_time()
 
     measured.start()
     code = pytest.main([*QUIET, *TESTS], plugins=[Watch()])
@@ -243,13 +250,14 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
     Return what a fork makes of this, all output of which is lost.
 
     Raises:
-        TimeoutError: It takes longer.
+        TimeoutError: It takes longer than so many seconds of the processor, or far longer by the clock.
         ChildProcessError: It ended without a word.
     """
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)  # whoever it starts ends with it; a session of its own would end with a terminal of a test
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         quiet = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(quiet, number)
@@ -264,7 +272,7 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
             os._exit(0)
     os.close(writing)
     told = b""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WAITING * seconds
     with os.fdopen(reading, "rb", buffering=0) as stream:
         while select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
             more = stream.read(1 << 20)
@@ -273,8 +281,8 @@ def _in_fork(work: Callable[[], Any], seconds: float) -> Any:
                 break
         else:
             os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if time.monotonic() >= end:
+    _, status = os.waitpid(pid, 0)
+    if time.monotonic() >= end or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
         raise TimeoutError
     if not told:
         raise ChildProcessError
