@@ -49,6 +49,7 @@ MODULES = (
     "formats/torch_tar",
     "formats/torch_zip",
     "formats/torchscript",
+    "formats/torchscript_json",
     "migration/output",
     "migration/output/parts",
     "migration/transfer",
@@ -61,20 +62,24 @@ MODULES = (
     "sources/files",
     "sources/read_ahead",
     "sources/siblings",
+    "tensors/pieces",
     "tensors/reading",
     "tensors/rebuild",
     "tensors/rebuild_arguments",
     "tensors/rebuild_composites",
+    "tensors/scatter",
     "tensors/storage_ids",
     "tensors/tensor",
+    "tensors/tiling",
 )  # fmt: skip
 TESTS = (
     "tests/against_torch/test_joblib_files.py", "tests/archives", "tests/bounds", "tests/checkpoints/test_contents.py",
     "tests/formats/test_packed.py", "tests/formats/test_plain_pickle.py", "tests/formats/test_pt2.py",
     "tests/formats/test_safetensors.py", "tests/formats/test_sharded.py", "tests/formats/test_torch_legacy.py",
     "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py", "tests/formats/test_torchscript.py",
-    "tests/hostile/test_hostile_zips.py", "tests/migration/test_outputs.py", "tests/pickles/test_pickles.py",
-    "tests/sources", "tests/tensors/test_rebuild.py", "tests/tensors/test_tensors.py",
+    "tests/formats/test_torchscript_json.py", "tests/hostile/test_hostile_zips.py", "tests/migration/test_outputs.py",
+    "tests/pickles/test_pickles.py", "tests/sources", "tests/tensors/test_pieces.py", "tests/tensors/test_rebuild.py",
+    "tests/tensors/test_tensors.py",
 )  # fmt: skip
 """The quick ones that look at files in this process."""
 QUIET = (
