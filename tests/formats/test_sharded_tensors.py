@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed._shard.sharded_tensor import (
     Shard,
@@ -21,16 +20,10 @@ from torch.distributed._shard.sharded_tensor import (
 import ckptool
 from ckptool.errors import AmbiguousWeights, FileUnavailable, MalformedFile
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of this process alone."""
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.usefixtures("group"),
+    pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
+]
 
 
 FULL = {
