@@ -343,6 +343,13 @@ class Assembly:
             )
         return self._strided(info, is_scale=is_scale)
 
+    def _nothing(self, block: _Block) -> torch.Tensor:
+        """Return memory of no bytes where the storage is, or would be."""
+        if block.memory is not None and block.memory.numel():
+            return torch.empty(0, dtype=torch.uint8, device=block.memory.device)
+        none = torch.empty(0, dtype=torch.uint8, device=self._place.device(block.root.location))
+        return none if self._place.mover is None else moved_by(self._place.mover, none, block.root.location)
+
     def _strided(self, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         """Return a tensor as a view of its storage."""
         dtype, storage = torch_dtype(info), info.storage
@@ -352,7 +359,7 @@ class Assembly:
         block = self._block(storage)
         memory, has, offset = block.memory, block.cast or dtype, 0
         if memory is None or not info.numel:
-            memory, has = torch.empty(0, dtype=torch.uint8, device=self._place.device(storage.location)), wanted
+            memory, has = self._nothing(block), wanted
         else:
             start = storage.offset - block.root.offset - block.first
             offset = start // info.dtype.itemsize + info.storage_offset
