@@ -99,6 +99,9 @@ CODES: Final = {
 }
 """Every code."""
 
+MOST_FINDINGS: Final = 16
+"""Of one kind in a report; the last one counts the others."""
+
 
 class Finding(NamedTuple):
     """One notable fact. ``code`` is stable, for programs; ``hint`` says what to do, where something can be done."""

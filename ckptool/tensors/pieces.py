@@ -26,16 +26,13 @@ from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.scatter import WIDE, rows_in, scatter
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
-from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up
+from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, cut_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Extent", "Piece", "PiecesSource", "check_tiling", "in_pieces"]
-
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
-
 
 Place: TypeAlias = tuple[object, int]
 """Where a storage is."""
@@ -75,7 +72,7 @@ class Extent(NamedTuple):
 
 class PiecesSource:
     """
-    The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
+    The bytes of a tensor that is stored as pieces, which have to tile it: ``tiling.check_tiling`` says so.
 
     A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it.
     """
