@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from ckptool.checking import allowed, folders
+from ckptool.checking import folders, usual_names
 from ckptool.checking.finding import Advice, Finding, run
 from ckptool.checking.folders import absent_names, parts_apart, remarks
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
@@ -110,7 +110,7 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         str(one)
         for stream in checkpoint.streams
         for one in stream.globals
-        if not allowed.is_expected(stream, one) and not (own and allowed.is_torchscripts(one.module, one.name))
+        if not usual_names.is_expected(stream, one) and not (own and usual_names.is_torchscripts(one.module, one.name))
     ]
     names = list(dict.fromkeys(found))
     if names:
@@ -297,7 +297,7 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     for one in members:
         members += one.inside.values()
     streams = [stream for member in members for stream in member.streams]
-    if all(allowed.is_expected(stream, one) for stream in streams for one in stream.globals):
+    if all(usual_names.is_expected(stream, one) for stream in streams for one in stream.globals):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names
 

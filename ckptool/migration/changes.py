@@ -59,7 +59,7 @@ class Changes(NamedTuple):
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
-    """Leave out what the target cannot hold."""
+    """Leave out what the target cannot hold; from a state dict, what ``torch.load`` refuses by default."""
     allow_empty: bool = False
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
     allow_missing: bool = False
