@@ -17,9 +17,7 @@ from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
 from ckptool.pickles.nodes import Global, gc_paused
-from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.weights_only import is_allowed, why_refused
-from ckptool.sources.source import BytesSource
 
 if TYPE_CHECKING:
     from ckptool.migration.plan import Plan
@@ -27,16 +25,6 @@ if TYPE_CHECKING:
 
 Options: TypeAlias = "dict[str, Any]"
 
-_ARRAYS: Final = frozenset(
-    (f"numpy.{module}", name)
-    for module, name in (
-        ("core.multiarray", "_reconstruct"),
-        ("_core.multiarray", "_reconstruct"),
-        ("core.numeric", "_frombuffer"),
-        ("_core.numeric", "_frombuffer"),
-    )
-)
-"""What pickles call for numpy's arrays."""
 _SIMPLE: Final = {"to", "strip_module"}
 _STRIPPING: Final = ("strip_module", "strip_wrappers")
 
@@ -130,10 +118,10 @@ def _without_data(checkpoint: Checkpoint, plan: Plan | None) -> list[str]:
     """Return the entries that a plan leaves out, by their old names; none if there are tensors or arrays in them."""
     if plan is None or plan.weights is None:
         return []
-    from ckptool.migration.weights_only import pickle_of
+    from ckptool.migration.weights_only import holds_data
 
     unsupported = plan.weights.unsupported
-    if any(_holds_data(pickle_of(checkpoint, entry)) for entry in unsupported.values()):
+    if any(holds_data(checkpoint, entry) for entry in unsupported.values()):
         return []
     return list(unsupported)
 
@@ -148,9 +136,3 @@ def _changes(options: Options, renames: Renames) -> Any:
 
 def _are_allowed(names: Sequence[Global]) -> bool:
     return all(is_allowed(one.module, one.name) for one in names)
-
-
-def _holds_data(pickled: bytes) -> bool:
-    """Say whether there are tensors or numpy's arrays in a pickle."""
-    found = read_pickle(BytesSource(pickled))
-    return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)

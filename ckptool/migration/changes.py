@@ -65,7 +65,10 @@ class Changes(NamedTuple):
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     keep_calls: bool = False
-    """Keep calls of what reaches the system: commands, text that is run, files, connections."""
+    """
+    Keep calls of what reaches the system: commands, text that is run, files, connections; and in a state dict, all that
+    ``torch.load`` refuses by default.
+    """
     model: str | None = None
     """
     ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``; imported because the caller named

@@ -118,7 +118,7 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
         return Plan(form, target, folder, changes.to, names, weights, casting)
     if form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
-    else:
+    elif not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
     location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)

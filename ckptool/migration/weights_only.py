@@ -7,6 +7,7 @@ One of them would keep it from every tensor in the file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -15,8 +16,21 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reader import read_pickle
 from ckptool.pickles.writer import write_pickle
+from ckptool.sources.source import BytesSource
 from ckptool.tensors.rebuild import Rebuilder
+
+_ARRAYS: Final = frozenset(
+    (f"numpy.{module}", name)
+    for module, name in (
+        ("core.multiarray", "_reconstruct"),
+        ("_core.multiarray", "_reconstruct"),
+        ("core.numeric", "_frombuffer"),
+        ("_core.numeric", "_frombuffer"),
+    )
+)
+"""What pickles call for numpy's arrays."""
 
 
 def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> Weights:
@@ -30,18 +44,26 @@ def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> 
     if refused and not drop:
         from ckptool.pickles.describe import kind_of
 
-        named = [f"{name!r} ({kind_of(weights.others[name])}: {why})" for name, why in refused.items()]
+        entries = {name: weights.others[name] for name in refused}
+        named = [f"{name!r} ({kind_of(entry)}: {refused[name]})" for name, entry in entries.items()]
+        ways = [
+            "Leave them out with `drop_unsupported=True`.",
+            "Keep them with `keep_calls=True`, for torch.load(weights_only=False).",
+        ]
+        if any(holds_data(checkpoint, entry) for entry in entries.values()):
+            ways.reverse()
         raise MigrationRefused(
             f"{counted(len(refused), 'entry')} that torch.load() refuses by default: {some(named)}",
             kind="unsupported-entries",
-            hint="Leave them out with `drop_unsupported=True`, or keep everything with `form='same'`.",
+            hint=" ".join(ways),
         )
     return weights.without(refused) if refused else weights
 
 
-def pickle_of(checkpoint: Checkpoint, entry: Inert) -> bytes:
-    """Return the pickle of one entry alone, as it would be written."""
-    return write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None))
+def holds_data(checkpoint: Checkpoint, entry: Inert) -> bool:
+    """Say whether there are tensors or numpy's arrays in an entry."""
+    found = read_pickle(BytesSource(_pickle_of(checkpoint, entry)))
+    return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)
 
 
 def _refused(checkpoint: Checkpoint, entries: Mapping[str, Inert]) -> Iterator[tuple[str, str]]:
@@ -51,6 +73,11 @@ def _refused(checkpoint: Checkpoint, entries: Mapping[str, Inert]) -> Iterator[t
     for name, entry in each(entries.items(), checkpoint.source.cancellation):
         if entry is None or type(entry) in (bool, float, str):
             continue
-        why = why_refused(pickle_of(checkpoint, entry))
+        why = why_refused(_pickle_of(checkpoint, entry))
         if why is not None:
             yield name, why
+
+
+def _pickle_of(checkpoint: Checkpoint, entry: Inert) -> bytes:
+    """Return the pickle of one entry alone, as it would be written."""
+    return write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None))
