@@ -100,7 +100,7 @@ class _InOrder(click.Command):
 @click.option(
     "--keep-calls",
     is_flag=True,
-    help="Keep what calls commands, files or the like when it is unpickled; in a state dict, what torch.load() refuses.",
+    help="Keep what calls commands or files when it is unpickled; in a state dict, all that torch.load() refuses.",
 )
 @click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
 @click.option(
