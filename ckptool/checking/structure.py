@@ -17,7 +17,7 @@ from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY, HEADS
+from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
 from ckptool.tensors.tensor import ARRAY
 
 
@@ -136,13 +136,20 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
         wrapped.append(f"{component}.")
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
-        who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
+        adders = [ADDED_BY[prefix[:-1]] for prefix in wrapped]
+        beside = beside_wrapped(checkpoint.weights or ())
+        if beside and wrapped[0] == "module.":
+            adders[0] = "a wrapper that averages"
+        who = ", then ".join(adders)
+        all_names = f"every name of the weights{f' but {some(beside)}' if beside else ''}"
         why = "A model without that wrapper expects the names without it."
+        # Where everything is taken, averaged weights stay beside those that are not.
+        form = "state_dict" if is_averaged_pair(checkpoint.weights or ()) else ""
         yield Finding(
             "CK301",
             "info",
-            f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            *(_migration(checkpoint, why, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
+            f"{all_names} begins with {''.join(wrapped)!r}, which {who} added",
+            *(_migration(checkpoint, why, form=form, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
         )
 
 
