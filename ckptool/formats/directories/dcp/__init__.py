@@ -42,7 +42,7 @@ _BESIDE: Final = ("meta.pt", "common.pt")
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
-    return any(is_index(name) or name.endswith(ITEMS) for name in folder.files)
+    return any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
