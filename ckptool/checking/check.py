@@ -94,10 +94,7 @@ class CheckReport(NamedTuple):
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
         """The severest of all findings; None if nothing was found at all."""
-        severities = {finding.severity for finding in self.findings}
-        if self.error is not None or "error" in severities:
-            return "error"
-        return "warning" if "warning" in severities else "info" if severities else None
+        return "error" if self.error is not None else finding.worst_of(self.findings)
 
     @property
     def verdict(self) -> str:
