@@ -25,18 +25,20 @@ class Target(NamedTuple):
 
 def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
     """
-    Return what the paths stand for, in their order, and each but once.
+    Return what the paths stand for, in their order. What a folder stands for comes but once.
 
     What is not there and has ``*``, ``?`` or ``[`` in it is a pattern; ``**`` is folders at any depth. With
     ``recursive``, a folder stands for every checkpoint in it and below.
     """
-    found: dict[str, Target] = {}
+    found: list[Target] = []
     for path in paths:
         for one in _matches(path):
-            below = _below(one) if recursive and os.path.isdir(one) else [Target(one)]  # noqa: PTH112 - may be no path
-            for target in below:
-                found.setdefault(target.path, target)
-    return list(found.values())
+            if recursive and os.path.isdir(one):  # noqa: PTH112 - may be no path
+                known = {target.path for target in found}
+                found += (target for target in _below(one) if target.path not in known)
+            else:
+                found.append(Target(one))
+    return found
 
 
 def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:

@@ -100,8 +100,8 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_named_twice_counts_once(folder: Path) -> None:
-    assert len(names(run("inspect", "-b", FINE, FINE.parent / FINE.name).stdout)) == 1
+def test_what_a_folder_stands_for_comes_once_and_what_is_named_as_often(folder: Path) -> None:
+    assert len(names(run("inspect", "-b", FINE, FINE).stdout)) == 2
     assert len(names(run("inspect", "-b", "-r", folder, folder / "runs", code=2).stdout)) == 3
 
 
