@@ -12,7 +12,7 @@ from ckptool.cli import terminal
 from ckptool.cli.text import say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import show, show_nbytes
-from ckptool.tables import cut_middle, padded
+from ckptool.tables import padded
 
 if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _SEVERITY: Final = 7
 _GAP: Final = "  "
 _SHORTEST_PATH: Final = 20
-_SHORTEST_NOTE: Final = 30
+_SHARE_OF_NOTE: Final = 0.45
+"""Of the width of a terminal, at least."""
 
 
 class _Column(NamedTuple):
@@ -36,7 +37,7 @@ _COLUMNS: Final = (
     _Column("form", 10, False, 80),
     _Column("tensors", 8, True, 120),
     _Column("parameters", 14, True, 100),
-    _Column("size", 8, True, 0),
+    _Column("size", 9, True, 0),
 )
 
 
@@ -66,7 +67,8 @@ class BriefCheck:
     """What ``check`` says of each file in a line: the first of its severest findings."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = _Paths(paths, terminal.width(), _SHORTEST_NOTE + len(_GAP))
+        width = terminal.width()
+        self._paths = _Paths(paths, width, int(_SHARE_OF_NOTE * (width or 0)))
 
     def checked(self, report: CheckReport, path: str) -> None:
         if report.error is not None:
@@ -91,9 +93,14 @@ class _Paths:
 
     def line(self, word: str, path: str, text: str) -> str:
         shown = show(path)
-        path = padded(shown if self._width is None else cut_middle(shown, self._room), self._room)
+        path = padded(shown if self._width is None else _cut_start(shown, self._room), self._room)
         line = f"{word:<{_SEVERITY}}{_GAP}{path}{_GAP}{show(with_options(text))}".rstrip()
         return line if self._width is None else _cut_end(line, self._width)
+
+
+def _cut_start(path: str, room: int) -> str:
+    """Return the end of a path, which tells it from others more than what they have in common."""
+    return path if len(path) <= room else f"…{path[len(path) - room + 1 :]}"
 
 
 def _cut_end(line: str, room: int) -> str:

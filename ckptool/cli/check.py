@@ -16,6 +16,7 @@ from ckptool.cli.check_output import Objects, output_for
 from ckptool.cli.json_output import print_json
 from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
 from ckptool.cli.paths import AnyPath
+from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, targets
 from ckptool.cli.text import say
 from ckptool.errors import CkptoolError
@@ -88,15 +89,19 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     code = 0
     with terminal.pager(asked=options["pager"]):
         output = output_for(options, [one.path for one in found], is_list=is_many(files, found))
+        line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
         for target in found:
+            line.next(target.path)
             try:
-                report = about(check_file(target.path, **arguments), options["only"])
+                report = about(check_file(target.path, progress=line, **arguments), options["only"])
             except CkptoolError as error:  # not of this file: of what it is compared with, or of this installation
+                line.clear()
                 if not isinstance(output, Objects):
                     raise
                 output.failed(target.path, error)
                 code = 2
                 continue
+            line.clear()
             if report.error is not None and target.passes_over(report.error):
                 output.passed_over()
                 continue

@@ -10,6 +10,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing
 from ckptool.cli import tables
 from ckptool.cli.options import left_out, no_room
+from ckptool.cli.terminal import wrapped
 from ckptool.messages import counted, show_nbytes
 from ckptool.tables import Table, fitted, plain_table
 from ckptool.tensors.reading import LazyTensor
@@ -57,7 +58,7 @@ class Listing(NamedTuple):
             table, spared = fitted(table, self.width, _SPARE)
         yield from plain_table(table, self.width)
         if spared:
-            yield no_room(spared)
+            yield from wrapped([no_room(spared)], self.width)
 
     def formatted(self, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> str:
         """Return a table to be pasted or parsed."""

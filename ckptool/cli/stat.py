@@ -14,6 +14,7 @@ from ckptool.cli import tables, terminal
 from ckptool.cli.json_output import JsonOutput, error_object
 from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, no_room, rows
 from ckptool.cli.paths import AnyPath
+from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import Selection, pattern
 from ckptool.cli.targets import is_many, targets
 from ckptool.cli.text import error_text, say
@@ -56,19 +57,23 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     failed = False
     with terminal.pager(asked=options["pager"]):
         output = _output(options, is_list=is_many(files, found))
+        line = ProgressLine(len(found), shown=isinstance(output, _Tables))
         for target in found:
+            line.next(target.path)
             try:
                 with open_checkpoint(target.path) as checkpoint:
                     chosen = selection.of(checkpoint.tensors.values())
-                    found_rows = list(statistics_of(checkpoint, chosen, depth=options["depth"]))
+                    found_rows = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
                     nothing = selection.nothing(checkpoint.tensors, chosen)
             except CkptoolError as error:
+                line.clear()
                 if error.kind == "missing-package":
                     raise
                 if not target.passes_over(error):
                     failed = True
                     output.failed(target.path, error)
                 continue
+            line.clear()
             output.computed(target.path, found_rows, nothing)
         output.end()
     sys.exit(2 if failed else 0)
@@ -137,7 +142,7 @@ class _Tables:
             table, spared = fitted(table, self._width, _SPARE, _SPARE_IF_SAME)
         yield from plain_table(table, self._width)
         if spared:
-            yield no_room(spared)
+            yield from terminal.wrapped([no_room(spared)], self._width)
         if len(rows) > len(shown):
             yield left_out(len(rows) - len(shown))
 

@@ -28,7 +28,7 @@ def wrapped(lines: Iterable[str], room: int | None) -> Iterator[str]:
     """Yield the lines of a report so that they fit, broken between words. Commands stay whole: they are copied."""
     for line in lines:
         fits = room is None or room < _NARROWEST or len(line) <= room
-        if fits or not line.startswith(" ") or line.lstrip().startswith("Run: "):
+        if fits or not line.startswith((" ", "…")) or line.lstrip().startswith("Run: "):
             yield line
         else:
             yield from _broken(line, room or 0)
