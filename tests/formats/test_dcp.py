@@ -452,8 +452,33 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (folder / "__1_0.distcp").rename(tmp_path / "elsewhere")
     (folder / "__1_0.distcp").symlink_to(tmp_path / "elsewhere")
     report = ckptool.check(folder)
-    assert codes(report) == ["CK140"]
+    assert codes(report) == ["CK149"]
     assert "a link" in report.findings[0].message
+    assert "cp -rL" in str(report.findings[0].hint)
+    with pytest.raises(FileUnavailable, match="a link") as caught:
+        ckptool.load(folder)
+    assert "cp -rL" in str(caught.value.hint)
+
+
+def test_links_of_the_hub_into_its_blobs_are_followed(tmp_path: Path) -> None:
+    folder, whole = sharded(tmp_path / "models--a--b" / "snapshots" / ("0" * 40))
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / f"{number:064x}")
+        file.symlink_to(f"../../blobs/{number:064x}")
+    assert ckptool.check(folder, deep=True).worst in (None, "info")
+    for name, tensor in ckptool.load(folder).items():
+        assert torch.equal(tensor, whole[f"model.{name}"])
+
+
+def test_an_index_of_something_else_beside_those_of_ranks(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = Writer(tmp_path)
+        writer.value(f"value{rank}", rank, f"__{rank}_0.distcp")
+        writer.close(f"__{rank}.metadata")
+    (tmp_path / ".metadata").write_bytes(b"something else")
+    assert "2 ranks saved without an index of all" in str(ckptool.check(tmp_path))
 
 
 def test_a_length_beyond_the_file(tmp_path: Path) -> None:

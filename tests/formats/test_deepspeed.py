@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,20 @@ def test_layers_of_tensor_parallel_ranks_are_listed(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousWeights, match="2 tensor-parallel ranks"):
         ckptool.load(tmp_path)
     assert ckptool.load(tmp_path, key="model_01")["0.weight"][0, 0] == 1
+    pipeline(tmp_path, {1: {"weight": torch.ones(1)}}, "model_00-")
+    with pytest.raises(FileUnavailable, match="1 of 2 layers not there: 1 of tensor-parallel rank 1"):
+        ckptool.open_checkpoint(tmp_path)
+
+
+def test_the_last_layers_of_a_pipeline_are_missed_by_their_parameters(tmp_path: Path) -> None:
+    pipeline(tmp_path, {0: {"weight": torch.ones(2, 3)}, 1: {"weight": torch.ones(3)}})
+    shapes = [OrderedDict({"0.weight": torch.Size((2, 3)), "1.weight": torch.Size((3,)), "tied.w": torch.Size((1,))})]
+    states = {"module": None, "param_shapes": shapes, "dp_world_size": 1, "mp_world_size": 1}
+    torch.save(states, tmp_path / "mp_rank_00_model_states.pt")
+    assert sorted(ckptool.load(tmp_path)) == ["0.weight", "1.weight"]
+    (tmp_path / "layer_01-model_states.pt").unlink()
+    with pytest.raises(FileUnavailable, match="1 layer not there, of which the optimizer has parameters: 1"):
+        ckptool.open_checkpoint(tmp_path)
 
 
 # Real folders, where they are.

@@ -165,6 +165,20 @@ def test_partial_sums_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("group")
+def test_ranks_that_are_listed_apart_are_all_there_and_of_one_save(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "run", (3,), (Partial(),))
+    assert {"CK140", "CK148"}.isdisjoint(one.code for one in ckptool.check(folder).findings)
+    (folder / "model_world_size_3_rank_2.pt").unlink()
+    found = {one.code: one.message for one in ckptool.check(folder).findings}
+    assert found["CK140"] == "1 of 3 files of ranks not there, rank 2"
+
+    save_ranks(folder, (3,), (Partial(),), tensors={"other": FULL["emb.weight"]})
+    save_ranks(tmp_path / "again", (3,), (Partial(),))
+    shutil.copy(tmp_path / "again" / "model_world_size_3_rank_1.pt", folder)
+    assert "CK148" in {one.code for one in ckptool.check(folder).findings}
+
+
+@pytest.mark.usefixtures("group")
 def test_files_of_another_run_beside_them(tmp_path: Path) -> None:
     save_ranks(tmp_path, (4,), (Shard(0),), "model_rank{rank}.pt")
     save_ranks(tmp_path, (2,), (Shard(0),), "model_rank{rank}.pt")

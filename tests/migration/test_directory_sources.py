@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,22 @@ def test_a_piece_that_is_damaged_is_found_while_it_is_copied(tmp_path: Path, lay
         with pytest.raises(DamagedFile, match=r"__1_0\.distcp"):
             ckptool.migrate(folder, tmp_path / target)
         assert not (tmp_path / target).exists()
+
+
+def test_what_was_copied_is_let_go_of(tmp_path: Path) -> None:
+    """What is known of the pieces of many small tensors does not gather: 1.5 KB of each, beside 2.2 KB of its own."""
+    count = 1_000
+    save(tmp_path / "saved", {f"w{number}": torch.full((4, 4), float(number)) for number in range(count)})
+    held: list[int] = []
+    ckptool.migrate(tmp_path / "saved", tmp_path / "first.safetensors")  # what is imported late
+    tracemalloc.start()
+    try:
+        ckptool.migrate(
+            tmp_path / "saved",
+            tmp_path / "m.safetensors",
+            progress=lambda *_: held.append(tracemalloc.get_traced_memory()[0]),
+        )
+    finally:
+        tracemalloc.stop()
+    assert max(held) < 3_000 * count
+    assert len(ckptool.load(tmp_path / "m.safetensors")) == count
