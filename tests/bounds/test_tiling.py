@@ -144,6 +144,11 @@ def test_a_box_is_cut_into_parts_as_large_as_allowed(numel: int, expected: list[
     assert list(cut_up(((5, 0), (3, 4)), numel)) == expected
 
 
+def test_a_box_is_cut_along_the_first_dimension_that_can_be() -> None:
+    assert list(cut_up(((0, 0), (2, 9)), 9)) == [((0, 0), (1, 9)), ((1, 0), (1, 9))]
+    assert list(cut_up(((0, 3, 0), (1, 2, 2)), 3)) == [((0, 3, 0), (1, 1, 2)), ((0, 4, 0), (1, 1, 2))]
+
+
 # Elements to their places
 
 
