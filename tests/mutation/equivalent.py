@@ -270,5 +270,11 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("tensors/pieces", "_copy", "width >= WIDE", "width > WIDE"): ONLY_FASTER,
     ("tensors/pieces", "_copy", "width >= WIDE", "width < WIDE"): ONLY_FASTER,
     ("tensors/pieces", "_known_crc32", "info.nbytes == storage.nbytes", "info.nbytes >= storage.nbytes"): NEVER_BEYOND,
+    (
+        "formats/torchscript_json",
+        "_objects",
+        "len(found) != len(_list(owner, key))",
+        "len(found) < len(_list(owner, key))",
+    ): NEVER_BEYOND,
 }
 """``(module, function, before, after)``, and the reason."""
