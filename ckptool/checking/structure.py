@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from ckptool.checking import folders, usual_names
 from ckptool.checking.finding import Advice, Finding, run
-from ckptool.checking.folders import absent_names, parts_apart, remarks
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
@@ -337,9 +336,9 @@ Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     damaged_index,
-    remarks,
-    absent_names,
-    parts_apart,
+    folders.remarks,
+    folders.absent_names,
+    folders.parts_apart,
     container_notes,
     other_members,
     unopened_members,
