@@ -69,6 +69,7 @@ def read(probe: Probe) -> Parsed:
         TRAITS,
         contents,
         root=stream.tree.root,
+        calls=stream.calls,
         rebuilder=rebuilder,
         streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
         class_sources=class_sources(stream.tree),
@@ -122,6 +123,7 @@ class LegacyStream:
         """Where the pickles end and the storages begin."""
         pickles = (magic, protocol, system, self.tree, keys)
         self.globals = tuple(found for pickled in pickles for found in pickled.globals)
+        self.calls = [call for pickled in pickles for call in pickled.calls]
         self.notes = tuple(note for pickled in pickles for note in pickled.notes)
         if computed:
             self.notes = ("its magic number is not there, but computed by a call", *self.notes)
