@@ -46,7 +46,9 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
 
 def _calls(checkpoint: Checkpoint) -> Iterator[Sequence[Call] | None]:
     """Yield what the pickles of each stream call, as far as it is known."""
-    return chain((checkpoint.calls,), repeat(None))
+    pickles = checkpoint.pickles
+    known = pickles[0].calls if len(pickles) == 1 else [call for one in pickles for call in one.calls]
+    return chain((known if pickles else None,), repeat(None))
 
 
 def quick(checkpoint: Checkpoint) -> Survey:

@@ -1,6 +1,6 @@
 """``Parsed``: what the reader of a format found in a file. A ``Checkpoint`` is made of it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -8,7 +8,8 @@ from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.roles import NO_WEIGHTS, role_of
-from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
@@ -160,7 +161,7 @@ class Parsed(NamedTuple):
     fixed_form: Form | None = None
     """The form, where the format knows it without looking at the contents."""
     root: Inert = None
-    calls: Sequence[Call] | None = None
+    pickles: tuple[Pickle, ...] = ()
     rebuilder: Rebuilder | None = None
     constants: Mapping[str, TensorInfo] = MappingProxyType({})
     """Tensors of a program that are no attributes of its modules."""

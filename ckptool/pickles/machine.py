@@ -63,6 +63,8 @@ class Machine:
         self.marks: list[list[Inert]] = []
         self.memo: list[Inert] | dict[int, Inert] = []
         """By index: a list as long as they come in order, which is how nearly everybody writes them."""
+        self.doubled: list[Inert] = []
+        """What stands on the stack once more."""
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent_ids: list[PersistentId] = []
         self.blocks: list[range] = []

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.errors import MalformedFile, UnsafePickle
 from ckptool.pickles.machine import Machine
-from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Inert, PersistentId, Set
+from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Inert, Pairs, PersistentId, Set
 
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
@@ -228,6 +228,7 @@ def op_pop_mark(machine: Machine) -> None:
 def op_dup(machine: Machine) -> None:
     machine.pos += 1
     machine.push(machine.stack[-1])
+    machine.doubled.append(machine.stack[-1])
 
 
 def op_get(machine: Machine) -> None:
@@ -278,35 +279,34 @@ def op_dict(machine: Machine) -> None:
 def op_setitem(machine: Machine) -> None:
     machine.pos += 1
     value, key = machine.stack.pop(), machine.stack.pop()
-    _update(machine, machine.stack[-1], [key, value])
+    _update(machine, machine.stack[-1], [(key, value)])
 
 
 def op_setitems(machine: Machine) -> None:
     machine.pos += 1
     flat = machine.pop_mark()
-    _update(machine, machine.stack[-1], flat)
+    _update(machine, machine.stack[-1], _pairs(machine, flat))
 
 
-def _update(machine: Machine, target: Inert, flat: list[Inert]) -> None:
+def _update(machine: Machine, target: Inert, pairs: Pairs) -> None:
     if isinstance(target, Dict):
-        target.update(_pairs(machine, flat))
+        target.update(pairs)
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
-        target.pairs.extend(_pairs(machine, flat))
+        target.pairs.extend(pairs)
     else:
         raise machine.malformed("pairs for something that is no dict")
 
 
-def _pairs(machine: Machine, flat: list[Inert]) -> list[tuple[Inert, Inert]]:
+def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
     if len(flat) % 2:
         raise machine.malformed(f"a dict of {len(flat):,} keys and values")
-    return list(zip(flat[::2], flat[1::2], strict=True))
+    return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no room to spare
 
 
 def op_additems(machine: Machine) -> None:
     machine.pos += 1
-    values = machine.pop_mark()
-    target = machine.stack[-1]
+    values, target = machine.pop_mark(), machine.stack[-1]
     if isinstance(target, Set):
         target.update(values)
     else:

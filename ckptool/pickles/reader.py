@@ -15,7 +15,7 @@ See Python's Lib/pickletools.py, which documents every opcode.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -47,6 +47,10 @@ class Pickle(NamedTuple):
     """Where bytes lie between the opcodes, in order."""
     calls: Sequence[Call] = ()
     """Everything that unpickling calls, in order, with what was done to each result; of dropped ones, too."""
+    memo: Sequence[Inert] | Mapping[int, Inert] = ()
+    """What it remembers, by index."""
+    doubled: Sequence[Inert] = ()
+    """What it put on the stack once more, without the memo."""
     left: int = 0
     """Values left under the root: unpicklers drop them, and what they called was called."""
 
@@ -100,6 +104,8 @@ def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = 
         tuple(machine.persistent_ids),
         tuple(machine.blocks),
         machine.calls,
+        machine.memo,
+        machine.doubled,
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
     )
 
