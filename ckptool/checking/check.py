@@ -13,7 +13,6 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, value_survey, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.allowed import is_allowed
 from ckptool.checking.finding import Advice, Finding, finding_lines
 from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
@@ -23,6 +22,7 @@ from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFil
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
+from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.meter import Meter, Progress
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record
 from ckptool.checking import part_check
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import MOST_FINDINGS, Finding
 from ckptool.checking.records import check_records
-from ckptool.checking.value_survey import _MOST_FINDINGS
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
@@ -58,9 +57,9 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
     bare: list[Record] = []
     for archive in checkpoint.archives:
         damaged, without = check_records(archive, limits, meter)
-        findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:_MOST_FINDINGS]]
-        if len(damaged) > _MOST_FINDINGS:
-            more = f"{counted(len(damaged) - _MOST_FINDINGS, 'record')} more do not match their checksums"
+        findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:MOST_FINDINGS]]
+        if len(damaged) > MOST_FINDINGS:
+            more = f"{counted(len(damaged) - MOST_FINDINGS, 'record')} more do not match their checksums"
             findings.append(Finding("CK105", "error", more, _AGAIN))
         bare += without
         records += len(archive)

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import MOST_FINDINGS, Finding
 from ckptool.checking.records import check_records
-from ckptool.checking.value_survey import _MOST_FINDINGS
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
@@ -69,9 +68,9 @@ def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
         found += () if found else _comparisons(part, parsed)
         intact += not found or found[0].code == "CK144"
         findings += found
-    if len(findings) > _MOST_FINDINGS:
-        more = f"{counted(len(findings) - _MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
-        findings[_MOST_FINDINGS:] = [Finding("CK105", "error", more, _AGAIN)]
+    if len(findings) > MOST_FINDINGS:
+        more = f"{counted(len(findings) - MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
+        findings[MOST_FINDINGS:] = [Finding("CK105", "error", more, _AGAIN)]
     return Parts(tuple(findings), parts, intact, records, matching, frozenset(files))
 
 

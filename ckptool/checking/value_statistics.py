@@ -9,7 +9,6 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MissingPackage, SourceChanged
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.files import Origin
 from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -32,31 +31,6 @@ class ValueRow(NamedTuple):
     why: str | None = None
 
 
-def statistics(
-    origin: Origin,
-    *,
-    depth: int | None = None,
-    progress: Progress | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-) -> list[ValueRow]:
-    """
-    Return what the values of each tensor of a checkpoint are like; with ``depth``, those of each module together, by so
-    many components of the names.
-
-    Tensors are read one after the other, in pieces; ``progress`` is called with the bytes that were read so far, and
-    those to be read in all. Needs numpy, and no torch.
-
-    Raises:
-        MissingPackage: numpy is not installed.
-        CkptoolError: The checkpoint cannot be opened or read.
-    """
-    from ckptool.formats import open_checkpoint
-
-    with open_checkpoint(origin, limits=limits) as checkpoint:
-        tensors = list(checkpoint.tensors.values())
-        return list(statistics_of(checkpoint, tensors, depth=depth, progress=progress, limits=limits))
-
-
 def statistics_of(
     checkpoint: Checkpoint,
     tensors: Sequence[LazyTensor],
@@ -65,7 +39,17 @@ def statistics_of(
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[ValueRow]:
-    """Yield a row for each of these tensors of an open checkpoint, or for each module that has some of them."""
+    """
+    Yield what the values of each of these tensors are like; with ``depth``, those of each module together, by so many
+    components of the names.
+
+    Tensors are read one after the other, in pieces; ``progress`` is called with the bytes that were read so far, and
+    those to be read in all. Needs numpy, and no torch.
+
+    Raises:
+        MissingPackage: numpy is not installed.
+        SourceChanged: The file is no longer what was opened.
+    """
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     meter = Meter(progress, sum(tensor.info.nbytes for tensor in tensors))
     for name, group in _groups(tensors, depth):

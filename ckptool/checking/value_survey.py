@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ckptool.torch_ops.values import ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
-_MOST_FINDINGS: Final = 16
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
 

@@ -95,7 +95,11 @@ class _InOrder(click.Command):
 @click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest.")
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
-@click.option("--keep-calls", is_flag=True, help="Keep what calls commands, files or the like when it is unpickled.")
+@click.option(
+    "--keep-calls",
+    is_flag=True,
+    help="Keep what calls commands or files when it is unpickled; in a state dict, all that torch.load() refuses.",
+)
 @click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."

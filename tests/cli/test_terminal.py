@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.checking.value_statistics import statistics
+from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import terminal
 from ckptool.cli.progress import ProgressLine
 from tests.each import each
@@ -154,6 +154,11 @@ def test_progress_is_shown_after_half_a_second_ten_times_a_second(monkeypatch: p
         ["20%", "20", "MiB", "of", "100", "MiB", "33.3", "MiB/s", "0:02", "left"],
         ["45%", "45", "MiB", "of", "100", "MiB", "60", "MiB/s", "0:01", "left"],
     ]
+
+
+def statistics(path: Path, *, progress: Callable[[int, int], object]) -> list[ValueRow]:
+    with ckptool.open_checkpoint(path) as checkpoint:
+        return list(statistics_of(checkpoint, list(checkpoint.tensors.values()), depth=None, progress=progress))
 
 
 @each(

@@ -99,6 +99,11 @@ def choose(files: Sequence[str]) -> Choice:
     return Choice(tuple(chosen_ones), tuple(twins))
 
 
+def has_weights(files: Sequence[str]) -> bool:
+    """Say whether one of the files has a name that is usual for weights."""
+    return any(_usual(one) is not None for one in candidates(files))
+
+
 def helpers(files: Sequence[str]) -> Choice:
     """Return what a folder offers that has no weights: what trainers put beside them."""
     return Choice(tuple(one for one in candidates(files) if role_of(one.name) is not None))

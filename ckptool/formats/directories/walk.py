@@ -9,16 +9,13 @@ from typing import Final, TypeAlias
 
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import directories
-from ckptool.formats.directories import choosing
-from ckptool.formats.directories.several import PIPELINE
+from ckptool.formats.directories import choosing, pipelines, pointers
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_likely
 
 Found: TypeAlias = tuple[str, bool]
 """A path, and whether its name says that it is a checkpoint."""
 
-_POINTERS: Final = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
-"""Names of files that only say which of the folders beside them is meant."""
 _SNAPSHOTS: Final = "snapshots"
 _BLOBS: Final = "blobs"
 """In the cache of a hub, what the links in the snapshots lead to."""
@@ -40,7 +37,7 @@ def checkpoints_below(path: str) -> Iterator[Found]:
             yield place, True
             continue
         with closing(folder):
-            is_one = PIPELINE in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
+            is_one = pipelines.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
         if is_one:
             yield from _beside(place)
         else:
@@ -84,7 +81,7 @@ def _files(place: str, files: Sequence[str]) -> Iterator[Found]:
     if whole is not None:
         yield place, True
     for name in files:
-        is_part = name in _POINTERS or (whole is not None and name in whole.files)
+        is_part = name in pointers.POINTERS or (whole is not None and name in whole.files)
         if name.startswith(".") or is_part or any(choosing.belongs_to(index, name) for index in indexes):
             continue
         if whole is None or name != whole.name:

@@ -11,9 +11,8 @@ until the copy is done.
 
 ``swap`` builds a second module around the new weights and exchanges the reference: no call ever waits, calls that
 have begun end with the old weights. It costs the same, for as long as a call with the old weights runs; what was
-compiled or captured for the old module is not there for the new one. The old weights' memory is given out again as
-soon as nothing holds their module: on CUDA streams other than the default one, call inside ``use``, and leave it when
-the results are there, for what a call has launched may read them after it has returned.
+compiled or captured for the old module is not there for the new one. The old weights' memory is given out again when
+nothing holds their module any more and its devices have done all that calls have launched, on whatever streams.
 
 ``mmap`` makes the new weights pages of the file, which all processes share and the system may drop: to swap, they are
 what serves, until the next reload, so any number of workers has them once; in place, they are what is copied from,
@@ -56,6 +55,7 @@ from ckptool.loading.serving.commit import (
     overwrite,
     ready,
     rehearse_whole,
+    retire,
     with_weights,
 )
 from ckptool.loading.serving.digest import digest_of
@@ -272,6 +272,7 @@ class LiveModel:
             fresh = with_weights(model, filling.targets, staged)
             filling = after_hooks(fresh, filling)
             self._serving = Serving(ready(fresh), digest)
+            retire(model)
         else:
             with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
@@ -296,6 +297,7 @@ class LiveModel:
                 fresh = copied(model)
                 taken = fill(fresh, state, strict=True, is_fresh=True)
                 self._serving = Serving(ready(fresh), digest)
+                retire(model)
             else:
                 rehearsed = rehearse_whole(model, state)
                 with self._gate.alone(cancellation):
