@@ -6,17 +6,20 @@ import os
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ckptool import __version__
 from ckptool.sources.paths import is_likely
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 SECTIONS: Final = {
     "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
     "Write one": ("migrate",),
-    "More": ("devices", "fixtures"),
+    "More": ("devices", "completion", "fixtures"),
 }
 """Each verb is a command of the same name, in a module of the same name."""
 VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
@@ -38,17 +41,19 @@ WORDS: Final = {
 EXAMPLES: Final = {
     "inspect": (
         "ckptool model.pth                            what is in it, tensor by tensor",
-        "ckptool inspect -q *.pth                     what each file is",
+        "ckptool inspect -b -r runs                   a line for each in a folder and below",
         "ckptool inspect model.pth --sort size        the largest tensors first",
     ),
     "check": (
         "ckptool check model.pth                      is it whole, is it safe, will it load",
+        "ckptool check -b -r runs                     all in a folder, a line for each",
         "ckptool check --deep model.pth               read every byte, and compare checksums",
         "ckptool check model.pth --model net.py:Net   does it fit this class",
     ),
     "diff": (
         "ckptool diff a.pth b.safetensors             are the weights the same",
         "ckptool diff a.pth b.pth --atol 1e-6         the same but for rounding",
+        "ckptool diff epoch1.pth epoch2.pth --stat    how far apart: cosine, norms",
     ),
     "stat": (
         "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
@@ -63,6 +68,11 @@ EXAMPLES: Final = {
         "ckptool migrate gpu.pth --to cpu             everything, for the CPU",
         "ckptool migrate last.ckpt model.safetensors  the weights alone",
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
+    ),
+    "completion": (
+        'eval "$(ckptool completion bash)"            in ~/.bashrc',
+        'eval "$(ckptool completion zsh)"             in ~/.zshrc, behind compinit',
+        "ckptool completion fish | source             in ~/.config/fish/config.fish",
     ),
 }
 # fmt: on
@@ -94,6 +104,12 @@ class Verbs(click.Group):
         if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and any(map(_is_path, rest)):
             args = [*own, "inspect", *rest]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete verbs, and files where no verb begins so: a file needs none."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
