@@ -12,7 +12,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.parsed import Beside
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
-from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
+from ckptool.messages import FORMS, counted, counts, labelled, listed, rough, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 
@@ -51,7 +51,8 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     yield labelled(
         "tensors",
-        f"{summary.tensors:,}{tied}; {counted(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
+        f"{summary.tensors:,}{tied}; {counted(summary.numel, 'parameter')}{rough(summary.numel)}, "
+        f"{show_nbytes(summary.nbytes)}",
     )
     if summary.tensors:
         yield labelled("devices", counts(summary.devices))

@@ -59,6 +59,38 @@ def test_a_misspelt_verb_is_answered_with_the_nearest(word: str, meant: str) -> 
     assert f"Did you mean '{meant}'?" in found.output
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"), [("--treee", "--tree"), ("--verison", "--version"), ("--depht", "--depth")]
+)
+def test_a_misspelt_option_is_answered_with_the_nearest_alone(option: str, meant: str) -> None:
+    found = run("inspect", FIXTURE, option)
+
+    assert found.exit_code == 2
+    assert f"No such option '{option}'. Did you mean '{meant}'?" in found.output.replace("(", "").replace("?)", "?")
+
+
+def test_a_misspelt_verb_in_front_of_a_file_is_no_file() -> None:
+    assert "'inspct' is no verb, and no file that is there. Did you mean 'inspect'?" in run("inspct", FIXTURE).output
+
+
+def test_help_and_version_are_words_too() -> None:
+    assert run("version").output == run("--version").output
+    assert run("help").output == run("--help").output
+    assert run("help", "diff").output == run("diff", "--help").output
+
+
+def test_what_is_done_in_python_is_said_to_be() -> None:
+    assert "ckptool.load(path)" in run("load", FIXTURE).output
+
+
+@pytest.mark.parametrize("arguments", [["--key", "model"], ["--model-arg", "n=4"]])
+def test_check_refuses_options_that_would_do_nothing(arguments: list[str]) -> None:
+    found = run("check", FIXTURE, *arguments)
+
+    assert found.exit_code == 2
+    assert f"{arguments[0]} is" in found.output
+
+
 def test_a_misspelt_option_is_answered_with_the_nearest() -> None:
     assert "'--quiet'" in run("inspect", FIXTURE, "--quite").output
 
