@@ -18,6 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS
+from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY
 
 
@@ -31,6 +32,10 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK101: oddities of the archive or stream in which nothing can be misread."""
     for note in checkpoint.notes:
         yield Finding("CK101", "info", note)
+    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
+        under = far_under(source)
+        for note in under[0].notes() if under is not None else ():
+            yield Finding("CK101", "info", note)
 
 
 def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:

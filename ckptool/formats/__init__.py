@@ -159,6 +159,11 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     if not isinstance(origin, str | os.PathLike):
         return origin, None
     path = os.fspath(origin)
+    if "://" in path:
+        from ckptool.sources.remote.address import as_remote, is_address
+
+        if is_address(path):
+            return as_remote(path).split_member()
     folder, name = os.path.split(path)
     if name in _POINTERS and paths.exists(path) and _is_pointer(path):
         return folder or ".", None

@@ -266,6 +266,13 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
         return BytesSource(origin, cancellation, is_file=True), "<bytes>"
     if isinstance(origin, str | os.PathLike):
         path = os.fspath(origin)
+        if "://" in path:
+            from ckptool.sources.remote.address import is_address
+
+            if is_address(path):
+                from ckptool.sources.remote.opening import open_remote  # few files are far away
+
+                return open_remote(path, cancellation)
         if hasattr(os, "pread"):
             return FileSource(path, cancellation), path
         fd = _open_regular(path)  # Windows has no pread
