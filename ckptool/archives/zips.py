@@ -60,7 +60,7 @@ _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout 
 _USUAL_EXTRA = 68
 """Bytes of extra fields that writers use to align payloads, at most."""
 _UNKNOWN = bytes(12)
-_UNREAD = "the local headers of {count} members were not read: that is done together with what they hold"
+_UNREAD = "the local headers of {count} members were not read, which is done together with what they hold"
 _UNICODE_PATH = UNICODE_PATH_TAG.to_bytes(2, "little")
 # Patterns that most files do not need are compiled when they are needed: it takes as long as a module.
 _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"

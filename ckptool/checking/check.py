@@ -23,6 +23,7 @@ from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFil
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
+from ckptool.sources.files import shown_path
 from ckptool.tables import html_table
 from ckptool.torch_ops.needed import check_installed
 
@@ -162,7 +163,7 @@ def check(
     if values:
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
-    shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
+    shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             return _examine(checkpoint, depth, devices, expected, key, limits, strict=strict)
@@ -201,6 +202,11 @@ def _examine(
     *,
     strict: bool,
 ) -> CheckReport:
+    whole = None
+    if depth != "structure":
+        from ckptool.checking import integrity, sparse_indices
+
+        whole = integrity.verify(checkpoint, limits)  # first: what was left unread of an index is read by then
     found, stock = _structure(checkpoint, devices, strict=strict)
     asked = list(stock.asked)
     members = tuple(_inside(checkpoint))
@@ -218,11 +224,7 @@ def _examine(
         from ckptool.checking import model_fit
 
         found += model_fit.examine(checkpoint, shapes, name, key)
-    whole = None
-    if depth != "structure":
-        from ckptool.checking import integrity, sparse_indices
-
-        whole = integrity.verify(checkpoint, limits)
+    if whole is not None:
         found += whole.findings
         found += sparse_indices.examine(checkpoint, limits)
         if depth == "values":

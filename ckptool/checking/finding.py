@@ -61,6 +61,7 @@ CODES: Final = {
     "CK161": Code("info", "A folder holds the same weights once more, in another file."),
     "CK162": Code("warning", "A folder holds shards that its index does not name."),
     "CK163": Code("warning", "A folder holds downloads that were not finished."),
+    "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
     "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),

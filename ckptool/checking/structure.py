@@ -32,10 +32,14 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK101: oddities of the archive or stream in which nothing can be misread."""
     for note in checkpoint.notes:
         yield Finding("CK101", "info", note)
+
+
+def left_unread(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK170: of a file far away, what is read together with the payloads."""
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
         under = far_under(source)
         for note in under[0].notes() if under is not None else ():
-            yield Finding("CK101", "info", note)
+            yield Finding("CK170", "info", note)
 
 
 def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -339,6 +343,7 @@ CHECKS: tuple[Check, ...] = (
     absent_names,
     parts_apart,
     container_notes,
+    left_unread,
     other_members,
     unopened_members,
     embedded_files,

@@ -52,6 +52,7 @@ def statistics_of(
     checkpoint: Checkpoint, tensors: Sequence[LazyTensor], *, depth: int | None, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[ValueRow]:
     """Yield a row for each of these tensors of an open checkpoint, or for each module that has some of them."""
+    checkpoint.announce(tensors)
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     for name, group in _groups(tensors, depth):
         check_cancelled(checkpoint.source.cancellation)

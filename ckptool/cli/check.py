@@ -15,7 +15,7 @@ from ckptool.checking.pickle_search import Act
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import error_object, finding_object, print_json
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import cut
@@ -32,7 +32,9 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
 @click.option("--device-check", is_flag=True, help="Compare device tags with the devices of this machine. Needs torch.")
-@click.option("--like", metavar="OTHER", help="Compare names and shapes with those of another checkpoint.")
+@click.option(
+    "--like", metavar="OTHER", type=AnyPath(), help="Compare names and shapes with those of another checkpoint."
+)
 @click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS; compare with it.")
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
@@ -63,6 +65,7 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
+@far_options
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
     Say whether checkpoints are whole and safe, and will load.

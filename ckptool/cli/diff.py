@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
@@ -32,6 +32,7 @@ SCHEMA = "ckptool.diff/2"
 @click.option("--no-values", is_flag=True, help="Compare all but the values; this takes milliseconds.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@far_options
 def diff(
     a: str,
     b: str,

@@ -16,11 +16,12 @@ from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
 from ckptool.cli import inspect_report, tables
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.names.filter import Filter
+from ckptool.sources.files import shown_path
 from ckptool.tables import plain_table
 from ckptool.tensors.reading import LazyTensor
 
@@ -125,6 +126,7 @@ def _matching(pattern: re.Pattern[str], tensors: Sequence[LazyTensor]) -> list[L
     is_flag=True,
     help="Print the class source that old files carry, and nothing else.",
 )
+@far_options
 def inspect(
     files: tuple[str, ...],
     *,
@@ -178,7 +180,7 @@ def inspect(
         except CkptoolError as error:
             failed = True
             if as_json:
-                _print_json(_unreadable(path, error), number, len(files))
+                _print_json(_unreadable(shown_path(path), error), number, len(files))
             else:
                 if show_globals:
                     _print(_names_up_to_there(path))

@@ -13,7 +13,7 @@ import click
 
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
 from ckptool.messages import show, show_nbytes
@@ -22,6 +22,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
+from ckptool.sources.files import local_name
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
@@ -121,6 +122,7 @@ class _InOrder(click.Command):
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
+@far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: other device, form or names.
@@ -293,7 +295,7 @@ class _Progress:
     """A line on stderr that counts bytes, once it is clear that this takes a while."""
 
     def __init__(self, source: str) -> None:
-        self._name = show(os.path.basename(source))  # noqa: PTH119
+        self._name = show(local_name(source).rpartition(os.sep)[2])
         self._started = time.monotonic()
         self._shown = 0.0
 

@@ -14,12 +14,13 @@ from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import tables
 from ckptool.cli.inspect import Selection, pattern
 from ckptool.cli.json_output import error_object, print_json
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
 from ckptool.names.filter import Filter
+from ckptool.sources.files import shown_path
 from ckptool.tables import plain_table
 
 SCHEMA = "ckptool.stat/1"
@@ -38,6 +39,7 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
+@far_options
 def stat(
     files: tuple[str, ...],
     *,
@@ -70,7 +72,9 @@ def stat(
                 raise
             failed = True
             if as_json:
-                print_json({"schema": SCHEMA, "path": path, "error": error_object(error)}, number, len(files))
+                print_json(
+                    {"schema": SCHEMA, "path": shown_path(path), "error": error_object(error)}, number, len(files)
+                )
             else:
                 say(error_text(error), err=True)
             continue

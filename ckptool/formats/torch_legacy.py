@@ -204,7 +204,7 @@ class LegacyStream:
             far.prefetch([(start, start + 8) for start, _ in ranges])
             return
         unchecked = SliceSource(far.unchecked, shift, self._source.nbytes)
-        what = "the sizes in front of {count} storages were not read: that is done together with these"
+        what = "the sizes in front of {count} storages were not read, which is done together with these"
         far.compare_later(ranges, lambda at: self._check_storage(ReadAhead(unchecked), storages[at], starts[at]), what)
 
     def _check_storage(self, ahead: ReadAhead, named: StorageId, position: int) -> None:

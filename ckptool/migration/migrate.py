@@ -91,6 +91,8 @@ def migrate(
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return planned
+        every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+        checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         work = Work(checkpoint, plan, asked, limits if verify else None)
         on_written = _cancellable(progress, limits.cancellation)

@@ -61,6 +61,24 @@ class FillsBuffers(Protocol):
         ...
 
 
+class SourceInFolder(Source, Protocol):
+    """A source that can open what lies beside it, which ends with it."""
+
+    @property
+    def path(self) -> str:
+        """What to call it."""
+        ...
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What no two files have in common."""
+        ...
+
+    def open_sibling(self, name: str) -> SourceInFolder:
+        """Return a file that this one names."""
+        ...
+
+
 class FarSource(Source, Protocol):
     """A source of which each read may take a while, and many at once take no longer."""
 

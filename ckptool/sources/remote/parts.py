@@ -25,7 +25,7 @@ LEAST_NBYTES: Final = 128 << 10
 _NEAR: Final = 64 << 10
 _LAG: Final = 4
 """Parts that are kept behind the newest that was read: threads do not read quite in order."""
-_IDLE_NBYTES: Final = 2 * PART_NBYTES
+_IDLE_NBYTES: Final = 4 << 20
 """Kept where nothing more is planned."""
 
 
@@ -66,13 +66,12 @@ class Parts:
         self._add(start, start + len(data), there)
 
     def announce(self, ranges: Iterable[Range]) -> None:
-        """Begin to fetch what will be read next, instead of what was announced before."""
+        """Note what will be read next, instead of what was noted before: it is fetched from the first read on."""
         with self._lock:
             self._refuse_closed()
             self._newest = self._count
             wanted = merged(ranges, _NEAR)
             self._plan = deque(cut(without(wanted, [(one.start, one.stop) for one in self._parts]), PART_NBYTES))
-            self._advance()
 
     def want(self, start: int, stop: int, around: int) -> None:
         """Begin to fetch a range that is read now, with some bytes around it, unless it is there or was announced."""

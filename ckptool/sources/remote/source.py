@@ -8,33 +8,41 @@ comes next. What a reader left unread of an index, as the payloads tell it too, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from typing import Final
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
+from ckptool.sources.remote.beside import Beside
 from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Part, Parts
 from ckptool.sources.remote.ranges import Range
 from ckptool.sources.remote.transport import Tail, Transport
-from ckptool.sources.source import CLOSED, Compare, Source
+from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
 
 TAIL_NBYTES: Final = 256 << 10
 _SLACK: Final = 512
 """Fetched around what was announced: the header in front of a payload, and what describes it behind."""
 
 
-class RemoteSource:
+class RemoteSource(Beside):
     """A file that a transport fetches ranges of, all of one version."""
 
     is_compressed = False
 
     def __init__(
-        self, transport: Transport, tail: Tail, connections: int, cancellation: Cancellation | None = None
+        self,
+        transport: Transport,
+        tail: Tail,
+        connections: int,
+        open_named: Callable[[str], SourceInFolder],
+        cancellation: Cancellation | None = None,
     ) -> None:
         self.cancellation = cancellation
         self.path = transport.shown
         self._transport = transport
+        self._open_named = open_named
+        self._siblings = []
         self._left: list[_Left] = []
         self.nbytes = tail.nbytes
         self._parts = Parts(transport.fetch, tail.nbytes, connections)
@@ -84,6 +92,7 @@ class RemoteSource:
     def close(self) -> None:
         self._transport.close()
         self._parts.close()
+        self.close_siblings()
 
     def _wait(self, part: Part) -> Data:
         try:
