@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 
 class Server(ThreadingHTTPServer):
@@ -30,6 +31,7 @@ class Server(ThreadingHTTPServer):
         self.has_ranges = True
         self.has_etag = True
         self.checks_tag = True
+        self.modified: str | None = None
         self.seconds = 0.0
         self.cut: Callable[[], bool] = lambda: False
         self.busy: Callable[[], bool] = lambda: False
@@ -58,13 +60,16 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(server.seconds)
         if server.before(self):
             return
-        data = server.files.get(self.path.partition("?")[0])
+        data = server.files.get(unquote(self.path.partition("?")[0]))
         if data is None:
             self.answer(404)
         elif server.busy():
             self.answer(503)
         else:
             self.serve(data, ranged)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def serve(self, data: bytes, ranged: str | None) -> None:
         tag = f'"{md5(data).hexdigest()}"'
@@ -73,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(412)
             return
         headers = {"ETag": tag} if self.server.has_etag else {}
+        headers |= {"Last-Modified": self.server.modified} if self.server.modified else {}
         if ranged is None or not self.server.has_ranges:
             self.answer(200, data, headers)
             return
@@ -91,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.command == "HEAD":
+            return
         if body and self.server.cut():
             body = body[: random.Random(len(body)).randrange(len(body))]
             self.close_connection = True

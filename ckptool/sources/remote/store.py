@@ -8,6 +8,7 @@ the library says in its errors is not passed on: it may have an address with a s
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.transport import Tail, changed_far, missing_far
 
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
 _CONNECTING: Final = timedelta(seconds=10)
 _ANSWERING: Final = timedelta(seconds=120)
 """For one answer, of 8 MiB at most."""
@@ -59,7 +62,7 @@ class StoredFile:
         try:
             found = self._get({"range": {"suffix": nbytes}})
         except FileUnavailable as error:
-            if error.kind != "range":
+            if error.kind != "no-ranges":  # that of an empty object, perhaps
                 raise
             return self._tail_by_size(nbytes)
         return Tail(found, self._nbytes)
@@ -97,29 +100,29 @@ class StoredFile:
 
     def _explained(self, error: Exception) -> CkptoolError:
         """Return the error for one of the library's, by its class and the words that are known to be in it."""
-        known = self._library.exceptions
-        text = str(error)
         if isinstance(error, CkptoolError):
             return error
+        known, text = self._library.exceptions, str(error)
+        found = _STATUS.search(text)
+        status = int(found[1]) if found is not None else 0
+        keys = _KEYS[self._scheme]
         if isinstance(error, known.PreconditionError):
             return changed_far()
-        if isinstance(error, known.NotFoundError) or "NoSuchBucket" in text:
+        if isinstance(error, known.NotFoundError | FileNotFoundError):
             return missing_far()
-        if "416" in text or isinstance(error, known.NotSupportedError):
-            return FileUnavailable("the store gives no ranges", kind="range", hint="Download the file first.")
-        if "credential" in text.lower() or "169.254.169.254" in text or "metadata" in text.lower():
-            return FileUnavailable("no keys for the store were found", kind="credentials", hint=_KEYS[self._scheme])
-        if isinstance(error, known.UnauthenticatedError):
-            what = "the store does not accept the keys (401)"
-            return FileUnavailable(what, kind="credentials", hint=_KEYS[self._scheme])
-        if isinstance(error, known.PermissionDeniedError):
+        if isinstance(error, known.UnauthenticatedError) or status == 401:
+            return FileUnavailable("the store does not accept the keys (401)", kind="credentials", hint=keys)
+        if isinstance(error, known.PermissionDeniedError) or status == 403:
             hint = "Check the address and the rights of the keys; a public bucket is read with `anonymous=True`."
             return FileUnavailable("the store refuses access (403)", kind="permission", hint=hint)
-        if "301" in text or "redirect" in text.lower():
-            hint = "Name it with `region=`."
-            return FileUnavailable("the bucket is in another region", kind="region", hint=hint)
-        hint = "Check the address, `endpoint=` and the network."
-        return FileUnavailable("the store cannot be reached", kind="network", hint=hint)
+        if status == 301 or "redirect" in text:
+            return FileUnavailable("the bucket is in another region", kind="region", hint="Name it with `region=`.")
+        if status == 416 or isinstance(error, known.NotSupportedError):
+            return FileUnavailable("the store gives no ranges", kind="no-ranges", hint="Download the file first.")
+        if not status and any(word in text for word in ("credential", "169.254.169.254", "metadata")):
+            return FileUnavailable("no keys for the store were found", kind="credentials", hint=keys)
+        what = f"the store answers {status}" if status else "the store cannot be reached"
+        return FileUnavailable(what, kind="network", hint="Check the address, `endpoint=` and the network.")
 
 
 def library() -> Any:
@@ -146,7 +149,7 @@ def _store(library: Any, remote: Remote, bucket: str) -> Any:
     client: dict[str, Any] = {"connect_timeout": _CONNECTING, "timeout": _ANSWERING}
     if (remote.endpoint or "").startswith("http://"):
         client["allow_http"] = True
-    options: dict[str, Any] = {"client_options": client}
+    options: dict[str, Any] = {"client_options": client, "retry_config": _RETRIES}
     if remote.anonymous:
         options["skip_signature"] = True
     kind, endpoint = {
