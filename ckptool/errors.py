@@ -114,7 +114,7 @@ def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:
 
 
 class FileUnavailable(CkptoolError):
-    """The path cannot be opened as a regular file: missing, a directory, a pipe, not permitted."""
+    """A path cannot be opened: missing, a pipe, not permitted, or a folder in which files are missing."""
 
     default_kind = "unavailable"
 

@@ -11,31 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ckptool.checking import allowed
 from ckptool.checking.finding import Advice, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
 from ckptool.pickles.nodes import Global, gc_paused
-from ckptool.sources.source import BytesSource
+from ckptool.pickles.weights_only import is_allowed, why_refused
 
 if TYPE_CHECKING:
+    from ckptool.migration.plan import Plan
     from ckptool.names.matching import Renames
 
 Options: TypeAlias = "dict[str, Any]"
 
-_MOST_EXCLUDED: Final = 8
-_ARRAYS: Final = frozenset(
-    (f"numpy.{module}", name)
-    for module, name in (
-        ("core.multiarray", "_reconstruct"),
-        ("_core.multiarray", "_reconstruct"),
-        ("core.numeric", "_frombuffer"),
-        ("_core.numeric", "_frombuffer"),
-    )
-)
-"""What pickles call for numpy's arrays."""
 _SIMPLE: Final = {"to", "strip_module"}
 _STRIPPING: Final = ("strip_module", "strip_wrappers")
 
@@ -49,16 +38,17 @@ def migration(
     ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
     """
     given: Options = {name: value for name, value in options.items() if value}
-    refused = [] if _is_simple(checkpoint, given, renames) else _refused(checkpoint, given, renames)
-    if refused != [] and "form" not in given:
+    works = _is_simple(checkpoint, given, renames) or _opens(_plan(checkpoint, given, renames))
+    if not works and "form" not in given:
         given = {"form": "state_dict", **given}
         why = _and(why, "Take the weights alone: torch.load() refuses the rest.")
-        refused = _refused(checkpoint, given, renames)
-    if refused and len(refused) <= _MOST_EXCLUDED:
-        given["exclude"] = [*_several(given.get("exclude")), *map(literal, refused)]
+        works = _opens(_plan(checkpoint, given, renames))
+    if not works and given.get("form") == "state_dict":
+        given["drop_unsupported"] = True
+        refused = _without_data(checkpoint, _plan(checkpoint, given, renames))
         why = _and(why, f"Leave out what torch.load() refuses: {some(refused)}.")
-        refused = _refused(checkpoint, given, renames)
-    if refused != []:
+        works = bool(refused)
+    if not works:
         return None
     words = [word for change in renames for word in change.arguments]
     return run(checkpoint, "migrate", *words, why=why, **given)
@@ -99,15 +89,10 @@ def _is_simple(checkpoint: Checkpoint, options: Options, renames: Renames) -> bo
     )
 
 
-def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list[str] | None:
-    """
-    Return the entries that ``torch.load`` refuses in what a migration would write.
-
-    None if it is not possible, or would not open without tensors or arrays that it takes.
-    """
+def _plan(checkpoint: Checkpoint, options: Options, renames: Renames) -> Plan | None:
+    """Return what a migration would write; None if it is not possible, or would not open."""
     from ckptool.migration.plan import make_plan
     from ckptool.migration.selection import refuse_nothing
-    from ckptool.migration.torch_plan import TorchPlan
 
     changes = _changes(options, renames)
     if not (changes.form or checkpoint.shards or _are_allowed(checkpoint.globals)):
@@ -121,14 +106,24 @@ def _refused(checkpoint: Checkpoint, options: Options, renames: Renames) -> list
         raise
     except CkptoolError:
         return None
-    if not isinstance(plan.file, TorchPlan) or _opens(plan.file.pickled):
+    return plan
+
+
+def _opens(plan: Plan | None) -> bool:
+    """Say whether ``torch.load`` takes the names and opcodes of what is planned; a sketch may have none."""
+    return plan is not None and all(why_refused(pickled) is None for pickled in plan.file.pickles if pickled)
+
+
+def _without_data(checkpoint: Checkpoint, plan: Plan | None) -> list[str]:
+    """Return the entries that a plan leaves out, by their old names; none if there are tensors or arrays in them."""
+    if plan is None or plan.weights is None:
         return []
-    if plan.weights is None:
-        return None
-    entries = [(plan.weights.old_names[name], node) for name, node in plan.weights.others.items()]
-    pickled = {name: _alone(checkpoint, node) for name, node in entries}
-    refused = [name for name, alone in pickled.items() if not _opens(alone)]
-    return None if any(_holds_data(pickled[name]) for name in refused) else refused
+    from ckptool.migration.weights_only import holds_data
+
+    unsupported = plan.weights.unsupported
+    if any(holds_data(checkpoint, entry) for entry in unsupported.values()):
+        return []
+    return list(unsupported)
 
 
 def _changes(options: Options, renames: Renames) -> Any:
@@ -139,39 +134,5 @@ def _changes(options: Options, renames: Renames) -> Any:
     return Changes(**options, **stripping, rename=rules)  # type: ignore[arg-type]
 
 
-def _alone(checkpoint: Checkpoint, entry: Any) -> bytes:
-    """Return the pickle of one entry, as it would be written."""
-    from ckptool.migration.tree_rewriter import TreeRewriter
-    from ckptool.pickles.writer import write_pickle
-    from ckptool.tensors.rebuild import Rebuilder
-
-    return write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None))
-
-
 def _are_allowed(names: Sequence[Global]) -> bool:
-    return all(allowed.is_allowed(one.module, one.name) for one in names)
-
-
-def _opens(pickled: bytes) -> bool:
-    """Say whether ``torch.load`` takes the names and opcodes of a pickle that was planned."""
-    from ckptool.pickles.reader import read_pickle
-    from ckptool.pickles.scanner import scan
-
-    source = BytesSource(pickled)
-    if not pickled:
-        return True  # the sketch of a tree whose names are allowed
-    return _are_allowed(read_pickle(source).globals) and all(
-        op in allowed.OPCODES for op in scan(source, 0, len(pickled)).opcodes
-    )
-
-
-def _holds_data(pickled: bytes) -> bool:
-    """Say whether there are tensors or numpy's arrays in a pickle."""
-    from ckptool.pickles.reader import read_pickle
-
-    found = read_pickle(BytesSource(pickled))
-    return bool(found.persistent_ids) or any((one.module, one.name) in _ARRAYS for one in found.globals)
-
-
-def _several(value: Any) -> Sequence[str]:
-    return value if isinstance(value, list | tuple) else ()
+    return all(is_allowed(one.module, one.name) for one in names)

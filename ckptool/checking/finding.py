@@ -10,6 +10,8 @@ from ckptool.messages import labelled, show
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+"""The severest first."""
 
 
 class Code(NamedTuple):
@@ -50,6 +52,8 @@ CODES: Final = {
     "CK145": Code("info", "Nothing says how many ranks there were: complete as far as the files tell."),
     "CK146": Code("error", "Items overlap in a file."),
     "CK147": Code("warning", "The index has items for names that it does not list."),
+    "CK148": Code("warning", "Ranks have other tensors than the first: their files may be of different saves."),
+    "CK149": Code("error", "A file of the folder is a link, which is not followed: what was in it was not read."),
     "CK150": Code("warning", "Files in the folder belong to another run, and were left out."),
     "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
     "CK152": Code("warning", "Names of the model have no values in any file of the folder."),
@@ -61,6 +65,7 @@ CODES: Final = {
     "CK161": Code("info", "A folder holds the same weights once more, in another file."),
     "CK162": Code("warning", "A folder holds shards that its index does not name."),
     "CK163": Code("warning", "A folder holds downloads that were not finished."),
+    "CK164": Code("warning", "Components of a pipeline are not there, or have no weights."),
     "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
@@ -99,6 +104,9 @@ CODES: Final = {
     "CK606": Code("warning", "Names match the model's in more than one way."),
 }
 """Every code."""
+
+MOST_FINDINGS: Final = 16
+"""Of one kind in a report; the last one counts the others."""
 
 
 class Finding(NamedTuple):
@@ -169,3 +177,9 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         if finding.command and finding.command not in shown:
             shown.add(finding.command)
             yield labelled("", f"Run: {show(finding.command)}")
+
+
+def worst_of(findings: Iterable[Finding]) -> Severity | None:
+    """Return the severest of all; None if there are no findings."""
+    severities = {one.severity for one in findings}
+    return next((one for one in SEVERITIES if one in severities), None)

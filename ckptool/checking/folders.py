@@ -97,8 +97,6 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding(
             "CK133",
             "info",
-            "the index of a torch.distributed.checkpoint: names and shapes, whose tensors are in the .distcp files "
-            "beside it",
-            "Make one file of its directory: "
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE.pt",
+            "the index of a torch.distributed.checkpoint: names and shapes of tensors that are in its .distcp files",
+            "Open the folder in which it is called '.metadata', beside them.",
         )

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import MOST_FINDINGS, Finding
 from ckptool.checking.records import check_records
-from ckptool.checking.value_survey import _MOST_FINDINGS
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted
+from ckptool.sources.meter import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
     """Those that parts are in."""
 
 
-def check(checkpoint: Checkpoint, limits: Limits) -> Parts:
+def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
     """
     Read every part, and compare its records with their checksums and its tensor with the index.
 
@@ -61,16 +61,16 @@ def check(checkpoint: Checkpoint, limits: Limits) -> Parts:
             continue
         found: list[Finding] = []
         for archive in parsed.archives:
-            damaged, without = check_records(archive, limits)
+            damaged, without = check_records(archive, limits, meter)
             found += [_finding("CK105", part, fact) for _, fact in damaged]
             records += len(archive)
             matching += len(archive) - len(damaged) - len(without)
         found += () if found else _comparisons(part, parsed)
         intact += not found or found[0].code == "CK144"
         findings += found
-    if len(findings) > _MOST_FINDINGS:
-        more = f"{counted(len(findings) - _MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
-        findings[_MOST_FINDINGS:] = [Finding("CK105", "error", more, _AGAIN)]
+    if len(findings) > MOST_FINDINGS:
+        more = f"{counted(len(findings) - MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
+        findings[MOST_FINDINGS:] = [Finding("CK105", "error", more, _AGAIN)]
     return Parts(tuple(findings), parts, intact, records, matching, frozenset(files))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking.allowed import is_expected
 from ckptool.checking.pickle_search import Act, Search, Survey
+from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from ckptool.checking import allowed, folders
+from ckptool.checking import folders, usual_names
 from ckptool.checking.finding import Advice, Finding, run
-from ckptool.checking.folders import absent_names, parts_apart, remarks
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
-from ckptool.names.wrappers import ADDED_BY, HEADS
+from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
 from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY
 
@@ -119,7 +118,7 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         str(one)
         for stream in checkpoint.streams
         for one in stream.globals
-        if not allowed.is_expected(stream, one) and not (own and allowed.is_torchscripts(one.module, one.name))
+        if not usual_names.is_expected(stream, one) and not (own and usual_names.is_torchscripts(one.module, one.name))
     ]
     names = list(dict.fromkeys(found))
     if names:
@@ -145,13 +144,20 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
         wrapped.append(f"{component}.")
     if wrapped:
         plain = wrapped[0] == "module." and len(set(wrapped)) == 1
-        who = ", then ".join(ADDED_BY[prefix[:-1]] for prefix in wrapped)
+        adders = [ADDED_BY[prefix[:-1]] for prefix in wrapped]
+        beside = beside_wrapped(checkpoint.weights or ())
+        if beside and wrapped[0] == "module.":
+            adders[0] = "a wrapper that averages"
+        who = ", then ".join(adders)
+        all_names = f"every name of the weights{f' but {some(beside)}' if beside else ''}"
         why = "A model without that wrapper expects the names without it."
+        # Where everything is taken, averaged weights stay beside those that are not.
+        form = "state_dict" if is_averaged_pair(checkpoint.weights or ()) else ""
         yield Finding(
             "CK301",
             "info",
-            f"every name of the weights begins with {''.join(wrapped)!r}, which {who} added",
-            *(_migration(checkpoint, why, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
+            f"{all_names} begins with {''.join(wrapped)!r}, which {who} added",
+            *(_migration(checkpoint, why, form=form, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
         )
 
 
@@ -306,7 +312,7 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     for one in members:
         members += one.inside.values()
     streams = [stream for member in members for stream in member.streams]
-    if all(allowed.is_expected(stream, one) for stream in streams for one in stream.globals):
+    if all(usual_names.is_expected(stream, one) for stream in streams for one in stream.globals):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names
 
@@ -339,9 +345,9 @@ Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     damaged_index,
-    remarks,
-    absent_names,
-    parts_apart,
+    folders.remarks,
+    folders.absent_names,
+    folders.parts_apart,
     container_notes,
     left_unread,
     other_members,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
-from ckptool.checking import allowed
+from ckptool.checking import usual_names
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.scanner import Scan, scan_around
+from ckptool.pickles.weights_only import OPCODES, is_allowed
 
 Kind: TypeAlias = Literal["name", "opcode", "container", "loader"]
 
@@ -80,18 +81,18 @@ def _asked(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
 
 
 def _ask(found: Global, record: str) -> GlobalUse:
-    return GlobalUse(str(found), record, found.offset, allowed.is_allowed(found.module, found.name))
+    return GlobalUse(str(found), record, found.offset, is_allowed(found.module, found.name))
 
 
 def _names(checkpoint: Checkpoint) -> list[Refusal]:
     """Return the names that neither torch's list has nor TorchScript writes; those that are seldom met come first."""
     own = checkpoint.traits.program is not None
     found = [
-        (allowed.is_usual(one.module, one.name), _ask(one, stream.record))
+        (usual_names.is_usual(one.module, one.name), _ask(one, stream.record))
         for stream in checkpoint.streams
         for one in stream.globals
-        if not (own and allowed.is_torchscripts(one.module, one.name))
-        and not (stream.is_index and allowed.is_of_index(one.module, one.name))
+        if not (own and usual_names.is_torchscripts(one.module, one.name))
+        and not (stream.is_index and usual_names.is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
     return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]
@@ -124,7 +125,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
 def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
     found = []
     for stream, scanned in zip(checkpoint.streams, scans, strict=True):
-        unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in allowed.OPCODES]
+        unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in OPCODES]
         if unknown:
             offset, op = min(unknown)
             where = f"{stream.record.rpartition('/')[2] + ', ' if stream.record else ''}byte {offset:,}"

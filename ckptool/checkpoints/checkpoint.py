@@ -67,8 +67,8 @@ class StateDict(Mapping[str, LazyTensor]):
 
 class Checkpoint:
     """
-    What is in one file, or in an index and its shards. Tensors are lazy: their bytes are read when ``LazyTensor.read``
-    is called.
+    What is in one file, or in files that belong together. Tensors are lazy: their bytes are read when
+    ``LazyTensor.read`` is called.
 
     Nothing changes after opening (but see ``release_tree``), so threads may share one. It keeps its file open until
     ``close()``, or until the end of a ``with`` block.

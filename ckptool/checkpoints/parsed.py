@@ -151,7 +151,7 @@ class Recorded(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """What is in one file, or in an index and its shards. ``Checkpoint`` describes the fields that it shares."""
+    """What is in one file, or in files that belong together. ``Checkpoint`` describes the fields that it shares."""
 
     source: Source
     format: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.names.wrappers import is_averaged_pair
+from ckptool.names.wrappers import COMPANIONS, beside_wrapped, is_averaged_pair, may_be_averaged_pair
 
 Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "rng", "other"]
 NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
@@ -107,9 +107,11 @@ def _is_data_set(group: Group, contents: Contents) -> bool:
 def _is_averaged(group: Group) -> bool:
     """Say whether a group holds averaged weights by its names, with or without those that are not averaged."""
     start = len(group.key) + 1 if group.key else 0
-    return is_averaged_pair([name[start:] for name in (*group.names[:1], *group.names[-1:])]) and is_averaged_pair(
-        [name[start:] for name in group.names]
-    )
+    few = [name[start:] for name in (*group.names[:1], *group.names[-1:])]  # what they count is not among the layers
+    if not (all(map(may_be_averaged_pair, few)) or COMPANIONS.intersection(few)):
+        return False
+    names = [name[start:] for name in group.names]
+    return is_averaged_pair(names) or bool(beside_wrapped(names))
 
 
 def _is_rng(group: Group, contents: Contents) -> bool:

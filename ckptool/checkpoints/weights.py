@@ -87,6 +87,18 @@ class Weights(NamedTuple):
     The classes of modules whose version is only assumed, by path: no pickle of a whole model has that of a class
     outside torch.
     """
+    unsupported: Mapping[str, Inert] = MappingProxyType({})
+    """What was left out of ``others``, as the target cannot hold it: by the names that it had."""
+
+    def without(self, unsupported: Iterable[str]) -> Weights:
+        """Return these weights without some of the entries that are no tensors."""
+        gone = {name: self.old_names[name] for name in unsupported}
+        return self._replace(
+            others={name: node for name, node in self.others.items() if name not in gone},
+            old_names={name: old for name, old in self.old_names.items() if name not in gone},
+            dropped=(*self.dropped, *gone.values()),
+            unsupported={old: self.others[name] for name, old in gone.items()},
+        )
 
     @property
     def names(self) -> list[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+@click.option("--device", default="auto", show_default=True, help="auto, or what 'ckptool devices' lists.")
 @click.option("-v", "--verbose", is_flag=True, help="Name each file as it is written.")
 def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     """

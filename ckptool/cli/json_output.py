@@ -36,10 +36,34 @@ _DEPTH = 2
 """Of an object, the members of its members are pieces; a list of objects is one level more."""
 
 
-def print_json(found: object, number: int = 0, count: int = 1) -> None:
-    """Print a value as one line of ASCII; one of several, as the part of their list that ends with it."""
-    waiting = ["" if count == 1 else ", " if number else "["]
-    length = 0
+def print_json(found: object) -> None:
+    """Print a value as one line of ASCII."""
+    _print("", found)
+    click.echo("")
+
+
+class JsonOutput:
+    """The objects of files, printed as they come: each a line, or all together a list, or the only one by itself."""
+
+    def __init__(self, *, as_lines: bool, is_list: bool) -> None:
+        self._as_lines = as_lines
+        self._is_list = is_list
+        self._printed = 0
+
+    def add(self, found: dict[str, object]) -> None:
+        if self._as_lines:
+            print_json(found)
+        else:
+            _print((", " if self._printed else "[") if self._is_list else "", found)
+        self._printed += 1
+
+    def end(self) -> None:
+        if not self._as_lines:
+            click.echo(("]" if self._printed else "[]") if self._is_list else "")
+
+
+def _print(start: str, found: object) -> None:
+    waiting, length = [start], 0
     for piece in _pieces(found, _DEPTH + isinstance(found, list)):
         waiting.append(piece)
         length += len(piece)
@@ -47,8 +71,6 @@ def print_json(found: object, number: int = 0, count: int = 1) -> None:
             click.echo("".join(waiting), nl=False)
             waiting, length = [], 0
     click.echo("".join(waiting), nl=False)
-    if number == count - 1:
-        click.echo("" if count == 1 else "]")
 
 
 def _pieces(found: object, depth: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
+from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Tolerance
@@ -44,6 +45,7 @@ def diff(
     rtol: float | None = None,
     atol: float | None = None,
     values: bool = True,
+    progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> DiffReport:
     """
@@ -56,7 +58,8 @@ def diff(
 
     Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
     values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
-    types are compared as float64, integers as integers. ``values=False`` compares all but the values.
+    types are compared as float64, integers as integers. ``values=False`` compares all but the values. ``progress`` is
+    called with the bytes that were compared so far, and those to be compared in all.
 
     Memory stays bounded whatever the size, and torch is not imported unless values differ.
 
@@ -70,11 +73,13 @@ def diff(
         tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
         paths = checkpoints[0].path, checkpoints[1].path
         size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
-        comparer = ValueComparer(size, tolerance, limits, paths) if values else None
+        meter = Meter(progress)
+        comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
         scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
         one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=ignore_wrappers)
         for checkpoint in checkpoints if values else ():
             checkpoint.announce(checkpoint.tensors.values())
+        meter.total = _common_nbytes(one, other)
         found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
         found.compare(one.tensors, other.tensors, limits.cancellation)
         order = None if ignore_order or "order" in found.lacks else _order(one, other)
@@ -104,6 +109,11 @@ def diff(
             wrapped=bool(found.only_a and found.only_b)
             and _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other),
         )
+
+
+def _common_nbytes(a: Side, b: Side) -> int:
+    infos = [tensor.info for name, tensor in a.tensors.items() if name in b.tensors]
+    return sum({identity(info): info.nbytes for info in infos}.values())
 
 
 def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:

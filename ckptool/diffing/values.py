@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import filler_under
+from ckptool.sources.meter import SILENT, Meter
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
@@ -68,11 +69,13 @@ class ValueComparer:
         tolerance: Tolerance | None = None,
         limits: Limits = DEFAULT_LIMITS,
         paths: tuple[str, str] = ("", ""),
+        meter: Meter = SILENT,
     ) -> None:
         self._left = self._allowed = limits.expanded(file_nbytes)
         self._tolerance = tolerance
         self._paths = paths
         self._limits = limits
+        self._meter = meter
         # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
         self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
         self._buffers: tuple[bytearray, bytearray] | None = None
@@ -136,6 +139,7 @@ class ValueComparer:
             if a.dtype != b.dtype or left != right:
                 yield start, left, right
             start += len(left) // a.dtype.itemsize
+            self._meter.read(len(left))
 
     def _spend(self, nbytes: int) -> None:
         self._left -= nbytes
@@ -167,10 +171,12 @@ class ValueComparer:
                 if left != right:
                     yield position, left, right
                 position += step
+                self._meter.read(step)
         if position < nbytes:
             rest = one.read(position, nbytes - position), other.read(position, nbytes - position)
             if rest[0] != rest[1]:
                 yield position, *rest
+            self._meter.read(nbytes - position)
 
     def _count(self, tally: _Tally, start: int, a: Buffer, info_a: TensorInfo, b: Buffer, info_b: TensorInfo) -> None:
         """Compare a piece block by block: what torch makes of one block in float64 is small."""

@@ -175,7 +175,8 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
 
 def _is_pointer(path: str) -> bool:
     """Say whether a file that has the name of a pointer may be one: a line of text, or an index."""
-    return path.endswith(_POINTERS[0]) or os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
+    is_short = path.endswith(_POINTERS[0]) or os.path.getsize(path) <= _LONGEST_POINTER  # noqa: PTH202 - a name
+    return is_short and os.path.isfile(path)  # noqa: PTH113 - a name
 
 
 @contextmanager

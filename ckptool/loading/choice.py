@@ -79,7 +79,7 @@ def _planned(
 
     chosen = _choose(checkpoint, key, weights, fits, allow_missing=allow_missing)
     filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), facts=chosen.modules)
-    return chosen.state_dict.key, filling
+    return chosen.state_dict.key, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
 
 
 def _torch_takes(

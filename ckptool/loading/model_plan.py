@@ -15,7 +15,7 @@ import torch
 
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.loading.hollow import is_lazy
-from ckptool.loading.memory.assembly import torch_dtype
+from ckptool.loading.memory.layouts import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.messages import some
 from ckptool.names import matching
@@ -51,6 +51,8 @@ class FillPlan(NamedTuple):
     """Name, type in the file, type in the model."""
     facts: Mapping[str, Any] = _NO_FACTS
     """The ``_metadata`` of the file's state dict."""
+    left_out: tuple[str, ...] = ()
+    """The file's, gone with a wrapper that was taken off."""
 
 
 def plan(
@@ -101,7 +103,15 @@ def plan(
         tied,
         tuple(row for row, one in zip(cast, targets, strict=True) if row[1] != row[2] and not one.tensor.is_meta),
         facts,
+        _left_out(matched, found),
     )
+
+
+def _left_out(matched: KeyMatch, found: Collection[str]) -> tuple[str, ...]:
+    if not matched.changes:
+        return ()
+    known = {*matched.pairs.values(), *matched.unexpected, *(one.found_name for one in matched.reshaped)}
+    return tuple(name for name in found if name not in known)
 
 
 def _refuse_others(others: Collection[str], expected: Collection[str], changes: Renames) -> None:

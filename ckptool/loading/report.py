@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 from ckptool.checkpoints.weights import Weights
-from ckptool.loading.custom_loading import OwnLoading
+from ckptool.loading.custom_loading import OwnLoading, own_loader
 from ckptool.loading.hollow import is_lazy
 from ckptool.loading.model_plan import FillPlan, entries_of
 from ckptool.messages import show, some
@@ -51,6 +51,12 @@ class LoadReport(NamedTuple):
     """Tensors that are still on the meta device, because no file has them: buffers that the model must fill itself."""
     optimizer: int = 0
     """Parameters whose optimizer state was loaded."""
+    left_out: tuple[str, ...] = ()
+    """The file's, gone with a wrapper: what it counts, and beside averaged weights those that are not."""
+    own_loading: str | None = None
+    """What takes part in how this model is loaded, for which its own ``load_state_dict`` has filled it."""
+    hooks: tuple[str, ...] = ()
+    """The classes of the modules whose hooks ran after their weights were loaded."""
 
     def __str__(self) -> str:
         return "\n  ".join(self._lines())
@@ -81,6 +87,9 @@ class LoadReport(NamedTuple):
             _listed("cast", [f"{name} {old} -> {new}" for name, old, new in self.cast]),
             _listed("tied", [f"{name} = {kept}" for name, kept in self.tied]),
             f"optimizer state of {self.optimizer:,} parameters" if self.optimizer else "",
+            _listed("left out", self.left_out),
+            f"filled by load_state_dict(), for {show(self.own_loading)}" if self.own_loading else "",
+            _listed("hooks ran", self.hooks),
         ]
         lacking = [
             _listed("missing", self.missing),
@@ -107,6 +116,7 @@ def report_of(model: torch.nn.Module, path: str, key: str, filling: FillPlan, st
         cast=filling.cast,
         tied=tuple(filling.tied.items()),
         changes=filling.match.changes,
+        left_out=filling.left_out,
     )
 
 
@@ -118,6 +128,8 @@ def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: Ow
         missing=taken.missing,
         unexpected=taken.unexpected,
         tied=taken.tied,
+        left_out=chosen.dropped,
+        own_loading=own_loader(model),
     )
 
 
@@ -142,4 +154,5 @@ def _report(model: torch.nn.Module, path: str, key: str, loaded: AbstractSet[str
         share=sum(numel[one] for one in reached) / max(1, sum(numel.values())),
         still_meta=tuple(name for name, tensor in named if tensor.is_meta),
         seconds=time.perf_counter() - started,
+        hooks=tuple(type(one).__name__ for one in model.modules() for _ in one._load_state_dict_post_hooks),
     )

@@ -59,13 +59,16 @@ class Changes(NamedTuple):
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
-    """Leave out what the target cannot hold."""
+    """Leave out what the target cannot hold; from a state dict, what ``torch.load`` refuses by default."""
     allow_empty: bool = False
     """Globs may match nothing, and no tensor, or none with elements, may be left."""
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     keep_calls: bool = False
-    """Keep calls of what reaches the system: commands, text that is run, files, connections."""
+    """
+    Keep calls of what reaches the system: commands, text that is run, files, connections; and in a state dict, all that
+    ``torch.load`` refuses by default.
+    """
     model: str | None = None
     """
     ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``; imported because the caller named

@@ -25,6 +25,7 @@ from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import TorchPlan
+from ckptool.migration.weights_only import without_refused
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
 from ckptool.names.patterns import Trials
@@ -115,6 +116,10 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if form == "dcp":
         folder = dcp.plan_weights(checkpoint, weights, drop_unsupported=changes.drop_unsupported)
         return Plan(form, target, folder, changes.to, names, weights, casting)
+    if form == "model":  # it is built from tensors alone
+        weights = weights.without(weights.others)
+    elif not changes.keep_calls:
+        weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
     location: DeviceTags | None = "cpu" if form == "model" else changes.to  # a model is built there
     plain = torch_plan.plan_weights(checkpoint, weights, location, root, sketch=sketch)
     return Plan(form, target, plain, location, names, weights, casting)

@@ -94,6 +94,10 @@ class SafetensorsPlan(NamedTuple):
         Raises:
             OutputFailed: The file does not hold what was to be written.
         """
+        self._compare(path, checksums, limits)
+        return _open_with_reference(path, [name for name, _ in self.tensors])
+
+    def _compare(self, path: str, checksums: list[int], limits: Limits) -> None:
         from ckptool.formats import open_checkpoint
 
         with open_checkpoint(path, limits=limits) as written:
@@ -109,7 +113,6 @@ class SafetensorsPlan(NamedTuple):
             for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
                 if name not in written.tensors or checksum != expected:
                     raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
-        return _open_with_reference(path, [name for name, _ in self.tensors])
 
     def _head(self) -> bytes:
         return len(self.header).to_bytes(8, "little") + self.header

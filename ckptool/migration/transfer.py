@@ -66,6 +66,8 @@ class Transfer:
                 of_extent = self._send_extent(extent)
                 extent.check(of_extent)
                 found = joined_crc32(found, of_extent, extent.nbytes)
+            if pieces is not None:
+                pieces.release()
         payload.check(found)
         return found
 
@@ -120,6 +122,7 @@ class Transfer:
             output.filled(nbytes)
             found = joined_crc32(found, of_band, nbytes)
         checked.compare()
+        source.release()
         return found if checksum else 0
 
     def _threads(self) -> ThreadPoolExecutor:

@@ -91,12 +91,30 @@ ANYWHERE = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.at_hea
 COMPANIONS = frozenset[str]().union(*(wrapper.companions for wrapper in WRAPPERS))
 
 
+def may_be_averaged_pair(name: str) -> bool:
+    """Say whether a name can be one of an averaged model beside the one that is not."""
+    return name.startswith((f"{AVERAGED_PAIR.component}.", f"{AVERAGED_PAIR.twin}.")) or (
+        name in AVERAGED_PAIR.companions
+    )
+
+
 def is_averaged_pair(names: Collection[str]) -> bool:
     """Say whether names are those of an averaged model, with or without the one that is not."""
-    averaged, raw = f"{AVERAGED_PAIR.component}.", f"{AVERAGED_PAIR.twin}."
-    return all(name.startswith((averaged, raw)) or name in AVERAGED_PAIR.companions for name in names) and any(
-        name.startswith(averaged) for name in names
+    return all(map(may_be_averaged_pair, names)) and any(
+        name.startswith(f"{AVERAGED_PAIR.component}.") for name in names
     )
+
+
+def beside_wrapped(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names that an averaging wrapper keeps beside those that it has put its component before."""
+    for one in BY_HEAD.values():
+        if not any(name in names for name in one.companions):
+            continue
+        beside = tuple(name for name in names if name in one.companions or name.partition(".")[0] == one.twin)
+        others = set(names).difference(beside)
+        if others and all(name.startswith(f"{one.component}.") for name in others):
+            return beside
+    return ()
 
 
 def heads_of(classes: Mapping[str, str]) -> int:
@@ -124,9 +142,14 @@ def heads_of(classes: Mapping[str, str]) -> int:
 
 
 def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
-    """Return the components that all names begin with, up to and including the first that no wrapper adds."""
+    """
+    Return the components that all names begin with, up to and including the first that no wrapper adds.
+
+    What an averaging wrapper keeps beside them does not count.
+    """
     if not names:
         return ()
+    names = set(names).difference(beside) if (beside := beside_wrapped(names)) else names
     found: list[str] = []
     # What the first and the last name in the alphabet begin with, all names between them begin with.
     first, last = min(names).split("."), max(names).split(".")

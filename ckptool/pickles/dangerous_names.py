@@ -3,8 +3,6 @@ What calls of known names do, as data: which reach the system, which only make d
 
 Of Python's standard library, torch and numpy a call is taken to reach the system unless it is known not to: the list
 of what can be misused has no end. Functions of other packages are code of that package, but for those named here.
-
-``VERSION`` changes with the tables, so that a report can say which ones it rests on.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from typing import Final
-
-VERSION: Final = "2026.11"
 
 
 def _words(text: str) -> frozenset[str]:

@@ -16,7 +16,7 @@ from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
 from ckptool.sources.files import FileSource, check_names
 from ckptool.sources.pool import Pool, PooledFile
-from ckptool.sources.siblings import open_below, open_folder, open_folder_below
+from ckptool.sources.siblings import is_link, open_below, open_folder, open_folder_below
 from ckptool.sources.source import CLOSED, Source
 
 _MOST_NAMES = 1_000_000
@@ -124,6 +124,17 @@ class FolderSource:
         finally:
             source.close()
 
+    def head(self, name: str, most: int) -> bytes:
+        """Return how a file begins, to see what it is; nothing if it cannot be opened, as a link cannot."""
+        try:
+            source = self.detached(name)
+        except CkptoolError:
+            return b""
+        try:
+            return source.read(0, min(source.nbytes, most))
+        finally:
+            source.close()
+
     def below(self, name: str) -> FolderSource:
         """
         Return a folder in this one, which does not end with it.
@@ -139,6 +150,10 @@ class FolderSource:
     def adopt(self, source: Source) -> None:
         """Let a source end with this folder."""
         self._others.append(source)
+
+    def is_link(self, name: str) -> bool:
+        """Say whether a name in it is that of a link."""
+        return is_link(self._fd, name)
 
     def nbytes_of(self, name: str) -> int | None:
         """Return the size of a file in it; None if it is not there any more."""

@@ -26,6 +26,8 @@ _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
 _LONGEST_LINK = 9 * len("../") + len("blobs/") + 64
+LINK = "shard-link"
+"""The kind of error for a link that is not followed."""
 _LINKS = (errno.ELOOP, errno.EMLINK)
 """The error codes for a link that must not be followed."""
 
@@ -151,6 +153,11 @@ def open_below(folder: int, name: str) -> int:
         raise FileUnavailable("not a regular file", kind="not-a-file")
 
 
+def is_link(folder: int, name: str) -> bool:
+    """Say whether a name in an open folder is that of a link."""
+    return _link(name, folder) is not None
+
+
 def _place(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
@@ -203,6 +210,6 @@ def _unavailable(error: OSError) -> FileUnavailable:
 def _refused_link() -> FileUnavailable:
     return FileUnavailable(
         "a link, or reached through one, which may lead anywhere",
-        kind="shard-link",
+        kind=LINK,
         hint="Copy the folder with what its links lead to, if you trust them: cp -rL FOLDER COPY",
     )

@@ -14,28 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
-from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.checksums import checksum_of_range, joined_crc32
+from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
+from ckptool.tensors.part_checksums import PartChecksums
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.scatter import WIDE, rows_in, scatter
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
-from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up
+from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, cut_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Extent", "Piece", "PiecesSource", "check_tiling", "in_pieces"]
-
 _BAND_NBYTES: Final = 1 << 22
 """What is put together at a time."""
-
 
 Place: TypeAlias = tuple[object, int]
 """Where a storage is."""
@@ -75,13 +72,13 @@ class Extent(NamedTuple):
 
 class PiecesSource:
     """
-    The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
+    The bytes of a tensor that is stored as pieces, which have to tile it: ``tiling.check_tiling`` says so.
 
     A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it.
     """
 
     is_compressed = False
-    sums: _Checksums | None = None
+    sums: PartChecksums | None = None
 
     def __init__(
         self,
@@ -105,6 +102,7 @@ class PiecesSource:
         self._limits = limits
         self._steps = row_major(self.shape)
         self._infos: dict[int, TensorInfo] = {}
+        self._is_compared = False
         self._lock = threading.Lock()
 
     @cached_property
@@ -259,11 +257,12 @@ class PiecesSource:
             checked.read_into(start, memoryview(band))
             yield band
         checked.compare()
+        self.release()
 
     def checked(self) -> Self:
         """Return the same source for reading each byte once: ``compare`` then knows the checksums of the pieces."""
         found = copy.copy(self)
-        found.sums = _Checksums()
+        found.sums = PartChecksums()
         return found
 
     def compare(self, done: set[Place] | None = None) -> None:
@@ -276,14 +275,27 @@ class PiecesSource:
         Raises:
             DamagedFile: One is not what was saved.
         """
-        for index, info in sorted(self._infos.items()):
+        for index in () if self.sums is None else self.sums.noted():
+            info = self.info(index)
             storage = info.storage
-            if storage is not None and storage.crc32 and info.nbytes == storage.nbytes:
-                found = None if self.sums is None else self.sums.of(index, info.nbytes)
-                if found is not None:
-                    _compare(found, storage.crc32, self._place(self.pieces[index]))
-                    if done is not None:
-                        done.add(place_of(storage))
+            found = self.sums.of(index, info.nbytes) if self.sums is not None else None
+            if found is not None and storage is not None:
+                _compare(found, storage.crc32, self._place(self.pieces[index]))
+                if done is not None:
+                    done.add(place_of(storage))
+
+    def release(self) -> None:
+        """
+        Let go of what is known of the pieces, after all bytes were copied and compared on the way.
+
+        It stays where a piece is on a part of a storage, whose checksum is still to be compared.
+        """
+        known = self._infos.values()
+        if all(info.storage is None or not info.storage.crc32 or _known_crc32(info) for info in known):
+            self._is_compared = True
+            self._infos.clear()
+            for made in ("pieces", "_index"):
+                self.__dict__.pop(made, None)
 
     def copied_whole(self) -> set[Place]:
         """Return the storages whose checksums are compared when all bytes are copied in order."""
@@ -300,7 +312,7 @@ class PiecesSource:
             DamagedFile: One is not what was saved.
         """
         done = set() if done is None else done
-        for index in range(len(self.pieces)):
+        for index in range(0 if self._is_compared else len(self.pieces)):
             check_cancelled(self.cancellation)
             storage, what = self.storage(index)
             if storage.crc32 and place_of(storage) not in done:
@@ -319,36 +331,6 @@ class PiecesSource:
 def fault_of(source: Source) -> CkptoolError | None:
     """Return why what is stored in a source cannot be read as a whole, as far as is known."""
     return source.fault if isinstance(source, PiecesSource) else None
-
-
-class _Checksums:
-    """CRC-32 checksums of the parts of pieces, in whatever order threads read them."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, list[tuple[int, int, int]]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, index: int, start: int, rows: Sequence[memoryview]) -> None:
-        """Note the bytes of a piece from ``start`` on."""
-        with self._lock:
-            parts = self._parts.setdefault(index, [])
-            goes_on = bool(parts) and parts[-1][0] + parts[-1][1] == start
-            begin, nbytes, found = parts.pop() if goes_on else (start, 0, 0)
-        for row in rows:
-            found = crc32(row, found)
-            nbytes += row.nbytes
-        with self._lock:
-            parts.append((begin, nbytes, found))
-
-    def of(self, index: int, nbytes: int) -> int | None:
-        """Return the checksum of a piece; None if not each of its bytes was noted once."""
-        found = end = 0
-        for start, part_nbytes, of_part in sorted(self._parts.get(index, ())):
-            if start != end:
-                return None
-            found = joined_crc32(found, of_part, part_nbytes)
-            end += part_nbytes
-        return found if end == nbytes else None
 
 
 def _compare(found: int, saved: int, what: str) -> None:

@@ -60,11 +60,9 @@ def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
     import torch
 
     missing = cuda_missing(cuda_visible_devices)
-    found = [_cpu()]
-    if missing is None:
-        found.extend(_cuda())
-    found.extend(_mps())
-    found.extend(_xpu())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an old driver, which is the reason that is given below
+        found = [_cpu(), *_accelerated()]
     return DeviceReport(
         torch_version=str(torch.__version__),
         cuda_build=torch.version.cuda or torch.version.hip,
@@ -93,43 +91,26 @@ def _physical_memory(pages: str) -> int | None:
         return None
 
 
-def _cuda() -> Iterator[Device]:
+def _accelerated() -> Iterator[Device]:
+    from ckptool.torch_ops.accelerators import accelerators
+
+    for one in accelerators():
+        for index in range(one.device_count()):
+            free, total = one.memory(index)
+            yield Device(
+                tag=one.kind if one.is_single else f"{one.kind}:{index}",
+                name=one.name(index),
+                free_nbytes=free,
+                total_nbytes=total,
+                compute_capability=_compute_capability(index) if one.kind == "cuda" else None,
+            )
+
+
+def _compute_capability(index: int) -> str:
     import torch
 
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        try:
-            free, total = torch.cuda.mem_get_info(index)
-        except RuntimeError:
-            # A device in exclusive mode, or full to the last byte, has a name and a size all the same.
-            free, total = None, properties.total_memory
-        yield Device(
-            tag=f"cuda:{index}",
-            name=properties.name,
-            free_nbytes=free,
-            total_nbytes=total,
-            compute_capability=f"{properties.major}.{properties.minor}",
-        )
-
-
-def _mps() -> Iterator[Device]:
-    import torch
-
-    if torch.backends.mps.is_available():
-        total = torch.mps.recommended_max_memory()
-        free = total - torch.mps.driver_allocated_memory()
-        yield Device(tag="mps", name="Apple GPU", free_nbytes=free, total_nbytes=total)
-
-
-def _xpu() -> Iterator[Device]:
-    import torch
-
-    # torch.xpu is younger than the oldest torch that is supported.
-    if not hasattr(torch, "xpu") or not torch.xpu.is_available():
-        return
-    for index in range(torch.xpu.device_count()):
-        properties = torch.xpu.get_device_properties(index)
-        yield Device(tag=f"xpu:{index}", name=properties.name, total_nbytes=properties.total_memory)
+    properties = torch.cuda.get_device_properties(index)
+    return f"{properties.major}.{properties.minor}"
 
 
 def cuda_missing(visible: str | None = None) -> CudaMissing | None:

@@ -99,6 +99,33 @@ def test_a_window_moves_until_there_is_less_than_nothing_left(taken: int, is_ref
         machine.move_window(taken + 1)
 
 
+@pytest.mark.parametrize("register", ["empty", "marks"])
+@pytest.mark.parametrize(("count", "is_refused"), [(4, False), (5, False), (6, True)])
+def test_a_list_may_begin_for_each_two_bytes_and_some_more(
+    register: str, count: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptool.pickles.machine._MOST_EMPTY", 3)
+    machine = Machine(BytesSource(bytes(100)), 10)
+    machine.pos = 5
+    setattr(machine, register, count if register == "empty" else [[]] * count)
+    if is_refused:
+        with pytest.raises(LimitExceeded) as caught:
+            machine.move_window(6)
+        assert (caught.value.kind, caught.value.offset) == ("pickle-bomb", 15)
+    else:
+        machine.move_window(6)
+
+
+def test_a_pickle_may_ask_for_as_many_names_as_allowed_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptool.pickles.machine._MOST_NAMES", 3)
+    asked = [b"cmodule\nname%d\n" % number for number in (1, 2, 3, 1, 4)]
+
+    read(b"".join(asked[:4]))
+    with pytest.raises(LimitExceeded) as caught:
+        read(b"".join(asked))
+    assert caught.value.kind == "too-many-names"
+
+
 def test_things_nest_as_deep_as_allowed_and_no_deeper() -> None:
     data = torch_zip(b")" + b"\x85" * 9, {})
 

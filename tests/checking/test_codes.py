@@ -39,6 +39,11 @@ def test_every_code_that_is_used_is_in_the_table_and_every_code_in_it_is_used() 
     assert sorted(severities_by_code()) == list(CODES)
 
 
+def test_every_code_is_expected_by_a_test() -> None:
+    tests = "".join(path.read_text("utf-8") for path in sorted(Path(__file__).parents[1].rglob("test_*.py")))
+    assert [code for code in CODES if f'"{code}"' not in tests] == []
+
+
 def test_a_severity_in_the_table_is_that_of_every_finding() -> None:
     changes = {"CK101": {"error"}, "CK115": {"error", "warning"}}  # with strict; as its findings have it
     found = {code: given | changes.get(code, set()) for code, given in severities_by_code().items()}

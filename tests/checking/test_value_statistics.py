@@ -11,7 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool.checking.value_statistics import statistics
+from ckptool import open_checkpoint
+from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import cli
 from ckptool.errors import MissingPackage
 from ckptool.torch_ops.statistics import Statistics, Tally
@@ -22,6 +23,11 @@ FLOATS = (
     "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz",
 )  # fmt: skip
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "bool")
+
+
+def statistics(path: Path, depth: int | None = None) -> list[ValueRow]:
+    with open_checkpoint(path) as checkpoint:
+        return list(statistics_of(checkpoint, list(checkpoint.tensors.values()), depth=depth))
 
 
 def raw(tensor: torch.Tensor) -> bytes:

@@ -145,16 +145,16 @@ def test_control_characters_and_bidi_marks_never_reach_the_terminal(tmp_path: Pa
 
 
 def test_spreadsheet_formulas_are_disarmed_in_csv() -> None:
-    from ckptool.cli.tables import formatted_table
+    from ckptool.cli.tables import raw_table
 
-    assert formatted_table(["name"], [["=cmd()"]], [False], "csv").splitlines()[1] == "'=cmd()"
+    assert raw_table(["name"], [["=cmd()"]], "csv").splitlines()[1] == "'=cmd()"
 
 
 def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.tables import plain_table
+    from ckptool.tables import Table, plain_table
 
     rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
-    lines = list(plain_table(["name", "shape"], rows, [False, False], 60))
+    lines = list(plain_table(Table(["name", "shape"], rows, [False, False]), 60))
 
     assert "…" in lines[1]
     assert lines[1].count("層") == 25  # two cells each, and one for the ellipsis, in the 52 that the shape leaves

@@ -336,6 +336,37 @@ def test_an_item_of_another_type(tmp_path: Path) -> None:
     assert report.intact == 0
 
 
+def test_values_of_any_size_are_read(tmp_path: Path) -> None:
+    values = {"large": [f"text {number}" for number in range(20_000)], "small": 3, "same": 3, "nested": {"a": [1, 2]}}
+    writer = Writer(tmp_path / "saved")
+    writer.tensor("w", torch.ones(4))
+    for name, value in values.items():
+        writer.value(name, value)
+    folder = writer.close()
+    assert values == {name: one for name, one in by_torch(folder).items() if name != "w"}
+    ckptool.migrate(folder, tmp_path / "out.pth")
+    found = torch.load(tmp_path / "out.pth")
+    assert {name: found[name] for name in values} == values
+
+
+def test_an_item_that_is_no_tensor_and_a_value_that_is_no_file_of_torch(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "saved")
+    writer.tensor("w", torch.ones(4))
+    writer.value("step", 3)
+    writer.item("__0_0.distcp", MetadataIndex("w", torch.Size([0]), 0), {"not": "a tensor"})
+    text = b"{}      "
+    stored = writer.metadata.storage_data[MetadataIndex("step")]
+    stored.offset, stored.length = (writer.folder / stored.relative_path).stat().st_size, len(text)
+    with (writer.folder / stored.relative_path).open("ab") as file:
+        file.write(text)
+    with ckptool.open_checkpoint(writer.close()) as opened:
+        with pytest.raises(MalformedFile, match=r"the item of 'w' in '__0_0\.distcp' is no tensor"):
+            opened.tensors["w"].read()
+        assert not opened.extras
+    report = ckptool.check(writer.folder)
+    assert next(one.message for one in report.findings if one.code == "CK143").startswith("the item of 'step' in")
+
+
 def test_items_that_overlap(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "saved")
     writer.tensor("a", torch.ones(4))
@@ -421,8 +452,33 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (folder / "__1_0.distcp").rename(tmp_path / "elsewhere")
     (folder / "__1_0.distcp").symlink_to(tmp_path / "elsewhere")
     report = ckptool.check(folder)
-    assert codes(report) == ["CK140"]
+    assert codes(report) == ["CK149"]
     assert "a link" in report.findings[0].message
+    assert "cp -rL" in str(report.findings[0].hint)
+    with pytest.raises(FileUnavailable, match="a link") as caught:
+        ckptool.load(folder)
+    assert "cp -rL" in str(caught.value.hint)
+
+
+def test_links_of_the_hub_into_its_blobs_are_followed(tmp_path: Path) -> None:
+    folder, whole = sharded(tmp_path / "models--a--b" / "snapshots" / ("0" * 40))
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / f"{number:064x}")
+        file.symlink_to(f"../../blobs/{number:064x}")
+    assert ckptool.check(folder, deep=True).worst in (None, "info")
+    for name, tensor in ckptool.load(folder).items():
+        assert torch.equal(tensor, whole[f"model.{name}"])
+
+
+def test_an_index_of_something_else_beside_those_of_ranks(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = Writer(tmp_path)
+        writer.value(f"value{rank}", rank, f"__{rank}_0.distcp")
+        writer.close(f"__{rank}.metadata")
+    (tmp_path / ".metadata").write_bytes(b"something else")
+    assert "2 ranks saved without an index of all" in str(ckptool.check(tmp_path))
 
 
 def test_a_length_beyond_the_file(tmp_path: Path) -> None:

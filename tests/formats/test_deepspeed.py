@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -377,12 +378,68 @@ def test_layers_of_a_pipeline_are_one_model(tmp_path: Path) -> None:
         ckptool.open_checkpoint(tmp_path)
 
 
+def stages_of_a_pipeline(folder: Path, world: int) -> dict[str, torch.Tensor]:
+    """Save two stages of a pipeline, each with an optimizer of its own, and return the masters of all."""
+    masters: dict[str, torch.Tensor] = {}
+    for rank, shapes in enumerate([{"0.weight": (6, 5), "0.bias": (6,)}, {"2.weight": (3, 6)}]):
+        stage = Engine(1, world, dtype=torch.bfloat16)
+        stage.shapes, stage.tied, stage.frozen, stage.buffers = [dict(shapes)], {}, {}, {}
+        stage.masters = {name: torch.randn(shape) for name, shape in shapes.items()}
+        stage.moments = {name: 2 * one for name, one in stage.masters.items()}
+        save(stage.model_states(0) | {"module": None}, folder / f"mp_rank_0{rank}_model_states.pt")
+        for part in range(world):
+            save(stage.optim_states(part), folder / f"zero_pp_rank_{part}_mp_rank_0{rank}_optim_states.pt")
+        masters |= stage.masters
+    layers: dict[int, dict[str, torch.Tensor]] = {0: {}, 1: {}, 2: {}}
+    for name, one in masters.items():
+        layers[int(name[0])][name[2:]] = one.bfloat16()
+    layers[1]["mean"] = torch.ones(4)
+    pipeline(folder, layers)
+    return masters
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_masters_of_all_stages_of_a_pipeline_are_one_model(world: int, tmp_path: Path) -> None:
+    masters = stages_of_a_pipeline(tmp_path, world)
+    assert_equal(ckptool.load(tmp_path), masters | {"1.mean": torch.ones(4)})
+    rounded = {name: one.bfloat16() for name, one in masters.items()}
+    assert_equal(ckptool.load(tmp_path, weights="module"), rounded | {"1.mean": torch.ones(4)})
+    with ckptool.open_checkpoint(tmp_path) as checkpoint:
+        for name, one in masters.items():
+            assert torch.equal(checkpoint.tensors[f"optimizer.state.{name}.exp_avg"].torch(), 2 * one)
+        assert dict(checkpoint.extras)["epoch"] == 1
+    assert "CK151" not in {one.code for one in ckptool.check(tmp_path).findings}
+
+
+def test_a_layer_without_its_masters_is_said_to_be_rounded(tmp_path: Path) -> None:
+    masters = stages_of_a_pipeline(tmp_path, 1)
+    pipeline(tmp_path, {3: {"again.weight": masters["0.weight"].bfloat16()}})
+    (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK151"]
+    assert found.message.startswith("1 tensor without a float32 master under its name: 3.again.weight")
+    (tmp_path / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
+    assert "CK151" in {one.code for one in ckptool.check(tmp_path).findings}
+
+
 def test_layers_of_tensor_parallel_ranks_are_listed(tmp_path: Path) -> None:
     for rank in range(2):
         pipeline(tmp_path, {0: {"weight": torch.full((2, 3), rank)}}, f"model_0{rank}-")
     with pytest.raises(AmbiguousWeights, match="2 tensor-parallel ranks"):
         ckptool.load(tmp_path)
     assert ckptool.load(tmp_path, key="model_01")["0.weight"][0, 0] == 1
+    pipeline(tmp_path, {1: {"weight": torch.ones(1)}}, "model_00-")
+    with pytest.raises(FileUnavailable, match="1 of 2 layers not there: 1 of tensor-parallel rank 1"):
+        ckptool.open_checkpoint(tmp_path)
+
+
+def test_the_last_layers_of_a_pipeline_are_missed_by_their_parameters(tmp_path: Path) -> None:
+    pipeline(tmp_path, {0: {"weight": torch.ones(2, 3)}, 1: {"weight": torch.ones(3)}})
+    shapes = [OrderedDict({"0.weight": torch.Size((2, 3)), "1.weight": torch.Size((3,)), "tied.w": torch.Size((1,))})]
+    states = {"module": None, "param_shapes": shapes, "dp_world_size": 1, "mp_world_size": 1}
+    torch.save(states, tmp_path / "mp_rank_00_model_states.pt")
+    assert sorted(ckptool.load(tmp_path)) == ["0.weight", "1.weight"]
+    (tmp_path / "layer_01-model_states.pt").unlink()
+    with pytest.raises(FileUnavailable, match="1 layer not there, of which the optimizer has parameters: 1"):
+        ckptool.open_checkpoint(tmp_path)
 
 
 # Real folders, where they are.

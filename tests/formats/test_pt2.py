@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
+import torch
 
 from ckptool import AmbiguousFile, Checkpoint, CkptoolError, MalformedFile, open_checkpoint
 from tests import build
@@ -165,3 +167,33 @@ def test_two_programs_whose_names_run_together_are_refused() -> None:
 def test_another_kind_of_archive_is_none() -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(build.zip_file({"x/archive_format": b"pt3", "x/data/weights/weight_0": FLOATS}))
+
+
+def saved(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".json"])
+@pytest.mark.parametrize("constants", [b"", saved({"table": torch.ones(3)})])
+def test_programs_from_before_torch_2_8(suffix: str, constants: bytes) -> None:
+    state = {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.zeros(2)}
+    members = {
+        "serialized_exported_program.json": b"{}",
+        f"serialized_state_dict{suffix}": saved(state),
+        f"serialized_constants{suffix}": constants,
+    }
+    with open_checkpoint(build.zip_file(members)) as checkpoint:
+        assert (checkpoint.format, checkpoint.form) == ("pt2", "model")
+        assert {name: torch.equal(one.torch(), state[name]) for name, one in checkpoint.tensors.items()} == {
+            "layer.weight": True,
+            "layer.bias": True,
+        }
+        assert list(checkpoint.attributes) == (["constants.table"] if constants else [])
+
+
+def test_a_program_from_before_torch_2_8_without_its_weights_is_refused() -> None:
+    members = {"serialized_exported_program.json": b"{}", "serialized_constants.pt": saved({})}
+    with pytest.raises(MalformedFile, match="without its state dict"):
+        open_checkpoint(build.zip_file(members))

@@ -8,13 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -27,15 +25,6 @@ from tests.each import each
 from tests.scale import exhaustive
 
 CORPUS = Path(__file__).parents[2].parent / "shared/corpus-dirs"
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of this process alone."""
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 FULL = {
@@ -173,6 +162,20 @@ def test_partial_sums_are_refused_by_name(tmp_path: Path) -> None:
         ckptool.migrate(folder, tmp_path / "out.safetensors")
     with ckptool.open_checkpoint(folder) as checkpoint:
         assert "rank_1.emb.weight" in checkpoint.tensors
+
+
+@pytest.mark.usefixtures("group")
+def test_ranks_that_are_listed_apart_are_all_there_and_of_one_save(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "run", (3,), (Partial(),))
+    assert {"CK140", "CK148"}.isdisjoint(one.code for one in ckptool.check(folder).findings)
+    (folder / "model_world_size_3_rank_2.pt").unlink()
+    found = {one.code: one.message for one in ckptool.check(folder).findings}
+    assert found["CK140"] == "1 of 3 files of ranks not there, rank 2"
+
+    save_ranks(folder, (3,), (Partial(),), tensors={"other": FULL["emb.weight"]})
+    save_ranks(tmp_path / "again", (3,), (Partial(),))
+    shutil.copy(tmp_path / "again" / "model_world_size_3_rank_1.pt", folder)
+    assert "CK148" in {one.code for one in ckptool.check(folder).findings}
 
 
 @pytest.mark.usefixtures("group")

@@ -610,3 +610,140 @@ def test_real_folders_hold_what_their_own_loaders_give(name: str) -> None:
         found = {key: sha256(tensor.read()).hexdigest() for key, tensor in checkpoint.tensors.items()}
     assert found.items() <= {key: one["sha256"] for key, one in expected.items()}.items()
     assert expected.keys() - found.keys() <= {"lm_head.weight"}  # tied, and left out by save_pretrained
+
+
+# Names that other programs use
+
+
+def _engine_states(folder: Path, tag: str) -> None:
+    (folder / tag).mkdir(parents=True)
+    torch.save({"module": weights(9), "param_shapes": None}, folder / tag / "mp_rank_00_model_states.pt")
+    (folder / "latest").write_text(tag)
+
+
+def _with_engine(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    _engine_states(folder, "global_step500")
+
+
+def _engine_is_gone(folder: Path) -> None:
+    write(folder / "model.safetensors", weights())
+    (folder / "latest").write_text("global_step500")
+
+
+def _another_engine_is_there(folder: Path) -> None:
+    _with_engine(folder)
+    (folder / "latest").write_text("global_step700")
+
+
+def _pointer(name: str, text: bytes, *below: str) -> Callable[[Path], None]:
+    def go(folder: Path) -> None:
+        write(folder.joinpath(*below) / "weights.pt", weights())
+        (folder / name).write_bytes(text)
+
+    return go
+
+
+def _link(name: str, *below: str) -> Callable[[Path], None]:
+    def go(folder: Path) -> None:
+        write(folder.joinpath(*below) / "weights.pt", weights())
+        (folder / name).symlink_to("/nowhere")
+
+    return go
+
+
+STRANGERS: dict[str, Callable[[Path], None]] = {
+    "a trainer's folder with an engine's states": _with_engine,
+    "a trainer's folder whose engine's states are gone": _engine_is_gone,
+    "a trainer's folder whose engine's states are others": _another_engine_is_there,
+    "notes": _pointer("latest", b"see the notes\n"),
+    "a name": _pointer("latest", b"v1.2\n"),
+    "a path": _pointer("latest", b"../elsewhere"),
+    "bytes": _pointer("latest", b"\xff\xfe\0\0" * 2000),
+    "nothing": _pointer("latest", b""),
+    "beside a folder": _pointer("latest", b"v1.2", "run"),
+    "a link": _link("latest"),
+    "a link beside a folder": _link("latest", "run"),
+    "universal": _pointer("latest_universal", b"v1.2"),
+    "iteration": _pointer("latest_checkpointed_iteration.txt", b"200"),
+    "iteration beside a folder": _pointer("latest_checkpointed_iteration.txt", b"200", "run"),
+    "an index of something": _pointer(".metadata", b"{}"),
+    "an index of something beside a folder": _pointer(".metadata", b"{}", "run"),
+    "text called as a checkpoint": _pointer("odd.pt", b"no checkpoint", "run"),
+    "a link called as a checkpoint": _link("odd.pt", "run"),
+}
+
+
+@each("name", STRANGERS)
+def test_a_file_that_is_called_as_others_call_theirs_changes_nothing(name: str, tmp_path: Path) -> None:
+    STRANGERS[name](tmp_path)
+    assert_loads(tmp_path, weights())
+    assert [one for one in codes(tmp_path) if one < "CK200"] == []
+
+
+def test_the_states_of_an_engine_beside_weights_have_a_path_of_their_own(tmp_path: Path) -> None:
+    _with_engine(tmp_path)
+    assert roles(tmp_path)["global_step500"] == "folder"
+    assert_loads(tmp_path / "global_step500", weights(9))
+
+
+def test_a_folder_called_latest_is_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "latest" / "model.safetensors", weights())
+    write(tmp_path / "best" / "model.safetensors", weights(1))
+    assert_loads(tmp_path / "latest", weights())
+
+
+def test_a_pointer_says_which_of_several_folders_is_meant(tmp_path: Path) -> None:
+    write(tmp_path / "step-1" / "model.safetensors", weights(1))
+    write(tmp_path / "step-2" / "model.safetensors", weights(2))
+    (tmp_path / "latest").write_text("step-2\n")
+    assert_loads(tmp_path, weights(2))
+    assert_loads(tmp_path / "latest", weights(2))
+
+    (tmp_path / "latest").write_text("step-3")
+    error = refused(tmp_path)
+    assert "'latest' names 'step-3', and there is no such folder" in error.message
+    assert error.hint == "Name one that is there: step-1, step-2"
+    (tmp_path / "step-3").mkdir()
+    assert "there is no checkpoint in it" in refused(tmp_path).message
+
+
+def test_links_to_folders_are_named_as_links(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "model.safetensors", weights())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last").symlink_to("../elsewhere")
+    assert "a directory of links, which are not followed: last" in refused(tmp_path / "run").message
+
+
+# Pipelines that lack something
+
+
+def _pipeline_of(folder: Path, *names: str, named: Sequence[str]) -> None:
+    index: dict[str, object] = {"_class_name": "P", "scheduler": ["diffusers", "DDIMScheduler"], "gone": [None, None]}
+    for name in names:
+        write(folder / name / "diffusion_pytorch_model.safetensors", weights())
+        (folder / name / "config.json").write_text("{}")
+    index.update({name: ["diffusers", "AutoencoderKL"] for name in named})
+    (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def test_a_component_without_weights_is_named(tmp_path: Path) -> None:
+    _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vae"])
+    assert "CK164" not in codes(tmp_path)
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    (found,) = ckptool.check(tmp_path).findings
+    assert found.code == "CK164"
+    assert "'vae' has no weights in its folder" in found.message
+
+
+def test_a_component_that_is_not_there_is_named(tmp_path: Path) -> None:
+    _pipeline_of(tmp_path, "unet", named=["unet", "vae"])
+    assert "'vae' is not there" in ckptool.check(tmp_path).findings[0].message
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "vae").symlink_to("elsewhere")
+    assert "'vae' is a link, which is not followed" in ckptool.check(tmp_path).findings[0].message
+
+
+def test_an_index_of_another_pipeline_promises_nothing(tmp_path: Path) -> None:
+    _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vqvae"])
+    assert "CK164" not in codes(tmp_path)

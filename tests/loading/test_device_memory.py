@@ -21,6 +21,7 @@ from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.reference.forging import forged, mixed
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
+from ckptool.torch_ops.accelerators import Accelerator
 from tests.loading.late_device import LateDevice
 from tests.loading.same import assert_same, saved
 
@@ -199,7 +200,7 @@ def test_a_buffer_is_used_again_only_after_its_copy_is_done(file: FileSource, mo
 
 def on_cuda(patch: pytest.MonkeyPatch, *, pinnable: bool = True) -> tuple[LateDevice, DeviceMemory]:
     memory = DeviceMemory(CPU)
-    memory._streams = True
+    memory._accelerator = Accelerator("cuda", torch.cuda)
     return LateDevice(patch, pinnable=pinnable), memory
 
 
@@ -278,7 +279,7 @@ def test_a_whole_checkpoint_goes_through_the_pipeline(
 
 def room_on(patch: pytest.MonkeyPatch, free: dict[str, int], used: int = 0) -> None:
     """Let each device have so much room, ``used`` of it in blocks that torch keeps for the next tensors."""
-    patch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)] - used, 1 << 40))
+    patch.setattr(torch.cuda, "mem_get_info", lambda index: (free[f"cuda:{index}"] - used, 1 << 40))
     patch.setattr(torch.cuda, "memory_reserved", lambda device: 7 + used)
     patch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
 

@@ -103,6 +103,18 @@ def test_a_function_may_move_storages_and_cast_happens_there(tmp_path: Path) -> 
     assert found["alone"].dtype == torch.int64
 
 
+def test_a_function_moves_tensors_without_elements_too(tmp_path: Path) -> None:
+    none = torch.empty(0, 3)
+    saved({"none": none, "same": none.t(), "rest": torch.ones(4)[4:], "some": torch.ones(2)}, tmp_path / "x.pth")
+
+    def to_meta(storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage:
+        return torch.UntypedStorage(storage.nbytes(), device="meta")
+
+    found = ckptool.load(tmp_path / "x.pth", to_meta)
+    wanted = torch_load(tmp_path / "x.pth", map_location=to_meta)
+    assert [(name, one.device) for name, one in found.items()] == [(name, one.device) for name, one in wanted.items()]
+
+
 def test_a_typed_storage_will_do_and_anything_else_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
     tensors = forged_file(tmp_path / "x.pth")
 

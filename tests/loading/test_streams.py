@@ -11,10 +11,10 @@ from torch import nn
 
 import ckptool
 from ckptool import LiveModel
-from ckptool.loading.memory import threads
 from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
+from ckptool.torch_ops import accelerators
 from tests.loading.late_device import LateDevice
 from tests.loading.same import saved
 
@@ -23,8 +23,9 @@ from tests.loading.same import saved
 def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     """Let the memory of the CPU be that of a device with streams."""
     late = LateDevice(monkeypatch)
-    monkeypatch.setattr(threads, "_STREAMED", ("cuda", "cpu"))
-    for name in ("synchronize", "current_stream"):
+    monkeypatch.setattr(accelerators, "_OF_TORCH", ("cuda", "cpu"))
+    monkeypatch.setattr(accelerators, "_HOSTS", ("meta",))
+    for name in ("synchronize", "current_stream", "set_stream"):
         monkeypatch.setattr(torch.cpu, name, getattr(torch.cuda, name), raising=False)
     monkeypatch.setattr(torch.cpu, "is_initialized", lambda: False)
     return late

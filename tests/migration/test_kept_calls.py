@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -57,23 +56,32 @@ def test_each_way_out_works(evil: Path, tmp_path: Path) -> None:
     assert calls(tmp_path / "d.pth") == {"os.system", "argparse.Namespace"} == set(kept.calls)
 
 
-@pytest.mark.parametrize("form", ["same", "state_dict"])
 @pytest.mark.parametrize("nested", [True, False])
-def test_a_call_that_is_an_entry_of_the_weights_goes_with_them_only_if_asked(
-    form: Literal["same", "state_dict"], nested: bool, tmp_path: Path
-) -> None:
+def test_a_call_that_is_an_entry_of_the_weights_goes_with_them_only_if_asked(nested: bool, tmp_path: Path) -> None:
     weights = {"layer.w": tensor(storage()), "layer._extra_state": SYSTEM}
     (tmp_path / "a.pth").write_bytes(torch_zip({"model": weights, "epoch": 1} if nested else weights, {"0": floats()}))
     new, name = tmp_path / "new.pth", f"{'model.' if nested else ''}layer._extra_state"
     with pytest.raises(MigrationRefused) as caught:
-        migrate(tmp_path / "a.pth", new, form=form)
+        migrate(tmp_path / "a.pth", new, form="same")
 
     assert caught.value.kind == "kept-calls"
     assert caught.value.hint is not None
     assert "state_dict" not in caught.value.hint
-    assert migrate(tmp_path / "a.pth", new, form=form, keep_calls=True).calls == ("os.system",)
-    assert migrate(tmp_path / "a.pth", new, form=form, drop=[name], force=True).calls == ()
+    assert migrate(tmp_path / "a.pth", new, form="same", keep_calls=True).calls == ("os.system",)
+    assert migrate(tmp_path / "a.pth", new, form="same", drop=[name], force=True).calls == ()
     assert calls(new) == set()
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_state_dict_keeps_a_call_only_if_asked(nested: bool, tmp_path: Path) -> None:
+    weights = {"layer.w": tensor(storage()), "layer._extra_state": SYSTEM}
+    (tmp_path / "a.pth").write_bytes(torch_zip({"model": weights, "epoch": 1} if nested else weights, {"0": floats()}))
+    new = tmp_path / "new.pth"
+    with pytest.raises(MigrationRefused, match=r"os\.system"):
+        migrate(tmp_path / "a.pth", new, form="state_dict")
+    migrate(tmp_path / "a.pth", new, form="state_dict", drop_unsupported=True)
+    assert calls(new) == set()
+    assert migrate(tmp_path / "a.pth", new, form="state_dict", keep_calls=True, force=True).calls == ("os.system",)
 
 
 def test_streams_inside_the_pickle_are_looked_into(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ NEVER_LONGER = "a slice is never longer than what was asked for"
 LOOKED_AT_AGAIN = "the block is fetched again, or the member read the careful way: with the same result"
 BOUNDED_ELSEWHERE = "what is looked for there is held against its room once more"
 NEVER_BEYOND = "checked before: the left side is never the larger one"
+NEITHER_SIDE = "it is none of the opcodes on either side"
 EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
@@ -74,7 +75,10 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "self.pos + _LONGEST_FIXED > window",
         "self.pos + _LONGEST_FIXED >= window",
     ): ("the window is moved one opcode sooner"),
-    ("pickles/reader", "_loop", "op >= 104", "op >= 103"): "103 is none of the opcodes on either side",
+    ("pickles/reader", "_loop", "op >= 104", "op >= 103"): NEITHER_SIDE,
+    ("pickles/reader", "_loop", "op >= 128", "op > 128"): NEITHER_SIDE,
+    ("pickles/reader", "_loop", "op >= 128", "op >= 129"): NEITHER_SIDE,
+    ("pickles/reader", "_loop", "op >= 128", "op >= 127"): NEITHER_SIDE,
     (
         "tensors/storage_ids",
         "storage_id",

@@ -42,6 +42,14 @@ def test_auto_prefers_mps_to_the_cpu_and_says_why_not_cuda():
     assert choice.why == "no NVIDIA driver"
 
 
+@pytest.mark.parametrize("request_", ["auto", "xpu", "xpu:1"])
+def test_a_device_of_another_kind_is_taken_by_its_own_name(request_):
+    cards = [Device(tag=f"xpu:{number}", name="a card", free_nbytes=number << 30) for number in range(2)]
+
+    assert chosen(request_, *cards) == "xpu:1"
+    assert chosen("xpu", *cards, local_rank=0) == "xpu:0"
+
+
 def test_auto_falls_back_to_the_cpu():
     assert chosen("auto") == "cpu"
 
@@ -68,6 +76,7 @@ def test_under_torchrun_each_process_has_the_card_of_its_rank(request_):
         ("cuda", (card(0, 1),), 1, "'cuda:1'"),
         ("mps", (card(0, 1),), None, "no device 'mps'"),
         ("gpu", (card(0, 1),), None, "'gpu' is not a device"),
+        ("npu", (card(0, 1),), None, "'npu' is not a device"),
         ("cuda:x", (card(0, 1),), None, "'cuda:x' is not a device"),
     ],
 )

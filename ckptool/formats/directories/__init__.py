@@ -12,15 +12,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, about
+from ckptool.errors import (
+    Cancelled,
+    CkptoolError,
+    FileUnavailable,
+    LimitExceeded,
+    NotACheckpoint,
+    UnknownFormat,
+    about,
+)
 from ckptool.formats import sharded
-from ckptool.formats.directories import choosing
+from ckptool.formats.directories import choosing, pointers
 from ckptool.formats.directories.beside import beside
 from ckptool.formats.directories.choosing import Candidate, Choice
+from ckptool.formats.directories.pipelines import missing_components
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.siblings import LINK
 from ckptool.tensors.pieces import PiecesSource
 
 Opened: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
@@ -100,6 +110,24 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
             others = [name for name in checkpoint_folders(folder) if name not in inside]
             return folder, _with_beside(folder, parsed, used, Choice(()), others)
     choice, folders = offers(folder)
+    try:
+        return _open_choice(folder, choice, folders, probe)
+    except (FileUnavailable, NotACheckpoint, UnknownFormat) as error:
+        below = _of_folders(folder, folders)
+        if not _are_strangers(folder, choice, error) or not below.candidates:
+            raise
+        return _open_choice(folder, below, folders, probe)
+
+
+def _are_strangers(folder: FolderSource, choice: Choice, error: CkptoolError) -> bool:
+    """Say whether the files of a folder that could not be opened are none of its checkpoint's, by name and content."""
+    is_none = not isinstance(error, FileUnavailable) or error.kind in (LINK, "directory")
+    return is_none and all(one.kind == "file" for one in choice.candidates) and not choosing.has_weights(folder.files)
+
+
+def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], probe: Probe) -> Opened:
+    """Open what a folder offers: the one candidate, or what several are together."""
+    source: FileSource | FolderSource
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
         source, parsed = open_candidate(folder, chosen, probe)
@@ -108,6 +136,7 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
         from ckptool.formats.directories import several  # most folders offer one
 
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
+    parsed = parsed._replace(remarks=(*parsed.remarks, *missing_components(folder, folders)))
     return source, _with_beside(folder, parsed, used, choice, folders)
 
 
@@ -121,13 +150,19 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
         return Choice((Candidate(snapshot, "folder"),)), [snapshot]
     folders = checkpoint_folders(folder)
     if not choice.candidates:
-        weights = [name for name in folders if choosing.role_of(name) is None]
-        choice = Choice(tuple(Candidate(name, "folder") for name in weights))
+        choice = _of_folders(folder, folders)
     if not choice.candidates:
         choice = choosing.helpers(folder.files)
     if not choice.candidates:
         choice = Choice(tuple(Candidate(name, "folder") for name in folders))
     return choice, folders
+
+
+def _of_folders(folder: FolderSource, folders: Sequence[str]) -> Choice:
+    """Return which folders in a folder may be meant: those that hold weights, or the one that a pointer names."""
+    weights = [name for name in folders if choosing.role_of(name) is None]
+    named = pointers.followed(folder, weights)
+    return Choice(tuple(Candidate(name, "folder") for name in ([named] if named is not None else weights)))
 
 
 def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> Opened:

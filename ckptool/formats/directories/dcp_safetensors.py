@@ -33,7 +33,8 @@ TRAITS = safetensors.TRAITS
 _INFO: Final = "DCP_SHARDING_INFO"
 _SUFFIX: Final = ".safetensors"
 _HEAD_NBYTES: Final = 1 << 20
-_OF_RANK: Final = re.compile(r"shard-(\d{1,9})-.*\.safetensors")
+_OF_RANK: Final = re.compile(r"shard-(\d{1,9})-(.*)\.safetensors")
+_MOST_LOOKED_AT: Final = 8
 _AGAIN: Final = "Copy the folder again, with the files of all ranks."
 
 
@@ -44,15 +45,15 @@ class _Part(NamedTuple):
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether the first file of safetensors says where its pieces begin."""
-    first = next((name for name in folder.files if name.endswith(_SUFFIX)), None)
-    if first is None:
-        return False
-    try:
-        source = folder.open(first)
-    except CkptoolError:
-        return False
-    return f'"{_INFO}"'.encode() in source.read(0, min(source.nbytes, _HEAD_NBYTES))
+    """Say whether one of the first files of safetensors says where its pieces begin."""
+    mark = f'"{_INFO}"'.encode()
+    return any(mark in folder.head(name, _HEAD_NBYTES) for name in _files(folder)[:_MOST_LOOKED_AT])
+
+
+def _files(folder: FolderSource) -> list[str]:
+    """Return the files of safetensors in a folder that have the name of a rank's; all of them if none has."""
+    found = [name for name in folder.files if name.endswith(_SUFFIX)]
+    return [name for name in found if _OF_RANK.fullmatch(name)] or found
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -65,9 +66,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
     parts: dict[str, list[_Part]] = {}
     shards = []
-    for name in folder.files:
-        if not name.endswith(_SUFFIX):
-            continue
+    for name in _files(folder):
         try:
             parsed = probe.read_inner(folder.open(name))
             for tensor, part in _parts(name, parsed):
@@ -148,5 +147,14 @@ def _ranks(files: Sequence[str]) -> Iterator[Remark]:
     yield Remark(
         "CK145",
         f"the files of {counted(len(known) or len(files), 'rank')}, and nothing says how many there were, or how large "
-        "the tensors: complete as far as the files tell",
+        f"the tensors: complete as far as the files tell{_shorter(files)}",
     )
+
+
+def _shorter(files: Sequence[str]) -> str:
+    """Say which parts of the whole the last rank has no file of: it had nothing for them, or they are missing."""
+    found = [(int(match[1]), match[2]) for file in files if (match := _OF_RANK.fullmatch(file))]
+    last = max((rank for rank, _ in found), default=0)
+    own = {part for rank, part in found if rank == last}
+    others = sorted({part for _, part in found} - own)
+    return f"; the last rank has no file of {some(others)}, as others have" if others else ""

@@ -17,8 +17,7 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
-from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.deepspeed import tag_of
+from ckptool.formats.directories import pointers, side_by_side
 from ckptool.formats.directories.deepspeed.merged import beside, state_dict
 from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates
 from ckptool.formats.directories.tree import TreeBuilder
@@ -39,7 +38,11 @@ _OPTIMIZER: Final = "optimizer_state.pt"
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether the folder has a folder for each parameter, or names one that has."""
-    return _has_parameters(folder, "") or _POINTER in folder.files
+    return _has_parameters(folder, "") or (_POINTER in folder.files and bool(_saves(folder)))
+
+
+def _saves(folder: FolderSource) -> list[str]:
+    return [name for name in folder.folders if _has_parameters(folder, name)]
 
 
 def _has_parameters(folder: FolderSource, inside: str) -> bool:
@@ -59,7 +62,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         FileUnavailable: The folder that is named, or the file of a parameter, is missing.
         MalformedFile: A file holds no tensor, or one of another size.
     """
-    inside = "" if _has_parameters(folder, "") else tag_of(folder, _POINTER)
+    inside = "" if _has_parameters(folder, "") else pointers.place(folder, _POINTER, _saves(folder))
     zero = _join(inside, _ZERO)
     builder = TreeBuilder(probe.limits)
     models = [_join(inside, name) for name in folder.names(inside)[0] if MODEL_FILE.fullmatch(name)]

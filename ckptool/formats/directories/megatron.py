@@ -15,8 +15,9 @@ import re
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import FileUnavailable, MalformedFile
+from ckptool.errors import FileUnavailable
 from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.pointers import MEGATRON, named_by
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -26,21 +27,22 @@ from ckptool.tensors.tensor import is_size
 
 NAME: Final = "megatron"
 TRAITS: Final = Traits(has_tree=True, loader="megatron.training.checkpointing.load_checkpoint")
-_POINTER: Final = "latest_checkpointed_iteration.txt"
 _RANK: Final = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(?:_(\d{3,5}))?")
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
-_LONGEST: Final = 64
 _SIZES: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether the folder has files of ranks of Megatron-LM, or names one that has."""
+    return _place(folder) is not None
+
+
+def _place(folder: FolderSource) -> str | None:
+    """Return where in a folder the folders of ranks are: in itself, or in the one of the last save."""
     if _ranks(folder, ""):
-        return True
-    if _POINTER not in folder.files:
-        return False
-    named = _named(folder)
-    return named not in folder.folders or bool(_ranks(folder, named))  # else it is of another of its formats
+        return ""
+    named = named_by(folder, MEGATRON)
+    return named if named is not None and _ranks(folder, named) else None  # else it is of another of its formats
 
 
 def _ranks(folder: FolderSource, inside: str) -> dict[str, list[str]]:
@@ -56,34 +58,14 @@ def _ranks(folder: FolderSource, inside: str) -> dict[str, list[str]]:
     return found
 
 
-def _named(folder: FolderSource) -> str:
-    """Return the folder that the pointer names, empty if it names none."""
-    source = folder.open(_POINTER)
-    text = source.read(0, min(source.nbytes, _LONGEST)).strip()
-    if text == b"release":
-        return "release"
-    return f"iter_{int(text):07}" if text.isdigit() and len(text) < 20 else ""
-
-
 def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
     Read the files of all ranks; no tensor is read.
 
     Raises:
-        FileUnavailable: The folder of the iteration, or files of ranks, are missing.
-        MalformedFile: The pointer names no iteration.
+        FileUnavailable: Files of ranks are missing.
     """
-    inside = "" if _ranks(folder, "") else _named(folder)
-    found = _ranks(folder, inside)
-    if not found and not inside:
-        raise MalformedFile(f"{_POINTER!r} names no iteration", kind="malformed-pointer")
-    if not found:
-        there = [name for name in folder.folders if name.startswith("iter_") or name == "release"]
-        raise FileUnavailable(
-            f"{_POINTER!r} names {inside!r}, and there is no such folder",
-            kind="missing",
-            hint=f"Name one that is there: {', '.join(there[:4])}" if there else "Saving was not finished.",
-        )
+    found = _ranks(folder, _place(folder) or "")
     files = {
         rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": (path, side_by_side.opened(folder, probe, path))
         for rank, paths in found.items()

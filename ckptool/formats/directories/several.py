@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from ckptool.checkpoints.contents import Contents, collect
 from ckptool.checkpoints.parsed import Member, Parsed, Shard, Traits
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, NotACheckpoint, UnknownFormat
+from ckptool.formats.directories import pipelines, pointers
 from ckptool.formats.directories.choosing import Candidate
 from ckptool.formats.directories.tree import TreeBuilder, nested
 from ckptool.formats.packed import holds_tensors, placed, with_weights
@@ -22,13 +23,13 @@ from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_likely
+from ckptool.sources.siblings import LINK
 
 Found: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
 Opening: TypeAlias = Callable[[FolderSource, Candidate, Probe], Found]
 
 NAME: Final = "folder"
 TRAITS: Final = Traits()
-PIPELINE: Final = "model_index.json"
 PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeline.from_pretrained")
 _MOST: Final = 64
 """How many are opened to see which of them is meant."""
@@ -66,7 +67,7 @@ def read(
         if source is not folder:
             folder.adopt(source)
     listed = holding or by_name
-    if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
+    if pipelines.INDEX in folder.files and not failures and all(one.form == "state_dict" for one in listed.values()):
         return folder, _pipeline(folder, listed, probe), _names(candidates, listed)
     parsed = Parsed(
         folder,
@@ -158,7 +159,7 @@ def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ..
     return tuple(
         (name, error.message)
         for name, error in failures.items()
-        if not isinstance(error, (NotACheckpoint, UnknownFormat)) and error.kind != "shard-link"
+        if not isinstance(error, (NotACheckpoint, UnknownFormat)) and error.kind != LINK
     )
 
 
@@ -170,6 +171,16 @@ def _names(candidates: Sequence[Candidate], names: Iterable[str]) -> list[str]:
 
 def no_checkpoint(folder: FolderSource) -> FileUnavailable:
     """Return the error for a folder that holds none: what is there instead."""
+    lost = pointers.lost(folder)
+    if lost is not None:
+        return lost
+    links = [name for name in folder.folders if folder.is_link(name)]
+    if links and not folder.files:
+        return FileUnavailable(
+            f"a directory of links, which are not followed: {some([quote(name) for name in links], _SHOWN)}",
+            kind="directory",
+            hint="Give the path of the folder that one leads to.",
+        )
     names = sorted(folder.files, key=lambda name: not is_likely(name))
     if names:
         shown = some([quote(name) for name in names], _SHOWN)

@@ -27,23 +27,20 @@ class TreeBuilder:
     """Makes the leaves of a tree, and knows afterwards what they are: ``rebuilder`` recognises its tensors."""
 
     def __init__(self, limits: Limits) -> None:
-        self._tensors: dict[int, TensorInfo] = {}
-        self._others: dict[int, Rebuilder] = {}
-        self._kept: list[Inert] = []  # ids are compared: they must not be used again
-        self.rebuilder = Rebuilder(self._resolve, partial(torch_legacy.nested_storage, limits=limits))
+        self._leaves = _Leaves()
+        self.rebuilder = Rebuilder(self._leaves.resolve, partial(torch_legacy.nested_storage, limits=limits))
 
     def tensor(self, info: TensorInfo) -> Inert:
         """Return the leaf that is a tensor. One leaf under two names is one tensor under two names."""
-        leaf = PersistentId(("tensor", len(self._tensors)))
-        self._kept.append(leaf)
-        self._tensors[id(leaf.pid)] = info
+        leaf = PersistentId(("tensor", len(self._leaves.tensors)))
+        self._leaves.kept.append(leaf)
+        self._leaves.tensors[id(leaf.pid)] = info
         return leaf
 
     def graft(self, pickled: Pickle, rebuilder: Rebuilder) -> Inert:
         """Return what a pickle gave, to be a part of the tree: its tensors are those of its own rebuilder."""
         for node in pickled.persistent_ids:
-            self._kept.append(node)
-            self._others[id(node.pid)] = rebuilder
+            self._leaves.take(node, rebuilder)
         return pickled.root
 
     def transplant(self, node: Inert, rebuilder: Rebuilder) -> Inert:
@@ -56,16 +53,31 @@ class TreeBuilder:
                 continue
             seen.add(id(one))
             if isinstance(one, PersistentId):
-                self._kept.append(one)
-                self._others[id(one.pid)] = rebuilder
+                self._leaves.take(one, rebuilder)
             todo.extend(nodes.held(one))
         return node
 
-    def _resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
-        info = self._tensors.get(id(pid))
+
+class _Leaves:
+    """What the leaves of a tree are. It refers to no builder: with the rebuilder, which has it, it goes at once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, TensorInfo] = {}
+        self.others: dict[int, Rebuilder] = {}
+        self.kept: list[Inert] = []
+        """Ids are compared: they must not be used again."""
+
+    def take(self, node: PersistentId, rebuilder: Rebuilder) -> None:
+        """Note whose a leaf of another tree is."""
+        self.kept.append(node)
+        self.others[id(node.pid)] = rebuilder
+
+    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
+        """Return what a persistent id of the tree refers to."""
+        info = self.tensors.get(id(pid))
         if info is not None:
             return info
-        other = self._others.get(id(pid))
+        other = self.others.get(id(pid))
         return None if other is None else other.resolve(pid)
 
 

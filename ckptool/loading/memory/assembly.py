@@ -20,7 +20,7 @@ from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap, buffer_of
 from ckptool.loading.memory.host import Progress as Count
-from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor
+from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor, torch_dtype
 from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.loading.memory.verifying import Verifier
@@ -71,7 +71,7 @@ class Cost(NamedTuple):
 class _Block:
     """One storage, or the span of it that tensors use."""
 
-    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "root", "source", "types")
+    __slots__ = ("cast", "first", "is_scale", "itemsize", "last", "memory", "nothing", "root", "source", "types")
 
     def __init__(self, root: StorageRef) -> None:
         self.root, self.source = root, root.source
@@ -80,6 +80,8 @@ class _Block:
         self.itemsize = 1
         self.types: set[torch.dtype] = set()
         self.memory: torch.Tensor | None = None
+        self.nothing: torch.Tensor | None = None
+        """Memory of no bytes, where the storage is or would be: for tensors without elements."""
         self.is_scale = False
         """Whether it has numbers that quantised tensors are scaled by, which are no weights: they keep their type."""
         self.cast: torch.dtype | None = None
@@ -343,6 +345,15 @@ class Assembly:
             )
         return self._strided(info, is_scale=is_scale)
 
+    def _nothing(self, block: _Block) -> torch.Tensor:
+        if block.nothing is None:
+            is_there = block.memory is not None and bool(block.memory.numel())
+            device = block.memory.device if is_there else self._place.device(block.root.location)  # type: ignore[union-attr]
+            block.nothing = torch.empty(0, dtype=torch.uint8, device=device)
+            if self._place.mover is not None and not is_there:
+                block.nothing = moved_by(self._place.mover, block.nothing, block.root.location)
+        return block.nothing
+
     def _strided(self, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         """Return a tensor as a view of its storage."""
         dtype, storage = torch_dtype(info), info.storage
@@ -352,7 +363,7 @@ class Assembly:
         block = self._block(storage)
         memory, has, offset = block.memory, block.cast or dtype, 0
         if memory is None or not info.numel:
-            memory, has = torch.empty(0, dtype=torch.uint8, device=self._place.device(storage.location)), wanted
+            memory, has = self._nothing(block), wanted
         else:
             start = storage.offset - block.root.offset - block.first
             offset = start // info.dtype.itemsize + info.storage_offset
@@ -370,16 +381,6 @@ class Assembly:
         if info.neg:
             made = torch._neg_view(made)
         return made if made.dtype == wanted else cast_tensor(made, wanted)
-
-
-def torch_dtype(info: TensorInfo) -> torch.dtype:
-    """Return torch's element type; raise UnsupportedFeature where this torch is older than the type."""
-    found = getattr(torch, info.dtype.name, None)
-    if not isinstance(found, torch.dtype):
-        raise UnsupportedFeature(
-            f"torch {torch.__version__} has no type {info.dtype}", kind="no-such-dtype", hint="Update torch."
-        )
-    return found
 
 
 def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:

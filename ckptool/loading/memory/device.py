@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.host import Progress, buffer_of
 from ckptool.sources.files import filler_under
 from ckptool.sources.source import Source
+from ckptool.torch_ops.accelerators import Accelerator, accelerator
 
 _BUFFER_NBYTES = 16 << 20
 _BUFFERS = 6
@@ -43,20 +43,17 @@ class DeviceMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ranges: list[_Range] = []
-        self._streams = device.type == "cuda"
+        self._accelerator = accelerator(device.type)
 
     def check_room(self, nbytes: int) -> None:
         """Raise OutOfMemory if the device is known to have less than ``nbytes`` free."""
-        if not self._streams:
-            return
-        free, _ = torch.cuda.mem_get_info(self._device)
-        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        if nbytes > free + cached:
+        room = None if self._accelerator is None else self._accelerator.room(self._device)
+        if room is not None and nbytes > room:
             raise OutOfMemory(
-                f"the weights need {nbytes:,} bytes on {self._device}, which has {free + cached:,} free",
+                f"the weights need {nbytes:,} bytes on {self._device}, which has {room:,} free",
                 hint="Choose another device, or a smaller dtype=.",
                 needed=nbytes,
-                actual=free + cached,
+                actual=room,
             )
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
@@ -83,7 +80,8 @@ class DeviceMemory:
         ranges, self._ranges = self._ranges, []
         if not ranges:
             return
-        sender = _CudaSender(self._device) if self._streams else _Sender()
+        api = self._accelerator
+        sender = _Sender() if api is None or not api.has_streams else _StreamSender(self._device, api)
         total = sum(one.target.numel() for one in ranges)
         buffers = min(_BUFFERS, -(-total // _BUFFER_NBYTES))
         free = [sender.buffer(min(_BUFFER_NBYTES, total)) for _ in range(buffers)]
@@ -149,16 +147,9 @@ class _Sender:
     def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
         position = 0
         is_pinned = buffer.is_pinned()  # the driver is asked
-        with self._sending():
-            for _, _, target in group:
-                target.copy_(buffer[position : position + target.numel()], non_blocking=is_pinned)
-                position += target.numel()
-        return self._sent()
-
-    def _sending(self) -> Any:
-        return nullcontext()
-
-    def _sent(self) -> Any:
+        for _, _, target in group:
+            target.copy_(buffer[position : position + target.numel()], non_blocking=is_pinned)
+            position += target.numel()
         return None
 
     def wait(self, event: Any) -> None:
@@ -168,13 +159,14 @@ class _Sender:
         """Return once everything is on the device."""
 
 
-class _CudaSender(_Sender):
+class _StreamSender(_Sender):
     """The same on a stream of its own, from pinned buffers, while the next ones are read."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._stream = accelerator.api.Stream(device)
         # The targets may be memory that work on the caller's stream has just freed.
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._stream.wait_stream(accelerator.api.current_stream(device))
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         try:
@@ -182,10 +174,9 @@ class _CudaSender(_Sender):
         except RuntimeError:  # no more may be pinned here: copies from plain memory are slower, and each is waited for
             return super().buffer(nbytes)
 
-    def _sending(self) -> Any:
-        return torch.cuda.stream(self._stream)
-
-    def _sent(self) -> Any:
+    def send(self, group: list[_Range], buffer: torch.Tensor) -> Any:
+        with self._accelerator.on(self._stream):
+            super().send(group, buffer)
         return self._stream.record_event()
 
     def wait(self, event: Any) -> None:

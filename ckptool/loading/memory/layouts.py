@@ -1,4 +1,4 @@
-"""Tensors that are more than strided memory: sparse and quantised ones, from their parts."""
+"""Types of elements as torch has them, and tensors that are more than strided memory: sparse and quantised ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ckptool.errors import MalformedFile
+from ckptool.errors import MalformedFile, UnsupportedFeature
 from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.placement import CPU
 from ckptool.tensors.tensor import TensorInfo
@@ -32,7 +32,13 @@ def special_tensor(
             if integers is None:
                 raise MalformedFile(f"tensor {name!r} is quantised and has no integers", kind="malformed-tensor")
             return _quantized(info, parts, integers)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError) as error:
+    except NotImplementedError as error:  # no kernel
+        raise UnsupportedFeature(
+            f"torch has no {info.layout} tensors of {info.dtype} on {device}",
+            kind="no-such-layout",
+            hint="Load it to the CPU, or leave it out.",
+        ) from error
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MalformedFile(f"tensor {name!r}: {reason}", kind="malformed-tensor") from error
 
@@ -73,3 +79,13 @@ def _quantized(info: TensorInfo, parts: Mapping[str, torch.Tensor], integers: to
             device=integers.device,
         )
     return made.set_(integers.untyped_storage(), integers.storage_offset(), info.shape, info.stride)
+
+
+def torch_dtype(info: TensorInfo) -> torch.dtype:
+    """Return torch's element type; raise UnsupportedFeature where this torch is older than the type."""
+    found = getattr(torch, info.dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedFeature(
+            f"torch {torch.__version__} has no type {info.dtype}", kind="no-such-dtype", hint="Update torch."
+        )
+    return found

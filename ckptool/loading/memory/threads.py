@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from threading import Thread
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ckptool.loading.memory.available import translate_out_of_memory
+from ckptool.torch_ops.accelerators import Accelerator, accelerator, accelerators
 
-_STREAMED: Final = ("cuda", "xpu")
 
-
-def streams_here() -> list[tuple[Any, Any]]:
+def streams_here() -> list[tuple[Accelerator, Any]]:
     """Return the streams that this thread works on now, of devices that are started, for ``work_on``."""
-    apis = [getattr(torch, name, None) for name in _STREAMED]  # torch.xpu is younger than the oldest torch supported
-    return [(api, api.current_stream()) for api in apis if api is not None and api.is_initialized()]
+    started = [one for one in accelerators() if one.has_streams and one.is_started]
+    return [(one, stream) for one in started for stream in one.streams()]
 
 
-def work_on(streams: list[tuple[Any, Any]]) -> None:
+def work_on(streams: list[tuple[Accelerator, Any]]) -> None:
     """Let this thread work on the streams of another, which has to wait for it meanwhile."""
-    for api, stream in streams:
-        api.set_stream(stream)
+    for one, stream in streams:
+        one.api.set_stream(stream)
 
 
 def wait_for_all(devices: Iterable[torch.device]) -> None:
     """Wait until devices have finished the work of all threads so far."""
     for device in devices:
-        if device.type in _STREAMED:
-            getattr(torch, device.type).synchronize(device)
+        if (found := accelerator(device.type)) is not None:
+            found.wait_for_all(device)
 
 
 def wait_for_own(devices: Iterable[torch.device]) -> None:
     """Wait until devices have finished this thread's work on its current streams."""
     for device in devices:
-        if device.type in _STREAMED:
-            getattr(torch, device.type).current_stream(device).synchronize()
+        if (found := accelerator(device.type)) is not None:
+            found.wait_for_own(device)
 
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
 from ckptool.loading.model_plan import Target, model_tensors
 from ckptool.loading.post_hooks import has_post_hooks, reaches
+from ckptool.torch_ops.accelerators import accelerator
 
 
 def by_first_name(
@@ -100,6 +102,24 @@ def ready(model: torch.nn.Module) -> torch.nn.Module:
     """Return a model once it is whole on its devices: calls come on other streams than that on which it was made."""
     wait_for_own({tensor.device for tensor in (*model.parameters(), *model.buffers())})
     return model
+
+
+def retire(model: torch.nn.Module) -> None:
+    """
+    Keep the weights of a model that no longer serves until its devices have done what calls left them to do.
+
+    The last call lets go of the model when it returns, and its kernels may still wait on a stream of the caller's; the
+    memory would be given to others at once.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    devices = {tensor.device for tensor in tensors if accelerator(tensor.device.type) is not None}
+    if devices:
+        weakref.finalize(model, _let_go, tensors, devices).atexit = False
+
+
+def _let_go(tensors: list[torch.Tensor], devices: set[torch.device]) -> None:
+    wait_for_all(devices)
+    tensors.clear()
 
 
 def copied(model: torch.nn.Module, kept: dict[int, Any] | None = None) -> torch.nn.Module:

@@ -56,6 +56,7 @@ from ckptool.loading.serving.commit import (
     overwrite,
     ready,
     rehearse_whole,
+    retire,
     with_weights,
 )
 from ckptool.loading.serving.digest import digest_of
@@ -272,6 +273,7 @@ class LiveModel:
             fresh = with_weights(model, filling.targets, staged)
             filling = after_hooks(fresh, filling)
             self._serving = Serving(ready(fresh), digest)
+            retire(model)
         else:
             with self._gate.alone(cancellation):
                 self._serving = Serving(model, None)  # for as long as it has some of both
@@ -296,6 +298,7 @@ class LiveModel:
                 fresh = copied(model)
                 taken = fill(fresh, state, strict=True, is_fresh=True)
                 self._serving = Serving(ready(fresh), digest)
+                retire(model)
             else:
                 rehearsed = rehearse_whole(model, state)
                 with self._gate.alone(cancellation):

@@ -104,3 +104,19 @@ def scvi_tools(box: Box) -> None:
         box.weights(f"{name}/model.pt", model.module)
     optimizer_too = box.path("with_optimizer/x").parent
     box.attempt("optimizer", lambda: model.save(str(optimizer_too), overwrite=True, save_kwargs={"pickle_protocol": 4}))
+
+
+@library("neuralforecast")
+def neuralforecast(box: Box) -> None:
+    """The folder of several forecasters."""
+    import pandas as pd
+    from neuralforecast import NeuralForecast
+    from neuralforecast.models import NHITS
+
+    frame = pd.DataFrame({"unique_id": "a", "ds": np.arange(40), "y": np.random.rand(40)})
+    model = NHITS(h=2, input_size=4, max_steps=2, mlp_units=[[4, 4]] * 3, enable_progress_bar=False, logger=False)
+    several = NeuralForecast([model], freq=1)
+    several.fit(frame)
+    several.save(str(box.path("saved/x").parent), overwrite=True)
+    for path in (box.folder / "saved").glob("*.ckpt"):
+        box.weights(path, several.models[0].state_dict())

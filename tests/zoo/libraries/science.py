@@ -303,25 +303,16 @@ def deepxde(box: Box) -> None:
 
 @library("tabpfn")
 def tabpfn(box: Box) -> None:
-    """Nothing but its layers: the model itself is downloaded."""
-    from tabpfn.architectures.base.mlp import MLP
+    """A tiny model of its second architecture, as its checkpoints hold it, and its own way to safetensors."""
+    from dataclasses import asdict
 
-    model = MLP(4, 8, activation="gelu")
-    box.save("mlp.pt", model.state_dict(), model)
+    from tabpfn.architectures import tabpfn_v2
+    from tabpfn.checkpoint import save_as_safetensors
 
-
-@library("neuralforecast")
-def neuralforecast(box: Box) -> None:
-    """The folder of several forecasters."""
-    import numpy as np
-    import pandas as pd
-    from neuralforecast import NeuralForecast
-    from neuralforecast.models import NHITS
-
-    frame = pd.DataFrame({"unique_id": "a", "ds": np.arange(40), "y": np.random.rand(40)})
-    model = NHITS(h=2, input_size=4, max_steps=2, mlp_units=[[4, 4]] * 3, enable_progress_bar=False, logger=False)
-    several = NeuralForecast([model], freq=1)
-    several.fit(frame)
-    several.save(str(box.path("saved/x").parent), overwrite=True)
-    for path in (box.folder / "saved").glob("*.ckpt"):
-        box.weights(path, several.models[0].state_dict())
+    config = tabpfn_v2.TabPFNV2Config(emsize=8, nlayers=1, nhead=2, max_num_classes=2)
+    model = tabpfn_v2.get_architecture(config)
+    content = {"state_dict": model.state_dict(), "config": asdict(config), "architecture_name": "tabpfn_v2"}
+    box.save("model.ckpt", content, model)
+    save_as_safetensors(content, box.path("model.safetensors"))
+    box.weights("model.safetensors", model)
+    _both(box, "net", model)

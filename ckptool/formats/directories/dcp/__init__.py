@@ -42,7 +42,7 @@ _BESIDE: Final = ("meta.pt", "common.pt")
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
-    return any(is_index(name) or name.endswith(ITEMS) for name in folder.files)
+    return any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -95,7 +95,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         shards=tuple(_shards(index, files)),
         remarks=tuple(remarks),
         lost=tuple(unread),
-        parts=ItemParts(items, index),
+        parts=ItemParts(items, index.entries, index.copies),
     )
 
 
@@ -117,15 +117,17 @@ def _values(index: Merged, items: Items, lost: whole.Lost) -> tuple[dict[str, Va
 def _tensor(folder: FolderSource, items: Items, name: str, entry: Entry, fault: CkptoolError | None) -> TensorInfo:
     """Return the facts of a tensor whose pieces are items."""
 
-    def pieces() -> list[Piece]:
-        return [
-            Piece(offsets, sizes, item.file, partial(items.tensor, name, item))
-            for (offsets, sizes), item in zip(entry.boxes, entry.items, strict=True)
-            if item is not None
-        ]
-
+    pieces = partial(_pieces, items, name, entry)
     source = PiecesSource(entry.shape, entry.dtype, pieces, folder.cancellation, name=name, fault=fault)
     return in_pieces(name, entry.shape, entry.dtype, source, "cpu")
+
+
+def _pieces(items: Items, name: str, entry: Entry) -> list[Piece]:
+    return [
+        Piece(offsets, sizes, item.file, partial(items.tensor, name, item))
+        for (offsets, sizes), item in zip(entry.boxes, entry.items, strict=True)
+        if item is not None
+    ]
 
 
 def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:

@@ -44,16 +44,30 @@ class Item(NamedTuple):
     """What to undo before the bytes are those of ``torch.save``, in this order."""
 
 
-class Entry(NamedTuple):
-    """A tensor of the index: its boxes, sorted by their offsets, and the item of each."""
+class Entry:
+    """
+    A tensor of the index: its boxes, sorted by their offsets, and the item of each.
 
-    dtype: DType
-    shape: tuple[int, ...]
-    boxes: Sequence[Box]
-    items: Sequence[Item | None]
-    """None where the index has no item for a box."""
-    fault: CkptoolError | None = None
-    """Why its pieces are not the whole tensor."""
+    No tuple: one of these is as large as a node, and keeps the memory in which it takes the place of one.
+    """
+
+    __slots__ = ("boxes", "dtype", "fault", "items", "shape")
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        boxes: Sequence[Box],
+        items: Sequence[Item | None],
+        fault: CkptoolError | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.boxes = boxes
+        self.items = items
+        """None where the index has no item for a box."""
+        self.fault = fault
+        """Why its pieces are not the whole tensor."""
 
 
 class Use(NamedTuple):
@@ -275,12 +289,12 @@ def _in_rows(shape: tuple[int, ...], boxes: Sequence[tuple[tuple[Inert, ...], tu
     found: list[Box] = []
     at, last, sizes = 0, 0, shape
     for given, given_sizes in boxes:
-        offsets = (*zeros[:axis], at, *zeros[axis + 1 :])
+        offsets = (*zeros[:axis], at, *zeros[axis + 1 :]) if at else zeros
         size: Inert = given_sizes[axis] if len(given_sizes) > axis else None
         if type(size) is not int or size <= 0 or given != offsets:
             return None
         if size != last:
-            last, sizes = size, (*before, size, *after)
+            last, sizes = size, (*before, size, *after) if size != shape[axis] else shape
         if given_sizes != sizes:
             return None
         found.append((offsets, sizes))

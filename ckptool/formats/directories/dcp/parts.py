@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ckptool.checkpoints.parsed import Parsed, Part
 from ckptool.errors import CkptoolError
 from ckptool.formats.directories.dcp.index import Entry, Item
 from ckptool.formats.directories.dcp.items import Items
-from ckptool.formats.directories.dcp.ranks import Merged
+from ckptool.formats.directories.dcp.ranks import Copy
 
 
 class ItemParts:
     """Every item that the index names, in the order of the files, and copies that have to be equal."""
 
-    def __init__(self, items: Items, index: Merged) -> None:
+    def __init__(self, items: Items, entries: Mapping[str, Entry | Item | None], copies: Sequence[Copy]) -> None:
         self._items = items
-        self._index = index
+        self._entries = entries
+        self._copies = copies
 
     def __iter__(self) -> Iterator[Part]:
         found: list[tuple[str, int, str, int]] = []
-        for name, entry in self._index.entries.items():
+        for name, entry in self._entries.items():
             if isinstance(entry, Entry):
                 found += [(one.file, one.offset, name, at) for at, one in enumerate(entry.items) if one is not None]
             elif entry is not None:
@@ -29,15 +30,15 @@ class ItemParts:
         found.sort()
         for _, _, name, at in found:
             yield self._part(name, at)
-        for name, taken, other in self._index.copies:
-            entry = self._index.entries[name]
+        for name, taken, other in self._copies:
+            entry = self._entries[name]
             compare = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
             yield Part(
                 repr(name), other.file, partial(self._items.open, other), compare, partial(self._items.open, taken)
             )
 
     def _part(self, name: str, at: int) -> Part:
-        entry = self._index.entries[name]
+        entry = self._entries[name]
         if isinstance(entry, Entry):
             item = entry.items[at]
             assert item is not None  # noqa: S101 - __iter__ saw it

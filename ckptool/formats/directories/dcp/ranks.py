@@ -22,6 +22,8 @@ from ckptool.tensors.tiling import Box, check_tiling
 
 INDEX: Final = ".metadata"
 ITEMS: Final = ".distcp"
+_MARK: Final = b"torch.distributed.checkpoint"
+_HEAD_NBYTES: Final = 4096
 _OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
 
 
@@ -47,9 +49,9 @@ class Merged(NamedTuple):
     """Items that belong to no entry."""
 
 
-def is_index(name: str) -> bool:
-    """Say whether a file of this name is, or would be, an index."""
-    return name == INDEX or _OF_RANK.fullmatch(name) is not None
+def is_index(folder: FolderSource, name: str) -> bool:
+    """Say whether a file is an index, going by its name and by what it begins with."""
+    return (name == INDEX or _OF_RANK.fullmatch(name) is not None) and _MARK in folder.head(name, _HEAD_NBYTES)
 
 
 def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
@@ -60,10 +62,10 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
         FileUnavailable: There is none: the save was not finished.
         CkptoolError: One cannot be read.
     """
-    if INDEX in folder.files:
+    found = {int(match[1]): name for name in folder.files if (match := _OF_RANK.fullmatch(name))}
+    if INDEX in folder.files and not (found and not is_index(folder, INDEX)):
         one = read_index(folder.open(INDEX), INDEX, limits)
         return Merged(one.entries, one.paths, one.files, (one.stream,), strays=one.strays)
-    found = {int(match[1]): name for name in folder.files if (match := _OF_RANK.fullmatch(name))}
     if not found:
         raise _unfinished(folder)
     ranks = sorted(found)

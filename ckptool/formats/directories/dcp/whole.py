@@ -17,6 +17,7 @@ from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.siblings import LINK
 
 _AGAIN: Final = "Copy the folder again, with all of its files."
 _MOST_FILES: Final = 8
@@ -92,7 +93,9 @@ def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
     return FileUnavailable(
         f"{name!r} is not whole: {error.message}",
         kind="missing-pieces",
-        hint=f"Get {item.file!r} from where the folder was saved, or leave the tensor out.",
+        hint=error.hint
+        if error.kind == LINK
+        else f"Get {item.file!r} from where the folder was saved, or leave the tensor out.",
     )
 
 
@@ -134,12 +137,23 @@ def _is_empty(folder: FolderSource, name: str) -> bool:
 
 
 def _lost_files(files: Files, found: Lost) -> Iterator[Remark]:
-    for file, (count, names) in list(found.by_file.items())[:_MOST_FILES]:
-        what = f"{counted(count, 'item')} of {counted(len(names), 'name')} were in it: {some(list(names))}"
-        yield Remark("CK140", f"{files.unread[file].message}; {what}", _AGAIN)
-    rest = list(found.by_file)[_MOST_FILES:]
-    if rest:
+    links = [file for file in found.by_file if files.unread[file].kind == LINK]
+    others = [file for file in found.by_file if file not in links]
+    for file in others[:_MOST_FILES]:
+        yield Remark("CK140", _lost_file(file, files, found), _AGAIN)
+    for file in links[:_MOST_FILES]:
+        yield Remark("CK149", _lost_file(file, files, found), files.unread[file].hint)
+    if rest := others[_MOST_FILES:]:
         yield Remark("CK140", f"{counted(len(rest), 'file')} more are missing, or too short: {some(rest)}", _AGAIN)
+    if rest := links[_MOST_FILES:]:
+        yield Remark("CK149", f"{counted(len(rest), 'file')} more are links, which are not followed: {some(rest)}")
+
+
+def _lost_file(file: str, files: Files, found: Lost) -> str:
+    count, names = found.by_file[file]
+    be = "was" if count == 1 else "were"
+    what = f"{counted(count, 'item')} of {counted(len(names), 'name')} {be} in it: {some(list(names))}"
+    return f"{files.unread[file].message}; {what}"
 
 
 def unread_beside(name: str, error: CkptoolError) -> Remark:

@@ -12,25 +12,26 @@ Nothing but the files of states is read; scripts that lie beside them are not lo
 from __future__ import annotations
 
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import FileUnavailable, MalformedFile
+from ckptool.formats.directories import choosing, pointers
 from ckptool.formats.directories.deepspeed import states
 from ckptool.formats.probe import Probe
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.siblings import components
 
 NAME = "deepspeed"
 _LATEST = "latest"
-_LONGEST = 4096
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether an engine saved into the folder, or into the one that its ``latest`` names."""
+    """Say whether an engine saved into the folder, or into folders in it, of which ``latest`` names one."""
     if _has_states(folder, ""):
         return True
-    if _LATEST not in folder.files:
-        return False
-    source = folder.open(_LATEST)  # the folder that it names may be gone
-    return 0 < source.nbytes < _LONGEST and source.read(0, source.nbytes).strip().isascii()
+    # A trainer has the model's weights there, and the engine's states beside.
+    return _LATEST in folder.files and bool(_tags(folder)) and not choosing.has_weights(folder.files)
+
+
+def _tags(folder: FolderSource) -> list[str]:
+    """Return the folders that an engine saved into."""
+    return [name for name in folder.folders if _has_states(folder, name)]
 
 
 def _has_states(folder: FolderSource, inside: str) -> bool:
@@ -53,31 +54,4 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
     from ckptool.formats.directories.deepspeed.tag import read_tag
 
-    return read_tag(folder, probe, "" if _has_states(folder, "") else tag_of(folder, _LATEST))
-
-
-def tag_of(folder: FolderSource, pointer: str) -> str:
-    """
-    Return the name of the folder that a file of one line names.
-
-    Raises:
-        MalformedFile: It is no name of a folder beside it.
-        FileUnavailable: There is no such folder, or it is a link.
-    """
-    source = folder.open(pointer)
-    try:
-        text = source.read(0, min(source.nbytes, _LONGEST)).decode().strip()
-    except UnicodeDecodeError as error:
-        raise MalformedFile(f"{pointer!r} is no text", kind="malformed-pointer") from error
-    if len(components(text)) > 1 or "\n" in text:
-        raise MalformedFile(f"{pointer!r} has {text[:80]!r}, no name of a folder beside it", kind="malformed-pointer")
-    if text not in folder.folders:
-        there = [one for one in folder.folders if _has_states(folder, one)]
-        raise FileUnavailable(
-            f"{pointer!r} names {text!r}, and there is no such folder",
-            kind="missing",
-            hint=f"Name one that is there: {', '.join(there[:4])}"
-            if there
-            else "Saving was not finished, or it was moved.",
-        )
-    return text
+    return read_tag(folder, probe, "" if _has_states(folder, "") else pointers.place(folder, _LATEST, _tags(folder)))

@@ -7,6 +7,8 @@ under these names, too. What it has not (buffers, layers that are used twice) is
 
 from __future__ import annotations
 
+from typing import Final
+
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import FileUnavailable
 from ckptool.formats.directories import side_by_side
@@ -18,6 +20,9 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
 from ckptool.tensors.tensor import TensorInfo
 
+_LONGEST: Final = 7
+"""Digits of the number of a layer."""
+
 
 def read(reader: Reader, files: Files) -> Parsed:
     """
@@ -27,8 +32,9 @@ def read(reader: Reader, files: Files) -> Parsed:
         FileUnavailable: A layer is missing, or a file of the optimizer.
         MalformedFile: The files are of different saves.
     """
+    last = max(max(layers) for layers in files.layers.values())
     for rank, layers in files.layers.items():
-        _refuse_gaps(rank, layers)
+        _refuse_gaps(rank, layers, last)
     builder = TreeBuilder(reader.probe.limits)
     parts = {rank: _layers(reader, builder, files.layers[rank]) for rank in sorted(files.layers)}
     if len(parts) > 1:
@@ -45,16 +51,16 @@ def read(reader: Reader, files: Files) -> Parsed:
     return _merged(reader, builder, module, files)
 
 
-def _refuse_gaps(rank: int, layers: dict[int, str]) -> None:
-    """Raise FileUnavailable where the numbers of the layers have a gap; the last ones may be missing all the same."""
-    missing = [str(number) for number in range(max(layers)) if number not in layers]
+def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
+    """Raise FileUnavailable where the numbers of the layers have a gap, up to the last one of any rank."""
+    missing = [str(number) for number in range(last + 1) if number not in layers]
     if missing:
         raise FileUnavailable(
-            f"{len(missing):,} of {max(layers) + 1:,} layers not there: {some(missing)}"
+            f"{len(missing):,} of {last + 1:,} layers not there: {some(missing)}"
             + (f" of tensor-parallel rank {rank}" if rank else ""),
             kind="missing-shards",
             hint="Get the files of these layers.",
-            needed=max(layers) + 1,
+            needed=last + 1,
             actual=len(layers),
         )
 
@@ -79,6 +85,7 @@ def _merged(reader: Reader, builder: TreeBuilder, module: Call, files: Files) ->
         engine, own = reader.engine("", files.models[rank], files.optims.get(rank, {}))
         remarks += own
         engines.append(engine)
+    _refuse_missing(engines, files)
     pairs = module.pairs or []
     names = [name for name, _ in pairs]
     masters = {
@@ -101,6 +108,22 @@ def _merged(reader: Reader, builder: TreeBuilder, module: Call, files: Files) ->
         client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
         root += merged.beside(iter(client), ["", "module", "optimizer", *names])
     return finished(reader, Dict(root), builder, list(reader.read.items()), remarks)
+
+
+def _refuse_missing(engines: list[merged.Engine], files: Files) -> None:
+    """Raise FileUnavailable where stages of the pipeline have parameters of layers without a file."""
+    named = {name.partition(".")[0] for engine in engines for group in engine.models[0].groups or [] for name in group}
+    numbers = {int(one) for one in named if one.isdecimal() and len(one) < _LONGEST}
+    there = {number for layers in files.layers.values() for number in layers}
+    if missing := sorted(numbers - there):
+        raise FileUnavailable(
+            f"{counted(len(missing), 'layer')} not there, of which the optimizer has parameters: "
+            f"{some([str(number) for number in missing])}",
+            kind="missing-shards",
+            hint="Get the files of these layers.",
+            needed=len(numbers | there),
+            actual=len(there),
+        )
 
 
 def _with(builder: TreeBuilder, module: Call, masters: dict[str, TensorInfo]) -> Inert:

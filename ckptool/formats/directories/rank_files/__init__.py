@@ -40,8 +40,7 @@ def _place(folder: FolderSource) -> str | None:
 
 
 def _is_distributed(folder: FolderSource, one: Set) -> bool:
-    source = folder.open(one.files[min(one.files)])
-    head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
+    head = folder.head(one.files[min(one.files)], _HEAD_NBYTES)
     return any(mark in head for mark in _MARKS)
 
 

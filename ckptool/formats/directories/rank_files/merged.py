@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
@@ -19,6 +20,8 @@ from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo
 from ckptool.tensors.tiling import Box, check_tiling
+
+_MOST_RANKS: Final = 1 << 20
 
 
 class Rank:
@@ -41,6 +44,29 @@ class Rank:
         self.world = max((one.part.world or 0 for one in self.found.values()), default=0)
 
 
+class Missing(NamedTuple):
+    """The ranks without a file."""
+
+    ranks: list[str]
+    world: int
+    """How many there were."""
+
+    @property
+    def message(self) -> str:
+        """What is missing, in numbers."""
+        return f"{len(self.ranks):,} of {counted(self.world, 'file')} of ranks not there, rank {some(self.ranks)}"
+
+    def explaining(self, error: MalformedFile) -> FileUnavailable:
+        """Return the error for a tensor that is not whole without them."""
+        return FileUnavailable(
+            f"{self.message}: {error.message}",
+            kind="missing-shards",
+            hint="Get the files of these ranks.",
+            needed=self.world,
+            actual=self.world - len(self.ranks),
+        )
+
+
 def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed:
     """Return what sets of files hold: the first is the model, the others stand beside it under their own names."""
     builder = TreeBuilder(probe.limits)
@@ -50,13 +76,15 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed
     why: str | None = None
     for one in sets:
         ranks = _ranks(folder, probe, one, remarks)
+        missing = _missing_ranks(ranks, one)
         files += [(rank.file, rank.parsed) for rank in ranks]
         why_not = _why_not(ranks)
         why = why or why_not
         head = "" if one is sets[0] else one.stem
         if why_not is None and any(rank.found for rank in ranks):
-            pairs.append((head, _merged(folder, builder, ranks, one, remarks)))
+            pairs.append((head, _merged(folder, builder, ranks, missing, remarks)))
         else:
+            remarks += _apart_remarks(ranks, missing)
             pairs += _apart(builder, ranks, f"{head}_" if head else "")
     root: Inert = pairs[0][1] if len(pairs) == 1 and not pairs[0][0] else Dict(pairs)
     parsed = side_by_side.of_tree(folder, probe, NAME, TRAITS, root, builder, files)
@@ -91,6 +119,23 @@ def _ranks(folder: FolderSource, probe: Probe, one: Set, remarks: list[Remark]) 
     return own
 
 
+def _missing_ranks(ranks: Sequence[Rank], one: Set) -> Missing:
+    """Return the ranks without a file, as far as the files or their names say how many there were."""
+    world = max(one.world or 0, *(rank.world for rank in ranks))
+    known = {rank.number for rank in ranks}
+    return Missing([str(number) for number in range(min(world, _MOST_RANKS)) if number not in known], world)
+
+
+def _apart_remarks(ranks: Sequence[Rank], missing: Missing) -> Iterator[Remark]:
+    """Yield what is wrong with ranks that are listed one by one."""
+    if missing.ranks:
+        yield Remark("CK140", missing.message, "Get the files of these ranks.")
+    names = [frozenset(found.name for found in rank.found.values()) for rank in ranks]
+    other = next((rank for rank, own in zip(ranks, names, strict=True) if own != names[0]), None)
+    if other is not None:
+        yield Remark("CK148", f"{ranks[0].file!r} and {other.file!r} have other distributed tensors", ANOTHER_SAVE)
+
+
 def _why_not(ranks: Sequence[Rank]) -> str | None:
     """Return why a set cannot be put together; None if it can."""
     for rank in ranks:
@@ -119,12 +164,10 @@ def _apart(builder: TreeBuilder, ranks: Sequence[Rank], head: str) -> Pairs:
 
 
 def _merged(
-    folder: FolderSource, builder: TreeBuilder, ranks: Sequence[Rank], one: Set, remarks: list[Remark]
+    folder: FolderSource, builder: TreeBuilder, ranks: Sequence[Rank], missing: Missing, remarks: list[Remark]
 ) -> Inert:
     """Return the tree of the first rank, with whole tensors in place of its parts."""
     first = ranks[0]
-    world = max(first.world, one.world or 0)
-    missing = [str(number) for number in range(world) if all(rank.number != number for rank in ranks)]
     for rank in ranks[1:]:
         more = [path for path in rank.found if path not in first.found]
         if more:
@@ -140,11 +183,11 @@ def _merged(
             try:
                 info = _whole(folder, [(rank.file, rank.found[path]) for rank in ranks if path in rank.found])
             except MalformedFile as error:
-                raise _missing(missing, world, error) if missing and error.kind == "missing-piece" else error from error
+                is_of_rank = missing.ranks and error.kind == "missing-piece"
+                raise missing.explaining(error) if is_of_rank else error from error
             leaves[id(found.node)] = builder.tensor(info)
-    if missing:
-        what = f"{len(missing):,} of {counted(world, 'file')} not there: rank {some(missing)}"
-        remarks.append(Remark("CK157", what, "The others have copies of its parts."))
+    if missing.ranks:
+        remarks.append(Remark("CK157", missing.message, "The others have copies of its parts."))
     _note_differences(ranks, remarks)
     for found in first.found.values():
         found.put(leaves[id(found.node)])
@@ -171,16 +214,6 @@ def _whole(folder: FolderSource, found: Sequence[tuple[str, Found]]) -> TensorIn
 
 def _itself(info: TensorInfo) -> TensorInfo:
     return info
-
-
-def _missing(missing: Sequence[str], world: int, error: MalformedFile) -> FileUnavailable:
-    return FileUnavailable(
-        f"{len(missing):,} of {counted(world, 'file')} of ranks not there, rank {some(list(missing))}: {error.message}",
-        kind="missing-shards",
-        hint="Get the files of these ranks.",
-        needed=world,
-        actual=world - len(missing),
-    )
 
 
 def _note_differences(ranks: Sequence[Rank], remarks: list[Remark]) -> None:

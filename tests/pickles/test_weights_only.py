@@ -11,7 +11,7 @@ import torch
 from torch import _weights_only_unpickler as stock
 from torch._utils import IMPORT_MAPPING, NAME_MAPPING
 
-from ckptool.checking import allowed
+from ckptool.pickles import weights_only as allowed
 
 
 def test_the_names_are_those_of_torch() -> None:

@@ -1,0 +1,94 @@
+"""
+Files of one line that name the folder of the last save: ``latest`` of DeepSpeed, and what others have for it.
+
+Anything may be called so. So a pointer counts only where it leads to a checkpoint, or where it names a folder that is
+called like those that are there: then one is gone, or was not finished.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, MalformedFile
+from ckptool.messages import some
+from ckptool.sources.folder import FolderSource
+
+MEGATRON: Final = "latest_checkpointed_iteration.txt"
+POINTERS: Final = ("latest", "latest_universal", MEGATRON)
+_LONGEST: Final = 255
+_NUMBER: Final = re.compile(r"[0-9]+")
+
+
+def named_by(folder: FolderSource, pointer: str) -> str | None:
+    """Return the name of the folder that a file says; None if there is no such file, or it says none."""
+    if pointer not in folder.files:
+        return None
+    try:
+        text = folder.content(pointer, _LONGEST).decode().strip()
+    except Cancelled:
+        raise
+    except (CkptoolError, UnicodeDecodeError):
+        return None
+    if pointer == MEGATRON and text.isascii() and text.isdigit():
+        return f"iter_{int(text):07}"
+    return text if text not in ("", ".", "..") and not any(one in text for one in "/\\\0\n") else None
+
+
+def followed(folder: FolderSource, candidates: Collection[str]) -> str | None:
+    """
+    Return the one of several folders that a pointer names; None if none does.
+
+    Raises:
+        FileUnavailable: It names one that is called like these, and is not there, or holds no checkpoint.
+    """
+    for pointer, name in _pointers(folder):
+        if name in candidates:
+            return name
+        alike = [one for one in candidates if _NUMBER.sub("0", one) == _NUMBER.sub("0", name)]
+        if alike:
+            raise leads_nowhere(folder, pointer, name, alike)
+    return None
+
+
+def place(folder: FolderSource, pointer: str, saves: Sequence[str]) -> str:
+    """
+    Return the folder that a pointer names; ``saves`` are the folders that its writer saved into.
+
+    Raises:
+        FileUnavailable: There is no such folder.
+        MalformedFile: It says no name of a folder.
+    """
+    name = named_by(folder, pointer)
+    if name is None:
+        raise MalformedFile(
+            f"{pointer!r} has no name of a folder beside it",
+            kind="malformed-pointer",
+            hint=f"Name one that is there: {some(saves)}",
+        )
+    if name not in folder.folders:
+        raise leads_nowhere(folder, pointer, name, saves)
+    return name
+
+
+def lost(folder: FolderSource) -> FileUnavailable | None:
+    """Return the error for a folder without any checkpoint that has a pointer to one; None if it has none."""
+    return next((leads_nowhere(folder, pointer, name, ()) for pointer, name in _pointers(folder)), None)
+
+
+def _pointers(folder: FolderSource) -> Iterator[tuple[str, str]]:
+    for pointer in POINTERS:
+        name = named_by(folder, pointer)
+        if name is not None:
+            yield pointer, name
+
+
+def leads_nowhere(folder: FolderSource, pointer: str, name: str, others: Collection[str]) -> FileUnavailable:
+    """Return the error for a pointer that names a folder without a checkpoint."""
+    gone = "there is no such folder" if name not in folder.folders else "there is no checkpoint in it"
+    return FileUnavailable(
+        f"{pointer!r} names {name!r}, and {gone}",
+        kind="missing",
+        hint=f"Name one that is there: {some(list(others))}" if others else "Saving was not finished, or it was moved.",
+    )

@@ -1,0 +1,123 @@
+"""
+The accelerators that torch has here, each by what its own module can do and never by its name.
+
+`torch.cuda` has streams, events, and numbers of free memory; `torch.mps` has one queue for everybody; what a module of
+somebody else's has, is asked. What it cannot do is done without, safely: all work is waited for, and copies are plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+
+_OF_TORCH: Final = ("cuda", "xpu", "mps", "mtia", "hpu")
+_HOSTS: Final = ("cpu", "meta")
+
+
+class Accelerator(NamedTuple):
+    """A kind of device: its name in torch, and torch's module for it."""
+
+    kind: str
+    api: Any
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was used in this process: only then is there work to wait for. To ask does not start it."""
+        asked = getattr(self.api, "is_initialized", None)
+        return True if asked is None else bool(asked())
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether work can be put on streams, and each stream waited for."""
+        return all(hasattr(self.api, name) for name in ("Stream", "current_stream", "set_stream"))
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is at most one device of the kind, so that its module takes no device as an argument."""
+        return self.kind == "mps"
+
+    def device_count(self) -> int:
+        """Return how many devices of the kind are here."""
+        if self.is_single:
+            return int(torch.backends.mps.is_available())
+        return int(self._asked("is_available", default=True) and self._asked("device_count", default=1))
+
+    def name(self, index: int) -> str:
+        """Return what its maker calls a device."""
+        return "Apple GPU" if self.is_single else str(self._asked("get_device_name", index, default=self.kind))
+
+    def memory(self, index: int) -> tuple[int | None, int | None]:
+        """Return the free and the whole memory of a device in bytes, each None where nothing tells it."""
+        if self.is_single:
+            total = int(self.api.recommended_max_memory())
+            return total - int(self.api.driver_allocated_memory()), total
+        told = self._asked("mem_get_info", index, default=None)
+        if told is None:  # a device that is full to the last byte has a size all the same
+            properties = self._asked("get_device_properties", index, default=None)
+            return None, getattr(properties, "total_memory", None)
+        return int(told[0]), int(told[1])
+
+    def room(self, device: torch.device) -> int | None:
+        """Return how many bytes can be allocated: free ones, and those that torch keeps for the next tensors."""
+        index = device.index or 0
+        free = self.memory(index)[0]
+        reserved, used = (self._asked(f"memory_{what}", index, default=0) for what in ("reserved", "allocated"))
+        return None if free is None else free + max(0, reserved - used)
+
+    def _asked(self, name: str, *given: Any, default: Any) -> Any:
+        ask = getattr(self.api, name, None)
+        try:
+            return default if ask is None else ask(*given)
+        except (RuntimeError, NotImplementedError, TypeError):
+            return default
+
+    def streams(self) -> list[Any]:
+        """Return this thread's streams: of other devices where it set one, then that of its current device."""
+        current = self.api.current_stream()
+        count = self.device_count()
+        here = self.api.current_device() if count > 1 else 0
+        others = [self.api.current_stream(index) for index in range(count) if index != here]
+        return [*(stream for stream in others if stream.stream_id), current]
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Let this thread work on a stream for a block."""
+        if hasattr(self.api, "stream"):
+            with self.api.stream(stream):
+                yield
+            return
+        before = self.api.current_stream(stream.device)
+        self.api.set_stream(stream)
+        try:
+            yield
+        finally:
+            self.api.set_stream(before)
+
+    def wait_for_all(self, device: torch.device) -> None:
+        """Wait until a device has finished the work of all threads so far."""
+        if self.is_single:
+            self.api.synchronize()
+        elif hasattr(self.api, "synchronize"):
+            self.api.synchronize(device)
+
+    def wait_for_own(self, device: torch.device) -> None:
+        """Wait until a device has finished this thread's work on its current stream."""
+        if self.has_streams:
+            self.api.current_stream(device).synchronize()
+        else:
+            self.wait_for_all(device)
+
+
+def accelerators() -> list[Accelerator]:
+    """Return the kinds that this torch has modules for; whether there is such a device is another question."""
+    kinds = dict.fromkeys((*_OF_TORCH, torch._C._get_privateuse1_backend_name()))
+    return [found for found in map(accelerator, kinds) if found is not None]
+
+
+def accelerator(kind: str) -> Accelerator | None:
+    """Return what torch has for a kind of device, ``cuda``; None for the host's, and where it has no module."""
+    api = None if kind in _HOSTS else getattr(torch, kind, None)
+    return None if api is None else Accelerator(kind, api)

@@ -1,0 +1,139 @@
+"""What is said of whole models, archives and folders: files that torch writes, compared with what the model gives."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from ckptool import check, open_checkpoint
+from ckptool.checking.finding import Finding
+
+
+def said(path: Path, code: str) -> list[Finding]:
+    return [one for one in check(path).findings if one.code == code]
+
+
+def written(path: Path, value: Any) -> Path:
+    torch.save(value, path)
+    return path
+
+
+def add_nothing(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """A hook that pickle finds by its name."""
+
+
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mask", torch.ones(3), persistent=False)
+        self.table = torch.ones(2)
+
+
+def test_tensors_of_a_model_that_its_state_dict_leaves_out(tmp_path: Path) -> None:
+    model = Constants()
+    (found,) = said(written(tmp_path / "model.pth", model), "CK401")
+
+    assert found.message.endswith(": mask, table")
+    assert not {"mask", "table"} & set(model.state_dict())
+    assert said(written(tmp_path / "plain.pth", nn.Linear(2, 2)), "CK401") == []
+
+
+def test_classes_that_may_override_what_is_saved_are_named(tmp_path: Path) -> None:
+    (found,) = said(written(tmp_path / "model.pth", nn.Sequential(Constants(), Constants())), "CK404")
+
+    assert f"{__name__}.Constants" in found.message
+    assert said(written(tmp_path / "plain.pth", nn.Sequential(nn.Linear(2, 2))), "CK404") == []
+
+
+def test_hooks_of_a_model_are_named(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    assert said(written(tmp_path / "plain.pth", model), "CK402") == []
+    model._register_state_dict_hook(add_nothing)
+
+    (found,) = said(written(tmp_path / "hooked.pth", model), "CK402")
+    assert f"{__name__}.add_nothing of torch.nn.modules.linear.Linear" in found.message
+
+
+def test_modules_of_packages_that_save_in_code_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class HQQLinear(nn.Linear):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            return {"W_q": self.weight.data}
+
+    package = types.ModuleType("hqq")
+    HQQLinear.__module__, HQQLinear.__qualname__ = "hqq", "HQQLinear"
+    package.HQQLinear = HQQLinear  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "hqq", package)
+    (found,) = said(written(tmp_path / "model.pth", nn.Sequential(HQQLinear(2, 2))), "CK403")
+
+    assert found.message.endswith("what 1 module would add to a state_dict in code: 0 (hqq.HQQLinear)")
+
+
+def test_parameters_that_are_no_tensors_in_the_file_are_named(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model._parameters["weight"] = types.SimpleNamespace(data=1)  # type: ignore[assignment]
+    (found,) = said(written(tmp_path / "model.pth", model), "CK406")
+
+    assert found.message.endswith("only their classes can read them: weight (types.SimpleNamespace)")
+    with open_checkpoint(tmp_path / "model.pth") as checkpoint:
+        assert list(checkpoint.tensors) == ["bias"]
+
+
+@pytest.mark.parametrize(("rows", "is_said"), [(1000, True), (3, False)])
+def test_small_views_of_large_storages(rows: int, is_said: bool, tmp_path: Path) -> None:
+    large = torch.zeros(rows, 1000)
+    path = written(tmp_path / "views.pth", {"w": large[0]})
+
+    assert bool(said(path, "CK303")) == is_said
+    assert said(written(tmp_path / "clones.pth", {"w": large[0].clone()}), "CK303") == []
+
+
+def test_other_checkpoints_of_an_archive_are_named_with_the_command_that_opens_one(tmp_path: Path) -> None:
+    path = tmp_path / "several.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("a.pth", "b.pth"):
+            archive.write(written(tmp_path / name, {"w": torch.ones(2)}), name)
+    (found,) = said(path, "CK102")
+
+    assert found.message == "an archive of 2 checkpoints"
+    assert found.command == f"ckptool inspect {path}::a.pth"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """The index of a folder that torch.distributed.checkpoint has written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is one process
+        dcp.save({"w": torch.ones(3), "b": torch.zeros(2)}, checkpoint_id=tmp_path / "run", no_dist=True)
+    return tmp_path / "run/.metadata"
+
+
+def test_an_index_away_from_its_folder_says_what_it_is(index: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "index.pkl"
+    alone.write_bytes(index.read_bytes())
+    assert [one.severity for one in said(alone, "CK133")] == ["info"]
+    with io.BytesIO(index.read_bytes()) as stream:
+        assert "CK133" in {one.code for one in check(stream).findings}
+    assert said(index, "CK133") == []  # it stands for its folder
+
+
+def test_items_of_names_that_the_index_does_not_list_are_counted(index: Path) -> None:
+    assert said(index.parent, "CK147") == []
+    found: Metadata = pickle.loads(index.read_bytes())
+    found.storage_data[MetadataIndex("gone", (0,), 0)] = next(iter(found.storage_data.values()))
+    index.write_bytes(pickle.dumps(found))
+
+    (finding,) = said(index.parent, "CK147")
+    assert "1 item of no tensor or value" in finding.message

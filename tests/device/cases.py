@@ -1,0 +1,317 @@
+"""
+What loading and serving do on a device whose work is late, case by case:  python -m tests.device.cases [WAIT]
+
+Prints one JSON object: what each case came to, true or what was wrong. With the name of one of ``WAITS``, that wait is
+left out, and only the cases are tried that need it. A process of its own: torch keeps a device once it is registered.
+
+Kernels run as the host's, whose results are late and whose inputs are not; only copies read late. So models here copy.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ckptool
+from ckptool.loading.memory import device as device_memory
+from ckptool.loading.memory import threads
+from ckptool.loading.serving import commit
+from tests.device.register import KIND, register
+
+CASES: dict[str, Callable[[], object]] = {}
+Case = Callable[..., object]
+FILES = Path(tempfile.mkdtemp(prefix="ckptool-device-"))
+BIG = [torch.randn(700, 700) for _ in range(20)]
+
+
+def _no_wait_stream(self: Any, device: torch.device, accelerator: Any) -> None:
+    self._accelerator, self._stream = accelerator, accelerator.api.Stream(device)
+
+
+SENDER = device_memory._StreamSender
+WAITS: dict[str, tuple[Any, str, Any, str]] = {
+    "for all work, before a commit": (commit, "wait_for_all", lambda devices: None, "LiveModel in_place"),
+    "for all work, before the old weights go": (commit, "_let_go", lambda tensors, devices: None, "LiveModel swap"),
+    "for its own work, before a swap": (commit, "wait_for_own", lambda devices: None, "LiveModel swap"),
+    "for the caller's stream, in a thread": (threads, "work_on", lambda streams: None, "load_into"),
+    "for the end of what was sent": (SENDER, "finish", lambda self: None, "load, "),
+    "for a copy, before its buffer is filled again": (SENDER, "wait", lambda self, event: None, "load, "),
+    "for what the caller does with the memory": (SENDER, "__init__", _no_wait_stream, "load_into"),
+}
+"""Each place that makes something wait, what takes it out, and how the cases begin that go wrong without it."""
+
+
+def case(name: str) -> Callable[[Case], Case]:
+    def add(function: Case) -> Case:
+        CASES[name] = function
+        return function
+
+    return add
+
+
+def device() -> torch.device:
+    return torch.device(KIND, 0)
+
+
+def api() -> Any:
+    return getattr(torch, KIND)
+
+
+@contextmanager
+def on_own_stream(own: bool = True) -> Iterator[None]:
+    before = api().current_stream()
+    api().set_stream(api().Stream(device()) if own else before)
+    try:
+        yield
+    finally:
+        api().set_stream(before)
+
+
+def linear(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(64, 64, dtype=dtype)
+
+
+def saved(state: Any, name: str) -> Path:
+    path = FILES / name
+    if not path.exists():
+        torch.save(state, path)
+    return path
+
+
+def compared(state: Any, wanted: Any) -> object:
+    api().synchronize(device())
+    return all(torch.equal(state[name].cpu(), wanted[name]) for name in wanted) or "not the weights of the file"
+
+
+def big() -> Path:
+    return saved({f"w{number}": one for number, one in enumerate(BIG)}, "big.pth")
+
+
+class Copies(nn.Module):
+    """Answers with a copy of each weight, which is made late."""
+
+    def __init__(self, value: float, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.w = nn.ParameterList([torch.full((500,), value, dtype=dtype) for _ in range(30)])
+
+    def forward(self) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [one.clone() for one in reversed(list(self.w))]
+
+
+def load_into(own: bool, dtype: torch.dtype) -> object:
+    path = saved(linear(1, dtype).state_dict(), f"{dtype}.pth")
+    model = linear(2).to(device())
+    zeros = [torch.zeros_like(one) for one in model.parameters()]
+    api().synchronize(device())
+    with on_own_stream(own):
+        with torch.no_grad():
+            for _ in range(5):
+                for one, zero in zip(model.parameters(), zeros, strict=True):
+                    one.copy_(zero)  # queued: an initialisation, say
+        ckptool.load_into(model, path)
+    return compared(model.state_dict(), {name: one.float() for name, one in torch.load(path).items()})
+
+
+def load(dtype: torch.dtype | None, elsewhere: bool) -> object:
+    wanted = {name: one if dtype is None else one.to(dtype) for name, one in torch.load(big()).items()}
+    with on_own_stream(not elsewhere):
+        state = ckptool.load(big(), device(), dtype=dtype)
+        with on_own_stream(elsewhere):
+            copies = {name: one.clone() for name, one in reversed(state.items())}
+    return compared(copies, wanted)
+
+
+@case("memory that queued work has just let go of")
+def reused() -> object:
+    block = torch.ones(10_000_000, device=device())
+    zeros = torch.zeros_like(block)
+    api().synchronize(device())
+    for _ in range(5):
+        block.copy_(zeros)
+    del block
+    state = ckptool.load(big(), device())
+    return compared(state, torch.load(big()))
+
+
+@case("broken off while copies are under way")
+def broken_off() -> object:
+    def stop(done: int, total: int) -> None:
+        raise KeyError
+
+    with suppress(KeyError):
+        ckptool.load(big(), device(), progress=stop)
+    blocks = [torch.full((700, 700), 7.0, device=device()) for _ in range(20)]
+    api().synchronize(device())
+    time.sleep(0.1)
+    return all(bool((one.cpu() == 7).all()) for one in blocks) or "copies came after others had the memory"
+
+
+@case("two devices, each with its tag")
+def two_devices() -> object:
+    state = {"a": torch.ones(5, device=f"{KIND}:0"), "b": torch.ones(5, device=f"{KIND}:1")}
+    path = saved(state, "two.pth")
+    with ckptool.open_checkpoint(path) as checkpoint:
+        tags = [one.device for one in checkpoint.tensors.values()]
+    loaded = ckptool.load(path, {f"{KIND}:0": f"{KIND}:1", f"{KIND}:1": "cpu"})
+    placed = [str(one.device) for one in loaded.values()]
+    return [tags, placed] == [[f"{KIND}:0", f"{KIND}:1"], [f"{KIND}:1", "cpu"]] or f"{tags}, {placed}"
+
+
+@case("no room")
+def no_room() -> object:
+    free = api().mem_get_info(device())[0]
+    path = saved({"w": torch.empty(free // 4 + 1_000_000)}, "large.pth")
+    try:
+        ckptool.load(path, device())
+    except ckptool.OutOfMemory as error:
+        return error.actual == free or f"{error.actual} and not {free}"
+    finally:
+        path.unlink()
+    return "it was loaded"
+
+
+@case("it is listed")
+def listed() -> object:
+    from ckptool.torch_ops.devices import devices
+
+    found = [one for one in devices().devices if one.tag.startswith(KIND)]
+    said = [(one.tag, one.name, one.free_nbytes is not None) for one in found]
+    return said == [(f"{KIND}:{number}", "Simulated device", True) for number in range(2)] or said
+
+
+@case("check asks this machine")
+def checked() -> object:
+    path = saved({"w": torch.ones(5, device=f"{KIND}:1")}, "one.pth")
+    from ckptool.torch_ops.devices import devices
+
+    here = [one.tag for one in devices().devices]
+    worst = [one.severity for one in ckptool.check(path, devices=here).findings if one.code == "CK503"]
+    return worst == [] or f"CK503: {worst}"
+
+
+@case("sparse tensors are refused, not called damaged")
+def sparse() -> object:
+    path = saved({"s": torch.eye(3).to_sparse()}, "sparse.pth")
+    try:
+        ckptool.load(path, device())
+    except ckptool.UnsupportedFeature:
+        return True
+    return "it was loaded"
+
+
+@case("predicted memory is what is taken")
+def predicted() -> object:
+    cost = ckptool.predict_memory(big(), device())
+    before = api().memory_allocated(device())
+    state = ckptool.load(big(), device())
+    taken = api().memory_allocated(device()) - before
+    return (len(state) == 20 and abs(taken - cost.device_nbytes) <= 512 * 20) or f"{taken} and not {cost.device_nbytes}"
+
+
+def live(how: str, own: bool, dtype: torch.dtype) -> object:
+    files = [saved(Copies(value, dtype).state_dict(), f"{value}-{dtype}.pth") for value in (1.0, 2.0, 3.0)]
+    model = ckptool.LiveModel(Copies(1.0).to(device()), files[0], commit=how)  # type: ignore[arg-type]
+    api().synchronize(device())
+    torn: list[list[float]] = []
+    calls: list[int] = []
+    stop = threading.Event()
+
+    def serve() -> None:
+        with on_own_stream() if own else nullcontext():
+            while not stop.is_set():
+                answer = model()
+                api().current_stream(device()).synchronize()
+                values = {float(value) for one in answer for value in one.cpu().unique()}
+                calls.append(1)
+                if len(values) != 1:
+                    torn.append(sorted(values))
+
+    servers = [threading.Thread(target=serve) for _ in range(2)]
+    for server in servers:
+        server.start()
+    for number in range(6):
+        model.reload(files[1 + number % 2])
+        time.sleep(0.03)
+    stop.set()
+    for server in servers:
+        server.join()
+    return (bool(calls) and not torn) or f"{len(torn)} of {len(calls)} answers mixed, {torn[:1]}"
+
+
+@case("LiveModel swap, an answer that is still to come")
+def late_answer() -> object:
+    files = [saved(Copies(value).state_dict(), f"{value}-torch.float32.pth") for value in (1.0, 2.0, 3.0)]
+    model = ckptool.LiveModel(Copies(1.0).to(device()), files[0], commit="swap")
+    api().synchronize(device())
+    with on_own_stream():
+        pause = torch.zeros(1 << 24, device=device())
+        for _ in range(20):
+            pause.clone()
+        answer = model()
+    for path in (files[1], files[2]):
+        model.reload(path)  # whose weights may take the place of those that served
+    api().synchronize(device())
+    values = {float(value) for one in answer for value in one.cpu().unique()}
+    return values == {1.0} or f"values of {sorted(values)}"
+
+
+@case("LiveModel swap, called as soon as it has the weights")
+def early_call() -> object:
+    native = sys.modules["tests.device.native"]
+    first, second = (Copies(value, torch.float64).state_dict() for value in (1.0, 2.0))
+    model = ckptool.LiveModel(Copies(1.0).to(device()), saved(first, "1.0-torch.float64.pth"), commit="swap")
+    held = model.model  # as a call does that is under way: so nothing waits for the end of the old weights
+    api().synchronize(device())
+    native.set_delay(30_000)
+    model.reload(saved(second, "2.0-torch.float64.pth"))  # the last of them is converted on the device, late
+    native.set_delay(0)
+    with on_own_stream():
+        answer = model()
+    api().synchronize(device())
+    native.set_delay(2_000)
+    values = {float(value) for one in answer for value in one.cpu().unique()}
+    return (held is not model.model and values == {2.0}) or f"values of {sorted(values)}"
+
+
+for _own in (False, True):
+    _where = "a stream of its own" if _own else "the default stream"
+    for _dtype in (torch.float32, torch.float64):
+        _what = f"{_dtype} on {_where}".removeprefix("torch.")
+        CASES[f"load_into behind queued work, {_what}"] = lambda own=_own, dtype=_dtype: load_into(own, dtype)
+        for _how in ("in_place", "swap"):
+            CASES[f"LiveModel {_how}, {_what}"] = lambda how=_how, own=_own, dtype=_dtype: live(how, own, dtype)
+CASES["load, used on the same stream"] = lambda: load(None, False)
+CASES["load with a cast, used on the same stream"] = lambda: load(torch.bfloat16, False)
+CASES["load, used on another stream"] = lambda: load(None, True)
+
+
+def main() -> None:
+    native, begin = register(), ""
+    if len(sys.argv) > 1:
+        where, attribute, without, begin = WAITS[sys.argv[1]]
+        setattr(where, attribute, without)
+    device_memory._BUFFER_NBYTES = 1 << 20  # each buffer is used again
+    found: dict[str, object] = {}
+    for name in (name for name in CASES if name.startswith(begin)):
+        try:
+            found[name] = CASES[name]()
+        except Exception as error:  # noqa: BLE001 - a result as others
+            found[name] = f"{type(error).__name__}: {error}"
+    found["pinned memory is let go of"] = native.pinned_nbytes() == 0 or native.pinned_nbytes()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Loading and serving on a device whose work is late: nothing is read before it is whole, and each wait is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.device import build
+from tests.device.cases import CASES, WAITS
+
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(build.lacks() is not None, reason=str(build.lacks())),
+    pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="the device is written for torch 2.6 and later"),
+]
+
+
+def run(*arguments: str) -> Any:
+    build.library("sim")
+    command = [sys.executable, "-m", "tests.device.cases", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return run()
+
+
+@pytest.mark.parametrize("name", [*CASES, "pinned memory is let go of"])
+def test_what_comes_out_is_right(name: str, found: Any) -> None:
+    assert found[name] is True
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_each_wait_is_needed(wait: str) -> None:
+    assert any(result is not True for result in run(wait).values())
