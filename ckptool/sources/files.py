@@ -299,6 +299,12 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
         raise TypeError(f"a checkpoint is a path, bytes, or a file object that was opened with 'rb', not {kind}")
     name = getattr(origin, "name", None)
     shown = name if isinstance(name, str) else "<stream>"
+    if hasattr(given, "fs"):
+        from ckptool.sources.remote.opening import open_file_object  # few objects are of files far away
+
+        found = open_file_object(given, cancellation)
+        if found is not None:
+            return found, shown if shown != "<stream>" else found.path
     if origin.seekable():
         return StreamSource(origin, cancellation), shown
     return BytesSource(origin.read(), cancellation, is_file=True), shown

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable
-from ckptool.sources.remote.address import HUB, WEB, Remote, as_remote
+from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.remote.beside import Beside
 from ckptool.sources.remote.source import TAIL_NBYTES, RemoteSource
 from ckptool.sources.remote.transport import Transport
@@ -74,6 +74,20 @@ def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple
         found, headers = resolve(remote)
         return _opened(found, headers, remote.shown, cancellation), remote.shown
     return _opened(remote, {}, remote.shown, cancellation), remote.shown
+
+
+def open_file_object(origin: object, cancellation: Cancellation | None = None) -> SourceInFolder | None:
+    """Return the source for a file object that fetches ranges from far away; None for any other."""
+    from ckptool.sources.remote.file_objects import FileObject, is_ranged
+
+    if not is_ranged(origin):
+        return None
+
+    def open_named(name: str) -> SourceInFolder:
+        hint = "Give its address instead, or download the folder."
+        raise FileUnavailable(f"{name!r} is beside a file object, which opens nothing else", kind="missing", hint=hint)
+
+    return _fetched(FileObject(origin), CONNECTIONS, open_named, cancellation)
 
 
 def _opened(

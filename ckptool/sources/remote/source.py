@@ -89,6 +89,12 @@ class RemoteSource(Beside):
     def file_offset(self, offset: int) -> int | None:
         return offset
 
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if another version is there, where each answer does not tell that itself."""
+        check = getattr(self._transport, "check_unchanged", None)
+        if check is not None:
+            check()
+
     def close(self) -> None:
         self._transport.close()
         self._parts.close()
