@@ -15,11 +15,9 @@ from typing import Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, raw_bytes
-from ckptool.sources.source import BytesSource, Source
-from ckptool.tensors import dtypes
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.tensors import rebuild_composites as composites
+from ckptool.tensors.array_tensors import ArrayTensors
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.rebuild_arguments import (
     as_device,
@@ -30,7 +28,7 @@ from ckptool.tensors.rebuild_arguments import (
 )
 from ckptool.tensors.rebuild_composites import Args, Parts
 from ckptool.tensors.storage_ids import TypedStorage
-from ckptool.tensors.tensor import ARRAY, StorageRef, TensorInfo, check_extent, make_tensor_info, row_major
+from ckptool.tensors.tensor import ARRAY, TensorInfo, check_extent, make_tensor_info
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
 _MAX_PARTS: Final = 1_000_000
@@ -57,9 +55,7 @@ class Rebuilder:
         self._others: dict[int, Global] = {}
         """What makes no tensors. Of their calls nothing is kept: each costs as much again as the call itself."""
         self._takes_arrays = False
-        self._arrays: dict[int, BytesSource] = {}
-        """The bytes of arrays, by the id of the string that has them, which lives as long as the source."""
-        self._decoded: dict[int, bytes | None] = {}
+        self._arrays = ArrayTensors()
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
         self._states: dict[int, tuple[int, Parts, bool]] = {}
@@ -120,7 +116,7 @@ class Rebuilder:
 
     def _array(self, node: Call) -> TensorInfo | None:
         try:
-            info = self._from_numpy(node)
+            info = self._arrays.tensor(node)
         except MalformedFile:
             return None  # an array that numpy would refuse is data
         return None if info is None else info._replace(subclass=ARRAY)
@@ -130,13 +126,6 @@ class Rebuilder:
         self._parts_left -= count
         if self._parts_left < 0:
             raise LimitExceeded(f"tensors with more than {_MAX_PARTS:,} parts and attributes", actual=_MAX_PARTS)
-
-    def _raw(self, node: Inert) -> bytes | None:
-        # Once for each string, however many calls share it.
-        text = encoded_bytes(node)
-        if id(text) not in self._decoded:
-            self._decoded[id(text)] = raw_bytes(text)
-        return self._decoded[id(text)]
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
         """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
@@ -150,7 +139,7 @@ class Rebuilder:
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
             if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
-                stream = self._raw(node.args[0])
+                stream = self._arrays.raw(node.args[0])
                 if id(stream) not in self._streams:
                     self._streams[id(stream)] = self._nested_storage(stream) if stream is not None else None
                 return self._streams[id(stream)]
@@ -301,7 +290,7 @@ class Rebuilder:
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         data, _dtype, device, requires_grad, *_rest = args
-        info = self.tensor(data) or self._from_numpy(data)
+        info = self.tensor(data) or self._arrays.tensor(data)
         if info is None:
             return None
         return info._replace(location=as_device(device), requires_grad=requires_grad is True)
@@ -342,28 +331,6 @@ class Rebuilder:
         """Return those of the named nodes that are tensors."""
         found = ((name, self.tensor(node)) for name, node in named)
         return tuple((name, info) for name, info in found if info is not None)
-
-    def _from_numpy(self, node: Inert) -> TensorInfo | None:
-        """Return an array as a tensor; None if it is none, or of a type that torch does not have."""
-        array = numpy_array(node, self._raw)
-        if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
-            return None
-        source, offset, nbytes = self._elements(array.data)
-        sizes = row_major([array.shape[axis] for axis in array.axes])
-        stride = tuple(step for _, step in sorted(zip(array.axes, sizes, strict=True)))
-        ref = StorageRef("numpy", "cpu", nbytes, source, offset, array.big_endian)
-        info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
-        check_extent(info)
-        return info
-
-    def _elements(self, data: bytes | Block) -> tuple[Source, int, int]:
-        """Return where an array's bytes are: a source, their offset in it, and how many they are."""
-        if isinstance(data, Block):
-            return data.source, data.offset, data.nbytes
-        source = self._arrays.get(id(data))
-        if source is None:  # arrays may share their bytes
-            source = self._arrays[id(data)] = BytesSource(data)
-        return source, 0, source.nbytes
 
 
 _MOST_ARGS = 8

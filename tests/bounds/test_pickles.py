@@ -13,7 +13,7 @@ from ckptool.sources.source import BytesSource
 from tests.bounds.sources import Asked
 from tests.each import each
 
-WINDOW, WIDEST = 1 << 16, 1 << 22
+WINDOW, WIDEST = 1 << 16, 1 << 18
 
 
 def read(data: bytes) -> Pickle:

@@ -11,7 +11,7 @@ import pytest
 from ckptool import DamagedFile
 from ckptool.migration.output import Output
 from ckptool.migration.transfer import Transfer
-from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksums_of_file
+from ckptool.sources.checksums import WORTH_A_THREAD, checksum_of_range, checksums_of_file, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import BytesSource
@@ -63,6 +63,14 @@ def sent(folder: Path, payload: Payload, *, checksums: bool = True, checksum: bo
     return found, target.read_bytes()
 
 
+@each(("processors", "expected"), [(1, 1), (2, 2), (4, 4), (5, 4), (64, 4)])
+def test_four_threads_are_the_most(processors: int, expected: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.sched_getaffinity", lambda _: set(range(processors)))
+        with threads() as pool:
+            assert pool._max_workers == expected
+
+
 @each("nbytes", [ReadAhead.BLOCK - 1, ReadAhead.BLOCK, ReadAhead.BLOCK + 1, 3 * ReadAhead.BLOCK + 7])
 def test_ranges_of_more_than_a_block_have_their_checksum(nbytes: int) -> None:
     for begin in (0, 3):
@@ -112,10 +120,10 @@ def test_pieces_that_are_no_runs_are_put_together(columns: int, is_small: bool, 
 
 
 def test_pieces_are_put_together_band_by_band(tmp_path: Path) -> None:
-    side = 2289  # several bands, the last one shorter
+    rows, columns = 600, 8738  # two bands, the second one shorter
     told: list[int] = []
-    payload = in_pieces(tmp_path / "in", (side, side), [((0, 0), (side, 9)), ((0, 9), (side, side - 9))])
-    data = DATA[: side * side]
+    payload = in_pieces(tmp_path / "in", (rows, columns), [((0, 0), (rows, 900)), ((0, 900), (rows, columns - 900))])
+    data = DATA[: rows * columns]
     assert sent(tmp_path, payload) == (crc32(data), data)
     with Output(str(tmp_path / "again"), progress=lambda written, _: told.append(written)) as output:
         with Transfer(output) as transfer:

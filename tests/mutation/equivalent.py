@@ -300,5 +300,11 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "stop - start < 2 * RUN_NBYTES",
         "stop - start < 1 * RUN_NBYTES",
     ): ONLY_FASTER,
+    ("migration/transfer", "_send_extent", "extent.nbytes >= WORTH_A_THREAD", "extent.nbytes > WORTH_A_THREAD"): (
+        ONLY_FASTER
+    ),
+    ("migration/transfer", "_send_extent", "extent.nbytes >= WORTH_A_THREAD", "extent.nbytes < WORTH_A_THREAD"): (
+        ONLY_FASTER
+    ),
 }
 """``(module, function, before, after)``, and the reason."""
