@@ -54,6 +54,8 @@ class Rebuilder:
         self._resolve = resolve
         self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
+        self._others: dict[int, Global] = {}
+        """What makes no tensors. Of their calls nothing is kept: each costs as much again as the call itself."""
         self._takes_arrays = False
         self._arrays: dict[int, BytesSource] = {}
         """The bytes of arrays, by the id of the string that has them, which lives as long as the source."""
@@ -89,15 +91,27 @@ class Rebuilder:
             storage, offset, size, stride, requires_grad, _ = node.args
             known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
             return plain
+        if kind is Call and not self._takes_arrays and self._is_other(node.func):
+            return None
         known[key] = None  # a tensor inside itself is not a tensor
         self._unfinished.add(key)
         known[key] = info = self._recognise(node)
         self._unfinished.remove(key)
-        if info is not None and info.parts:
+        if info is None and kind is PersistentId:
+            del known[key]
+        elif info is not None and info.parts:
             count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
             self._part_counts[id(info)] = count
             self._spend(count)
         return info
+
+    def _is_other(self, func: Inert) -> bool:
+        if type(func) is not Global or id(func) in self._others:
+            return True
+        if (func.module, func.name) in _RULES or _is_tensor_class(func):
+            return False
+        self._others[id(func)] = func
+        return True
 
     def take_arrays(self, *, take: bool = True) -> None:
         """From now on, take arrays of numpy for tensors, too, or no longer: where they are weights, and not data."""
@@ -160,7 +174,7 @@ class Rebuilder:
                 return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
             finally:
                 self._depth -= 1
-        if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
+        if _is_tensor_class(func):
             return self._old_tensor(node)
         return self._array(node) if self._takes_arrays else None
 
@@ -362,6 +376,11 @@ _PLAIN_CLASSES = {
     ("torch.nn.parameter", "Parameter"),
     ("torch.nn.parameter", "Buffer"),
 }
+
+
+def _is_tensor_class(func: Global) -> bool:
+    return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")
+
 
 _Rule: TypeAlias = "Callable[[Rebuilder, Call, Args], TensorInfo | None]"
 
