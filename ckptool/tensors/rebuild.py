@@ -107,7 +107,7 @@ class Rebuilder:
 
     def _is_other(self, func: Inert) -> bool:
         if type(func) is not Global or id(func) in self._others:
-            return True
+            return type(func) is not Call  # what was called may itself come of a call
         if (func.module, func.name) in _RULES or _is_tensor_class(func):
             return False
         self._others[id(func)] = func
