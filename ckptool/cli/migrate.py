@@ -12,7 +12,7 @@ import click
 
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
@@ -123,6 +123,7 @@ class _InOrder(click.Command):
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
+@far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: other device, form or names.

@@ -41,7 +41,8 @@ from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show
 from ckptool.names.matching import Renames, is_benign
-from ckptool.sources.files import Origin, filler_under
+from ckptool.sources.files import Origin
+from ckptool.sources.under import filler_under
 from ckptool.tensors.payloads import check_storages
 
 _PIECE_NBYTES: Final = 4 << 20
@@ -155,6 +156,7 @@ def _load_plainly(
     model: torch.nn.Module, checkpoint: Checkpoint, filling: FillPlan, assembly: Assembly, progress: Progress | None
 ) -> None:
     fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
+    checkpoint.announce(one.source for one in filling.targets)
     made = assembly.tensors(fresh, progress) if fresh else {}
     checkpoint.check_unchanged()
     _fill([one for one in filling.targets if one.name not in made], progress)

@@ -95,6 +95,8 @@ def migrate(
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return planned
+        every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+        checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         work = Work(checkpoint, plan, asked, limits if verify else None)
         on_written = _cancellable(progress, limits.cancellation)
         if plan.folder is not None:

@@ -196,10 +196,18 @@ def class_of(node: Inert) -> Global | None:
     """
     if not isinstance(node, Call):
         return None
-    func = global_of(node.func)
+    func = global_of(node.func) or partial_of(node.func)
     if func is not None and func.module in ("copyreg", "copy_reg") and isinstance(node.args, tuple) and node.args:
         return global_of(node.args[0])
     return func
+
+
+def partial_of(node: Inert) -> Global | None:
+    """Return the function that ``functools.partial`` was given, or None."""
+    func = global_of(node.func) if isinstance(node, Call) else None
+    if not isinstance(node, Call) or func is None or (func.module, func.name) != ("functools", "partial"):
+        return None
+    return global_of(node.args[0]) if isinstance(node.args, tuple) and node.args else None
 
 
 def _defined_class(node: Inert) -> str | None:

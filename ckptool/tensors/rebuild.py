@@ -162,7 +162,7 @@ class Rebuilder:
         if isinstance(node, PersistentId):
             found = self._resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None
-        func = node.func
+        func = nodes.partial_of(node.func) if isinstance(node.func, Call) else node.func
         if not isinstance(func, Global):
             return None
         rule = _RULES.get((func.module, func.name))
@@ -282,6 +282,22 @@ class Rebuilder:
         parts = tuple((name, part) for name, part in attributes if id(part) not in known)
         return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
 
+    def _on_manifold(self, node: Call, _: Args) -> TensorInfo | None:
+        """A tensor of geoopt: ``partial(this, build_fn=f)(*arguments of f, state, class, manifold, requires_grad)``."""
+        made = node.func.state if isinstance(node.func, Call) else None
+        build = nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) else None
+        if not isinstance(node.args, tuple) or len(node.args) < 4:
+            return None
+        *arguments, _state, cls, manifold, requires_grad = node.args
+        info = self._recognise(Call(build, tuple(arguments)))
+        if info is None:
+            return None
+        parts = (*info.parts, *self._tensors([("manifold", manifold)]))
+        kind = "parameter" if nodes.class_name(cls).endswith("Parameter") else info.kind
+        return info._replace(
+            subclass=nodes.class_name(cls), requires_grad=as_flag(requires_grad), kind=kind, parts=parts
+        )
+
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         data, _dtype, device, requires_grad, *_rest = args
@@ -388,6 +404,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
     ("torch", "tensor"): Rebuilder._from_number,
+    ("geoopt.tensor", "_rebuild_manifold_tensor"): Rebuilder._on_manifold,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),
     ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: composites.uninitialized(args),
