@@ -43,7 +43,8 @@ def too_long(screen: Screen, columns: int) -> list[str]:
 
 @pytest.mark.parametrize("columns", some([60, 80, 120, 200], 3))
 def test_lines_fit_the_terminal(columns: int) -> None:
-    for arguments in (["inspect", WARNED], ["inspect", "-b", WARNED, FINE], ["check", "-b", WARNED], ["stat", FINE]):
+    files = ["inspect", WARNED], ["inspect", "-b", WARNED, FINE], ["check", "-b", WARNED], ["stat", FINE]
+    for arguments in (*files, ["migrate", WARNED, "--dry-run"]):
         screen = on_terminal(arguments, columns)
         assert screen.lines
         assert not too_long(screen, columns)
