@@ -14,7 +14,7 @@ from ckptool.cli import terminal
 from ckptool.cli.json_output import JsonOutput
 from ckptool.cli.migrate_report import error_as_json, report_as_json
 from ckptool.cli.options import check_one_form
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
@@ -126,6 +126,7 @@ class _InOrder(click.Command):
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
 @click.option("--jsonl", "as_lines", is_flag=True, help="Print each source's report as JSON in a line, as it comes.")
+@far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: other device, form or names.
