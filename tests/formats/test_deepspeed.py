@@ -442,6 +442,17 @@ def test_the_last_layers_of_a_pipeline_are_missed_by_their_parameters(tmp_path: 
         ckptool.open_checkpoint(tmp_path)
 
 
+def test_settings_of_another_run_are_told_of(tmp_path: Path) -> None:
+    folder = Engine(2, 2).save(tmp_path / "run") / "global_step2"
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        states = torch.load(folder / name, weights_only=False)
+        save(states | {"ds_config": {"bf16": {"enabled": True}, "steps": 2}}, folder / name)
+    assert "CK148" not in {one.code for one in ckptool.check(folder).findings}
+    save(states | {"ds_config": {"bf16": {"enabled": False}, "steps": 2}}, folder / name)
+    (found,) = [one for one in ckptool.check(folder).findings if one.code == "CK148"]
+    assert found.message.endswith("differ between 'mp_rank_00_model_states.pt' and '" + name + "': bf16.enabled")
+
+
 # Real folders, where they are.
 
 
