@@ -10,6 +10,8 @@ from ckptool.messages import labelled, show
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+"""The severest first."""
 
 
 class Code(NamedTuple):
@@ -64,6 +66,7 @@ CODES: Final = {
     "CK162": Code("warning", "A folder holds shards that its index does not name."),
     "CK163": Code("warning", "A folder holds downloads that were not finished."),
     "CK164": Code("warning", "Components of a pipeline are not there, or have no weights."),
+    "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),
     "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),
@@ -174,3 +177,9 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         if finding.command and finding.command not in shown:
             shown.add(finding.command)
             yield labelled("", f"Run: {show(finding.command)}")
+
+
+def worst_of(findings: Iterable[Finding]) -> Severity | None:
+    """Return the severest of all; None if there are no findings."""
+    severities = {one.severity for one in findings}
+    return next((one for one in SEVERITIES if one in severities), None)

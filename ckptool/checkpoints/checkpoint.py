@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.sources.source import Source
+from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -87,6 +87,8 @@ class Checkpoint:
         """Size in bytes; with shards, of the index and all of them."""
         self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
+        self.pickles = parsed.pickles
+        """The pickles of the first of ``streams``, where they were kept: in one of them is the tree."""
         self.rebuilder = parsed.rebuilder
         """What recognises the tensors of the tree."""
         self.streams = parsed.streams
@@ -183,6 +185,13 @@ class Checkpoint:
         if check is not None:  # a file, or a folder: bytes and streams cannot tell
             check()
 
+    def announce(self, tensors: Iterable[LazyTensor]) -> None:
+        """Say which tensors will be read next: of files far away, their bytes are fetched ahead."""
+        if any(far_under(source) for source in (self.source, *(shard.source for shard in self.shards))):
+            from ckptool.tensors.announcing import announce  # few files are far away
+
+            announce(tensors)
+
     def check_index(self) -> None:
         """Raise DamagedFile if the index is not the one that was written, by its own checksum."""
         if self.damage:
@@ -190,7 +199,7 @@ class Checkpoint:
 
     def release_tree(self) -> None:
         """Free the pickled tree: the one change after opening. Tensors stay readable. For long-lived checkpoints."""
-        self.__dict__.update(root=None, rebuilder=None, extras=(), walks=(), inside={})
+        self.__dict__.update(root=None, pickles=(), rebuilder=None, extras=(), walks=(), inside={})
         for state_dict in self.state_dicts:
             state_dict.node = None
 

@@ -155,6 +155,7 @@ def _load_plainly(
     model: torch.nn.Module, checkpoint: Checkpoint, filling: FillPlan, assembly: Assembly, progress: Progress | None
 ) -> None:
     fresh = {one.name: one.source for one in filling.targets if one.tensor.is_meta}
+    checkpoint.announce(one.source for one in filling.targets)
     made = assembly.tensors(fresh, progress) if fresh else {}
     checkpoint.check_unchanged()
     _fill([one for one in filling.targets if one.name not in made], progress)

@@ -349,6 +349,22 @@ def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None
     return cast("FillsBuffers", source) if own else _Copying(source), offset
 
 
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return what to call a file in messages: its path; of an address, what is not secret in it."""
+    text = os.fspath(path)
+    if "://" not in text:
+        return text
+    from ckptool.sources.remote.address import as_remote, is_address
+
+    return as_remote(text).shown if is_address(text) else text
+
+
+def local_name(path: str) -> str:
+    """Return what a copy of a file would be called here: its path; of an address, the name at its end."""
+    shown = shown_path(path)
+    return shown.rpartition("/")[2] if "://" in shown else path
+
+
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
@@ -366,6 +382,13 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
         return BytesSource(origin, cancellation, is_file=True), "<bytes>"
     if isinstance(origin, str | os.PathLike):
         path = os.fspath(origin)
+        if "://" in path:
+            from ckptool.sources.remote.address import is_address
+
+            if is_address(path):
+                from ckptool.sources.remote.opening import open_remote  # few files are far away
+
+                return open_remote(path, cancellation)
         if hasattr(os, "pread"):
             return FileSource(path, cancellation), path
         fd = open_regular(path)  # Windows has no pread
@@ -376,6 +399,12 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
         raise TypeError(f"a checkpoint is a path, bytes, or a file object that was opened with 'rb', not {kind}")
     name = getattr(origin, "name", None)
     shown = name if isinstance(name, str) else "<stream>"
+    if hasattr(given, "fs"):
+        from ckptool.sources.remote.opening import open_file_object  # few objects are of files far away
+
+        found = open_file_object(given, cancellation)
+        if found is not None:
+            return found, shown if shown != "<stream>" else found.path
     if origin.seekable():
         return StreamSource(origin, cancellation), shown
     return BytesSource(origin.read(), cancellation, is_file=True), shown
