@@ -41,7 +41,8 @@ from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import show
 from ckptool.names.matching import Renames, is_benign
-from ckptool.sources.files import Origin, filler_under
+from ckptool.sources.files import Origin
+from ckptool.sources.under import filler_under
 from ckptool.tensors.payloads import check_storages
 
 _PIECE_NBYTES: Final = 4 << 20
