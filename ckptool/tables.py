@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.messages import cut, show
 
@@ -15,28 +15,79 @@ _ROWS: Final = 60
 _LONGEST: Final = 1 << 10
 """…and characters of a cell of it."""
 _NARROWEST_NAME: Final = 24
+_NARROWEST_ON: Final = 80
+"""Columns of a terminal from which on names have at least so much room; on narrower ones, it is two thirds of that."""
 _WIDEST: Final = 256
 """Longer cells stand out of their column, which would otherwise be as wide in every line."""
+_GAP: Final = 2
 
 
-def plain_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], width: int | None) -> Iterator[str]:
+class Table(NamedTuple):
+    """Columns of cells, the first of which are names."""
+
+    headers: Row
+    rows: Sequence[Row]
+    numbers: Sequence[bool]
+    """Which columns are numbers."""
+
+
+def plain_table(table: Table, width: int | None) -> Iterator[str]:
     """
     Yield the lines of a table with aligned columns.
 
     With a ``width`` (in terminal cells), names are cut in the middle until lines fit; never below a readable rest.
     """
-    widths = [max(map(_cells, column)) for column in zip(headers, *rows, strict=True)]
+    widths = _widths(table)
     if width is None:
         widths = [min(room, _WIDEST) for room in widths]
     else:
-        excess = sum(widths) + 2 * (len(widths) - 1) - width
-        widths[0] = max(min(widths[0], _NARROWEST_NAME), widths[0] - max(0, excess))
-    for row in (headers, *rows):
+        widths = [widths[0], *(min(room, width // 2) for room in widths[1:])]
+        excess = sum(widths) + _GAP * (len(widths) - 1) - width
+        widths[0] = max(min(widths[0], _narrowest(width)), widths[0] - max(0, excess))
+    for row in (table.headers, *table.rows):
         cells = [
-            _pad(cut_middle(cell, room) if width else cell, room, right=number)
-            for cell, room, number in zip(row, widths, numbers, strict=True)
+            padded(cut_middle(cell, room) if width else cell, room, right=number)
+            for cell, room, number in zip(row, widths, table.numbers, strict=True)
         ]
-        yield "  ".join(cells).rstrip()
+        yield (" " * _GAP).join(cells).rstrip()
+
+
+def fitted(
+    table: Table, width: int, spare: Sequence[str], spare_if_same: Sequence[str] = ()
+) -> tuple[Table, list[str]]:
+    """
+    Return a table without as many of its columns as it takes to fit, and the headers of those left out.
+
+    Those with the same in each row go first, then the other ``spare`` ones, in the order in which they are named.
+    """
+    widths = [min(room, width // 2) for room in _widths(table)]
+    needed = min(widths[0], _narrowest(width)) + sum(_GAP + room for room in widths[1:])
+    left_out: set[int] = set()
+    for index in _in_order(table, spare, spare_if_same):
+        if needed <= width:
+            break
+        left_out.add(index)
+        needed -= _GAP + widths[index]
+    kept = [index for index in range(len(table.headers)) if index not in left_out]
+    rows = [[row[index] for index in kept] for row in table.rows]
+    shown = Table([table.headers[index] for index in kept], rows, [table.numbers[index] for index in kept])
+    return shown, [table.headers[index] for index in sorted(left_out)]
+
+
+def _in_order(table: Table, spare: Sequence[str], spare_if_same: Sequence[str]) -> Iterator[int]:
+    headers = list(table.headers)
+    various = [len({row[index] for row in table.rows}) > 1 for index in range(len(headers))]
+    both = [headers.index(header) for header in (*spare_if_same, *spare) if header in headers]
+    yield from (index for index in both if not various[index])
+    yield from (index for index in both if various[index] and headers[index] in spare)
+
+
+def _widths(table: Table) -> list[int]:
+    return [max(map(_cells, column)) for column in zip(table.headers, *table.rows, strict=True)]
+
+
+def _narrowest(width: int) -> int:
+    return _NARROWEST_NAME if width >= _NARROWEST_ON else _NARROWEST_NAME * 2 // 3
 
 
 def html_table(caption: str, headers: Row, rows: Iterable[Row], total: int) -> str:
@@ -87,6 +138,7 @@ def _take(text: str, room: int) -> str:
     return text
 
 
-def _pad(text: str, room: int, *, right: bool) -> str:
+def padded(text: str, room: int, *, right: bool = False) -> str:
+    """Return text with blanks up to so many cells of a terminal."""
     fill = " " * (room - _cells(text))
     return fill + text if right else text + fill

@@ -23,7 +23,9 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.weights_only import is_allowed
+from ckptool.sources.meter import Meter, Progress
 from ckptool.tables import html_table
+from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.needed import check_installed
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
@@ -94,10 +96,7 @@ class CheckReport(NamedTuple):
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
         """The severest of all findings; None if nothing was found at all."""
-        severities = {finding.severity for finding in self.findings}
-        if self.error is not None or "error" in severities:
-            return "error"
-        return "warning" if "warning" in severities else "info" if severities else None
+        return "error" if self.error is not None else finding.worst_of(self.findings)
 
     @property
     def verdict(self) -> str:
@@ -138,6 +137,7 @@ def check(
     model_arguments: Mapping[str, object] | None = None,
     key: str | None = None,
     strict: bool = False,
+    progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> CheckReport:
     """
@@ -147,7 +147,8 @@ def check(
     needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
     class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
     compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
-    bytes after the last tensor, in gaps of an archive, and the like (CK101).
+    bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with the bytes that
+    were read so far, and those to be read in all.
 
     A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
 
@@ -165,7 +166,7 @@ def check(
     shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
-            return _examine(checkpoint, depth, devices, expected, key, limits, strict=strict)
+            return _examine(checkpoint, depth, devices, expected, key, limits, progress, strict=strict)
     except Cancelled:
         raise
     except MissingPackage:
@@ -198,6 +199,7 @@ def _examine(
     expected: list[tuple[str, Shapes]],
     key: str | None,
     limits: Limits,
+    progress: Progress | None,
     *,
     strict: bool,
 ) -> CheckReport:
@@ -222,11 +224,12 @@ def _examine(
     if depth != "structure":
         from ckptool.checking import integrity, sparse_indices
 
-        whole = integrity.verify(checkpoint, limits)
+        meter = Meter(progress, _to_read(checkpoint, depth))
+        whole = integrity.verify(checkpoint, limits, meter)
         found += whole.findings
         found += sparse_indices.examine(checkpoint, limits)
         if depth == "values":
-            found += value_survey.survey(checkpoint, limits)
+            found += value_survey.survey(checkpoint, limits, meter)
     return CheckReport(
         f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         depth,
@@ -244,6 +247,11 @@ def _examine(
         acts=survey.acts,
         loading=would_run.loading(survey, checkpoint.traits, refused=bool(stock.refusals)),
     )
+
+
+def _to_read(checkpoint: Checkpoint, depth: Depth) -> int:
+    distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
+    return checkpoint.file_nbytes + (sum(distinct.values()) if depth == "values" else 0)
 
 
 def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...]:

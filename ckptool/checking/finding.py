@@ -10,6 +10,8 @@ from ckptool.messages import labelled, show
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+"""The severest first."""
 
 
 class Code(NamedTuple):
@@ -174,3 +176,9 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         if finding.command and finding.command not in shown:
             shown.add(finding.command)
             yield labelled("", f"Run: {show(finding.command)}")
+
+
+def worst_of(findings: Iterable[Finding]) -> Severity | None:
+    """Return the severest of all; None if there are no findings."""
+    severities = {one.severity for one in findings}
+    return next((one for one in SEVERITIES if one in severities), None)

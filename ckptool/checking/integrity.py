@@ -18,6 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.checksums import checksums_of_file
+from ckptool.sources.meter import Meter
 from ckptool.tensors.tensor import TensorInfo
 
 _AGAIN: Final = "Download the file again, or take it from a backup."
@@ -39,7 +40,7 @@ class Integrity(NamedTuple):
     """Of them, those that are what was saved."""
 
 
-def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
+def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
     """
     Read every byte of the file, and compare each record that has a checksum with it.
 
@@ -48,14 +49,14 @@ def verify(checkpoint: Checkpoint, limits: Limits) -> Integrity:
     """
     findings: list[Finding] = []
     records = matching = 0
-    inside = part_check.check(checkpoint, limits)
+    inside = part_check.check(checkpoint, limits, meter)
     findings += inside.findings
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in inside.files)):
         if not any(archive.source is source for archive in checkpoint.archives):
-            checksums_of_file(source, [(0, source.nbytes)])  # for the reading: a disk that cannot says so
+            checksums_of_file(source, [(0, source.nbytes)], meter)  # for the reading: a disk that cannot says so
     bare: list[Record] = []
     for archive in checkpoint.archives:
-        damaged, without = check_records(archive, limits)
+        damaged, without = check_records(archive, limits, meter)
         findings += [_damaged(checkpoint, archive, record, fact) for record, fact in damaged[:MOST_FINDINGS]]
         if len(damaged) > MOST_FINDINGS:
             more = f"{counted(len(damaged) - MOST_FINDINGS, 'record')} more do not match their checksums"

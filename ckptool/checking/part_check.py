@@ -17,6 +17,7 @@ from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted
+from ckptool.sources.meter import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -36,7 +37,7 @@ class Parts(NamedTuple):
     """Those that parts are in."""
 
 
-def check(checkpoint: Checkpoint, limits: Limits) -> Parts:
+def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
     """
     Read every part, and compare its records with their checksums and its tensor with the index.
 
@@ -60,7 +61,7 @@ def check(checkpoint: Checkpoint, limits: Limits) -> Parts:
             continue
         found: list[Finding] = []
         for archive in parsed.archives:
-            damaged, without = check_records(archive, limits)
+            damaged, without = check_records(archive, limits, meter)
             found += [_finding("CK105", part, fact) for _, fact in damaged]
             records += len(archive)
             matching += len(archive) - len(damaged) - len(without)

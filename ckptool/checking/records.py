@@ -6,14 +6,15 @@ from ckptool.archives.archive import Archive, Record, inflated_crc32
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import Limits
 from ckptool.sources.checksums import checksums_of_file
+from ckptool.sources.meter import Meter
 
 
-def check_records(archive: Archive, limits: Limits) -> tuple[list[tuple[Record, str]], list[Record]]:
+def check_records(archive: Archive, limits: Limits, meter: Meter) -> tuple[list[tuple[Record, str]], list[Record]]:
     """Return the records that are damaged, with how, and those without a checksum."""
     records = [record for record in archive.values() if record.crc32 is not None]
     stored = [record for record in records if record.compression == "stored"]
     ranges = [(record.offset, record.offset + record.nbytes) for record in stored]
-    found, _ = checksums_of_file(archive.source, ranges)
+    found, _ = checksums_of_file(archive.source, ranges, meter)
     computed = dict(zip((record.name for record in stored), found, strict=True))
     damaged: list[tuple[Record, str]] = []
     bare: list[Record] = [record for record in archive.values() if record.crc32 is None]

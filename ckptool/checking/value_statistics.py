@@ -9,6 +9,7 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, MissingPackage, SourceChanged
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.statistics import Statistics, Tally
@@ -31,19 +32,26 @@ class ValueRow(NamedTuple):
 
 
 def statistics_of(
-    checkpoint: Checkpoint, tensors: Sequence[LazyTensor], *, depth: int | None, limits: Limits = DEFAULT_LIMITS
+    checkpoint: Checkpoint,
+    tensors: Sequence[LazyTensor],
+    *,
+    depth: int | None,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[ValueRow]:
     """
     Yield what the values of each of these tensors are like; with ``depth``, those of each module together, by so many
     components of the names.
 
-    Tensors are read one after the other, in pieces. Needs numpy, and no torch.
+    Tensors are read one after the other, in pieces; ``progress`` is called with the bytes that were read so far, and
+    those to be read in all. Needs numpy, and no torch.
 
     Raises:
         MissingPackage: numpy is not installed.
         SourceChanged: The file is no longer what was opened.
     """
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
+    meter = Meter(progress, sum(tensor.info.nbytes for tensor in tensors))
     for name, group in _groups(tensors, depth):
         check_cancelled(checkpoint.source.cancellation)
         whole = Tally()
@@ -58,7 +66,7 @@ def statistics_of(
                 if left < 0:
                     raise LimitExceeded("its tensors repeat the bytes of the file many times over")
                 tally = whole if len(group) == 1 else Tally()
-                tally.add(tensor.chunks(_VALUES_AT_ONCE, limits=limits), tensor.dtype)
+                tally.add(_counted(tensor.chunks(_VALUES_AT_ONCE, limits=limits), meter), tensor.dtype)
                 if tally is not whole:
                     whole.join(tally)
             except (Cancelled, SourceChanged, MissingPackage):
@@ -69,6 +77,12 @@ def statistics_of(
         shape = group[0].shape if depth is None else None
         dtypes = tuple(dict.fromkeys(tensor.dtype for tensor in group))
         yield ValueRow(name, len(seen), dtypes, shape, values, next(iter(reasons), None))
+
+
+def _counted(pieces: Iterable[bytes], meter: Meter) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        meter.read(len(piece))
 
 
 def _groups(tensors: Iterable[LazyTensor], depth: int | None) -> Iterator[tuple[str, list[LazyTensor]]]:

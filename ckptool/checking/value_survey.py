@@ -10,6 +10,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import FileUnavailable, LimitExceeded, SourceChanged, UnreadableFile, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
+from ckptool.sources.meter import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -21,7 +22,7 @@ _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
 
 
-def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
+def survey(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Iterator[Finding]:
     """
     Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero.
 
@@ -41,6 +42,7 @@ def survey(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
             continue
         seen.add(identity(info))
         left -= info.nbytes
+        meter.read(info.nbytes)
         facts = _facts(tensor, limits) if left >= 0 else _NO_NUMBERS
         if isinstance(facts, str):
             left_out[facts].append(tensor.name)

@@ -8,26 +8,26 @@ from typing import Any
 
 import click
 
-from ckptool.checking.check import CheckReport
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES
-from ckptool.checking.pickle_search import Act
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
-from ckptool.checking.torch_load import GlobalUse
-from ckptool.cli.json_output import error_object, finding_object, print_json
+from ckptool.cli import terminal
+from ckptool.cli.check_output import Objects, output_for
+from ckptool.cli.json_output import print_json
+from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
 from ckptool.cli.paths import AnyPath
-from ckptool.cli.text import error_text, say, with_options
+from ckptool.cli.progress import ProgressLine
+from ckptool.cli.targets import is_many, targets
+from ckptool.cli.text import say
 from ckptool.errors import CkptoolError
-from ckptool.messages import cut
 
-SCHEMA = "ckptool.check/2"
-_LONGEST = 4096
-"""Of a name in JSON: torch's own have some dozens of characters."""
 CODES_SCHEMA = "ckptool.codes/1"
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=AnyPath())
+@brief_option
+@many_files
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
@@ -60,9 +60,7 @@ CODES_SCHEMA = "ckptool.codes/1"
 )
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
-)
+@pager_option
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
     Say whether checkpoints are whole and safe, and will load.
@@ -85,42 +83,36 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--sarif and --json are two forms: give one of them.")
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
+    check_one_form(options)
+    if options["key"] is not None and options["like"] is None and options["model"] is None:
+        raise click.UsageError("--key is about what --like or --model is compared with: give one of them, too.")
+    if options["model_args"] and options["model"] is None:
+        raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)
+    found = targets(files, recursive=options["recursive"])
     code = 0
-    objects: list[dict[str, object]] = []
-    reports: list[tuple[str, CheckReport]] = []
-    for number, path in enumerate(files):
-        try:
-            report = about(check_file(path, **arguments), options["only"])
-        except CkptoolError as error:  # not of this file: of what it is to be compared with, or of this installation
-            if not options["as_json"]:
-                raise
-            objects.append(_not_looked_at(path, error))
-            code = 2
-            continue
-        code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
-        if options["as_sarif"]:
-            reports.append((path, report))
-        elif options["as_json"]:
-            objects.append(_object(report))
-        else:
-            _print(report, number, show_globals=options["show_globals"])
-    if options["as_sarif"]:
-        from ckptool.cli.sarif import sarif
-
-        print_json(sarif(reports))
-    elif options["as_json"]:
-        print_json(objects[0] if len(files) == 1 else objects)
+    with terminal.pager(asked=options["pager"]):
+        output = output_for(options, [one.path for one in found], is_list=is_many(files, found))
+        line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
+        for target in found:
+            line.next(target.path)
+            try:
+                report = about(check_file(target.path, progress=line, **arguments), options["only"])
+            except CkptoolError as error:  # not of this file: of what it is compared with, or of this installation
+                line.clear()
+                if not isinstance(output, Objects):
+                    raise
+                output.failed(target.path, error)
+                code = 2
+                continue
+            line.clear()
+            if report.error is not None and target.passes_over(report.error):
+                output.passed_over()
+                continue
+            code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
+            output.checked(report, target.path)
+        output.end()
     sys.exit(code)
-
-
-def _print(report: CheckReport, number: int, *, show_globals: bool) -> None:
-    if number:
-        say("")
-    if report.error is not None:
-        say(error_text(report.error), err=True)
-    if report.error is None or report.findings:
-        say(with_options("\n".join(report.lines(show_globals=show_globals))))
 
 
 def _questions(value: str | None) -> tuple[str, ...]:
@@ -150,59 +142,6 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         arguments["model_arguments"] = dict(model_argument(text) for text in options["model_args"])
     return {**arguments, "devices": devices}
-
-
-def _object(report: CheckReport) -> dict[str, object]:
-    found: dict[str, object] = {
-        "schema": SCHEMA,
-        "path": report.path,
-        "depth": report.depth,
-        "worst": report.worst,
-        "verdict": with_options(report.verdict),
-        "findings": [finding_object(finding) for finding in report.findings],
-    }
-    found |= {"globals": [_global(one) for one in report.globals], "acts": [_act(one) for one in report.acts]}
-    if report.error is not None:
-        return {**found, "error": error_object(report.error)}
-    return {
-        **found,
-        "loading": report.loading and with_options(report.loading),
-        "format": report.format,
-        "form": report.form,
-        "file_nbytes": report.file_nbytes,
-        "shards": report.shards,
-        "records": report.records,
-        "matching": report.matching,
-    }
-
-
-def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "path": path,
-        "depth": "structure",
-        "worst": "error",
-        "verdict": "not looked at",
-        "findings": [],
-        "globals": [],
-        "acts": [],
-        "error": error_object(error),
-    }
-
-
-def _act(one: Act) -> dict[str, object]:
-    names = {"name": cut(one.name, _LONGEST), "text": cut(one.text, _LONGEST), "package": cut(one.package, _LONGEST)}
-    return one._asdict() | names | {"record": one.record or None}
-
-
-def _global(one: GlobalUse) -> dict[str, object]:
-    return {
-        "name": cut(one.name, _LONGEST),
-        "allowed": one.is_allowed,
-        "record": one.record or None,
-        "offset": one.offset,
-        "nested_at": one.nested_at,
-    }
 
 
 def _list_codes(*, as_json: bool) -> None:

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 
 import click
 
+from ckptool.cli import terminal
 from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli.options import pager_option
 from ckptool.cli.paths import AnyPath
+from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import DiffReport
@@ -30,6 +33,8 @@ SCHEMA = "ckptool.diff/2"
 @click.option("--rtol", type=click.FloatRange(min=0), help="Allow floating values to differ by this share of B's.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Allow floating values to differ by this much.")
 @click.option("--no-values", is_flag=True, help="Compare all but the values; this takes milliseconds.")
+@click.option("--stat", is_flag=True, help="Also say how alike tensors are that differ: cosine, norms. Needs numpy.")
+@pager_option
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def diff(
@@ -45,6 +50,8 @@ def diff(
     rtol: float | None,
     atol: float | None,
     no_values: bool,
+    stat: bool,
+    pager: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -56,6 +63,10 @@ def diff(
     or --atol, where |a - b| <= atol + rtol * |b|, and NaN is the same as NaN. What a format cannot hold (safetensors:
     devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be compared.
     """
+    if stat and no_values:
+        raise click.UsageError("--stat is about values: --no-values leaves nothing to it.")
+    line = ProgressLine(shown=not (quiet or as_json))
+    line.next(b)
     try:
         report = diff_files(
             a,
@@ -69,18 +80,33 @@ def diff(
             rtol=rtol,
             atol=atol,
             values=not no_values,
+            stat=stat,
+            progress=line,
         )
     except CkptoolError as error:
+        line.clear()
         if as_json:
             print_json(_error_object(a, b, error))
         else:
             say(error_text(error), err=True)
         sys.exit(2)
+    line.clear()
     if as_json:
         print_json(_object(report))
     else:
-        say(with_options(report.verdict if quiet else str(report)))
+        _print(report, quiet=quiet, pager=pager)
     sys.exit(0 if report.same else 1)
+
+
+def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:
+    with terminal.pager(asked=pager):
+        width = terminal.width()
+        if quiet:
+            say(with_options(report.verdict))
+            return
+        text = str(report._replace(likeness=()))
+        lines = (with_options(line) for line in text.split("\n"))
+        say("\n".join((*terminal.wrapped(lines, width), *report.likeness_lines(width))))
 
 
 def _object(report: DiffReport) -> dict[str, object]:
@@ -104,6 +130,7 @@ def _object(report: DiffReport) -> dict[str, object]:
         },
         "values": [_value_object(found) for found in report.values],
         "close": [_value_object(found) for found in report.close],
+        "likeness": _objects(report.likeness),
         "counts": report.counts,
     }
 

@@ -13,9 +13,11 @@ from itertools import accumulate
 import click
 
 from ckptool.checking.finding import Finding
+from ckptool.checkpoints.adapters import Adapter
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
+from ckptool.cli.inspect_report import adapter_in
 from ckptool.cli.tables import tensor_file_offset
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
@@ -36,10 +38,34 @@ _DEPTH = 2
 """Of an object, the members of its members are pieces; a list of objects is one level more."""
 
 
-def print_json(found: object, number: int = 0, count: int = 1) -> None:
-    """Print a value as one line of ASCII; one of several, as the part of their list that ends with it."""
-    waiting = ["" if count == 1 else ", " if number else "["]
-    length = 0
+def print_json(found: object) -> None:
+    """Print a value as one line of ASCII."""
+    _print("", found)
+    click.echo("")
+
+
+class JsonOutput:
+    """The objects of files, printed as they come: each a line, or all together a list, or the only one by itself."""
+
+    def __init__(self, *, as_lines: bool, is_list: bool) -> None:
+        self._as_lines = as_lines
+        self._is_list = is_list
+        self._printed = 0
+
+    def add(self, found: dict[str, object]) -> None:
+        if self._as_lines:
+            print_json(found)
+        else:
+            _print((", " if self._printed else "[") if self._is_list else "", found)
+        self._printed += 1
+
+    def end(self) -> None:
+        if not self._as_lines:
+            click.echo(("]" if self._printed else "[]") if self._is_list else "")
+
+
+def _print(start: str, found: object) -> None:
+    waiting, length = [start], 0
     for piece in _pieces(found, _DEPTH + isinstance(found, list)):
         waiting.append(piece)
         length += len(piece)
@@ -47,8 +73,6 @@ def print_json(found: object, number: int = 0, count: int = 1) -> None:
             click.echo("".join(waiting), nl=False)
             waiting, length = [], 0
     click.echo("".join(waiting), nl=False)
-    if number == count - 1:
-        click.echo("" if count == 1 else "]")
 
 
 def _pieces(found: object, depth: int) -> Iterator[str]:
@@ -101,6 +125,7 @@ def inspect_object(
             }
             for found in checkpoint.state_dicts
         ],
+        "adapter": _adapter_json(adapter_in(checkpoint)),
         "training": [_training_json(found) for found in training_states(checkpoint)],
         "tensors": (
             _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
@@ -142,6 +167,17 @@ def error_object(error: CkptoolError) -> dict[str, object]:
 def finding_object(finding: Finding) -> dict[str, object]:
     """Return a finding as every verb's JSON has it."""
     return finding._replace(hint=finding.hint and with_options(finding.hint))._asdict()
+
+
+def _adapter_json(found: Adapter | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    return {
+        "ranks": list(found.ranks),
+        "targets": [cut(target, _LONGEST_CLASS) for target in found.targets[:_GROUPS_LISTED]],
+        "modules": found.modules,
+        "base": found.base and cut(found.base, _LONGEST_CLASS),
+    }
 
 
 def _training_json(found: TrainingState) -> dict[str, object]:

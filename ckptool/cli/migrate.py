@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -14,9 +13,10 @@ import click
 from ckptool.cli.json_output import print_json
 from ckptool.cli.migrate_report import error_as_json, report_as_json
 from ckptool.cli.paths import AnyPath
+from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
-from ckptool.messages import show, show_nbytes
+from ckptool.messages import show
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
@@ -25,8 +25,6 @@ from ckptool.names import renaming
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
-
-_SECONDS_UNTIL_PROGRESS = 0.5
 
 _NAME_OPTIONS = {
     "--strip-prefix": "strip_prefix",
@@ -149,7 +147,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     }
     code = 0
     reports: list[dict[str, object]] = []
-    for source, outcome in _run(_targets(sources, target, options, changes), arguments, jobs):
+    for source, outcome in _run(
+        _targets(sources, target, options, changes), arguments, jobs, shows_progress=not as_json
+    ):
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2)
             reports.append(error_as_json(source, outcome))
@@ -256,12 +256,15 @@ def model_argument(text: str) -> tuple[str, object]:
 
 
 def _run(
-    work: Sequence[_Pair], arguments: dict[str, Any], jobs: int
+    work: Sequence[_Pair], arguments: dict[str, Any], jobs: int, *, shows_progress: bool
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
     if jobs == 1 or len(work) == 1:
+        line = ProgressLine(len(work), shown=shows_progress)
         for source, target in work:
-            progress = _Progress(source) if sys.stderr is not None and sys.stderr.isatty() else None
-            yield source, _outcome(source, target, arguments, progress)
+            line.next(source)
+            outcome = _outcome(source, target, arguments, line)
+            line.clear()
+            yield source, outcome
         return
     from concurrent.futures import ThreadPoolExecutor
     from threading import Event
@@ -288,27 +291,3 @@ def _outcome(
         return migrate_file(source, target, progress=progress, **arguments)
     except CkptoolError as error:
         return error
-    finally:
-        if isinstance(progress, _Progress):
-            progress.clear()
-
-
-class _Progress:
-    """A line on stderr that counts bytes, once it is clear that this takes a while."""
-
-    def __init__(self, source: str) -> None:
-        self._name = show(os.path.basename(source))  # noqa: PTH119
-        self._started = time.monotonic()
-        self._shown = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._started < _SECONDS_UNTIL_PROGRESS or now - self._shown < 0.1:
-            return
-        self._shown = now
-        share = min(1.0, done / total) if total else 1.0
-        click.echo(f"\r{self._name}  {share:4.0%} of {show_nbytes(total)} ", nl=False, err=True)
-
-    def clear(self) -> None:
-        if self._shown:
-            click.echo("\r\x1b[2K", nl=False, err=True)

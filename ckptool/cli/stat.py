@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import click
 
 from ckptool.checking.value_statistics import ValueRow, statistics_of
-from ckptool.cli import tables
-from ckptool.cli.inspect import Selection, pattern
-from ckptool.cli.json_output import error_object, print_json
+from ckptool.cli import tables, terminal
+from ckptool.cli.json_output import JsonOutput, error_object
+from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, no_room, rows
 from ckptool.cli.paths import AnyPath
+from ckptool.cli.progress import ProgressLine
+from ckptool.cli.selection import Selection, pattern
+from ckptool.cli.targets import is_many, targets
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
 from ckptool.names.filter import Filter
-from ckptool.tables import plain_table
+from ckptool.tables import Table, fitted, plain_table
+from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"
 _HEADERS: Final = ("name", "dtype", "shape", "mean", "std", "min", "max", "norm", "zeros", "NaN", "inf", "histogram")
 _IS_NUMBER: Final = (False, False, False, *(True,) * 8, False)
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_SPARE: Final = ("dtype", "shape", "norm", "std")
+_SPARE_IF_SAME: Final = ("inf", "NaN", "zeros")
+"""Columns that a narrow terminal does without; what is odd about values stays."""
+_RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
+@many_files
 @click.option("--depth", type=click.IntRange(0), help="Take the tensors of a module together, by so many components.")
 @click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
-@click.option("--table", "table_format", metavar="FORMAT", help="Table format: github, csv, or any of tabulate's.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
-)
-def stat(
-    files: tuple[str, ...],
-    *,
-    depth: int | None,
-    grep: str | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    table_format: str | None,
-    as_json: bool,
-) -> None:
+@rows
+def stat(files: tuple[str, ...], **options: Any) -> None:
     """
     Say what the values of each tensor are like.
 
@@ -55,42 +51,100 @@ def stat(
     eight equal parts. All of a tensor is read, piece by piece. Complex values count as two; quantised ones as their
     integers. Needs numpy, and no torch. Exit code 2 means that a file could not be read.
     """
-    selection = Selection(pattern(grep), Filter(include, exclude), "file")
-    if table_format is not None and table_format not in tables.table_formats():
-        raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")
+    check_one_form(options)
+    selection = Selection(pattern(options["grep"]), Filter(options["include"], options["exclude"]), "file")
+    found = targets(files, recursive=options["recursive"])
     failed = False
-    for number, path in enumerate(files):
-        try:
-            with open_checkpoint(path) as checkpoint:
-                chosen = selection.of(checkpoint.tensors.values())
-                rows = list(statistics_of(checkpoint, chosen, depth=depth))
-                nothing = selection.nothing(checkpoint.tensors, chosen)
-        except CkptoolError as error:
-            if error.kind == "missing-package":
-                raise
-            failed = True
-            if as_json:
-                print_json({"schema": SCHEMA, "path": path, "error": error_object(error)}, number, len(files))
-            else:
-                say(error_text(error), err=True)
-            continue
-        if as_json:
-            objects = [_object(row) for row in rows]
-            print_json({"schema": SCHEMA, "path": path, "rows": objects}, number, len(files))
-            continue
-        if table_format is None:
-            say("\n" * bool(number) + show(path))
-        say(nothing if nothing is not None else "\n".join(_lines(rows, table_format)))
+    with terminal.pager(asked=options["pager"]):
+        output = _output(options, is_list=is_many(files, found))
+        line = ProgressLine(len(found), shown=isinstance(output, _Tables))
+        for target in found:
+            line.next(target.path)
+            try:
+                with open_checkpoint(target.path) as checkpoint:
+                    chosen = selection.of(checkpoint.tensors.values())
+                    found_rows = list(statistics_of(checkpoint, chosen, depth=options["depth"], progress=line))
+                    nothing = selection.nothing(checkpoint.tensors, chosen)
+            except CkptoolError as error:
+                line.clear()
+                if error.kind == "missing-package":
+                    raise
+                if not target.passes_over(error):
+                    failed = True
+                    output.failed(target.path, error)
+                continue
+            line.clear()
+            output.computed(target.path, found_rows, nothing)
+        output.end()
     sys.exit(2 if failed else 0)
 
 
-def _lines(rows: list[ValueRow], table_format: str | None) -> Iterator[str]:
-    cells = [_cells(row) for row in rows]
-    if table_format is not None:
-        yield tables.formatted_table(_HEADERS, cells, _IS_NUMBER, table_format)
-        return
-    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-    yield from plain_table(_HEADERS, cells, _IS_NUMBER, width)
+def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Tables:
+    if options["as_json"] or options["as_lines"]:
+        return _Objects(JsonOutput(as_lines=options["as_lines"], is_list=is_list))
+    width = None if options["wide"] else terminal.width()
+    return _Tables(options["table_format"], limit_of(options), width)
+
+
+class _Objects:
+    """JSON."""
+
+    def __init__(self, output: JsonOutput) -> None:
+        self._output = output
+
+    def computed(self, path: str, rows: Sequence[ValueRow], _: str | None) -> None:
+        self._output.add({"schema": SCHEMA, "path": path, "rows": [_object(row) for row in rows]})
+
+    def failed(self, path: str, error: CkptoolError) -> None:
+        self._output.add({"schema": SCHEMA, "path": path, "error": error_object(error)})
+
+    def end(self) -> None:
+        self._output.end()
+
+
+class _Tables:
+    """For people, or in one of the formats of tables."""
+
+    def __init__(self, table_format: str | None, limit: int | None, width: int | None) -> None:
+        self._format = table_format
+        self._limit = limit
+        self._width = width
+        self._begun = False
+
+    def computed(self, path: str, rows: Sequence[ValueRow], nothing: str | None) -> None:
+        if self._begun:
+            say("")
+        self._begun = True
+        if self._format is None:
+            say(show(path))
+        elif nothing is not None:
+            say(nothing.strip(), err=True)
+            return
+        say(nothing if nothing is not None else "\n".join(self._lines(rows)))
+
+    def failed(self, _: str, error: CkptoolError) -> None:
+        say(error_text(error), err=True)
+
+    def end(self) -> None:
+        pass
+
+    def _lines(self, rows: Sequence[ValueRow]) -> Iterator[str]:
+        shown = rows[: self._limit]
+        if self._format in tables.RAW_FORMATS:
+            yield tables.raw_table(_RAW_HEADERS, [_raw(row) for row in shown], self._format or "")
+            return
+        table = Table(_HEADERS, [_cells(row) for row in shown], _IS_NUMBER)
+        if self._format is not None:
+            yield tables.formatted_table(*table, self._format)
+            return
+        spared: list[str] = []
+        if self._width is not None:
+            table, spared = fitted(table, self._width, _SPARE, _SPARE_IF_SAME)
+        yield from plain_table(table, self._width)
+        if spared:
+            yield from terminal.wrapped([no_room(spared)], self._width)
+        if len(rows) > len(shown):
+            yield left_out(len(rows) - len(shown))
 
 
 def _cells(row: ValueRow) -> list[str]:
@@ -103,6 +157,17 @@ def _cells(row: ValueRow) -> list[str]:
     counts = [f"{number:,}" if number else "-" for number in (found.nan, found.infinite)]
     moments = (found.mean, found.std, found.min, found.max, found.norm)
     return [*start, *map(_number, moments), share if found.zeros else "-", *counts, _bars(found.histogram)]
+
+
+def _raw(row: ValueRow) -> list[object]:
+    values = row.values or (None,) * len(Statistics._fields)
+    return [
+        show(row.name),
+        ", ".join(row.dtypes),
+        None if row.shape is None else list(row.shape),
+        row.tensors,
+        *(list(value) if isinstance(value, tuple) else value for value in values),
+    ]
 
 
 def _number(value: float | None) -> str:

@@ -26,6 +26,9 @@ _TAKE_HTML = frozenset(
 )
 """Formats of pages that may render the HTML in a cell."""
 
+RAW_FORMATS = ("csv", "tsv", "json")
+"""Formats for programs, which take numbers as they are."""
+
 
 class Related(NamedTuple):
     """What the tensors of a file have to do with each other, by name."""
@@ -42,6 +45,8 @@ class Column(NamedTuple):
     header: str
     is_number: bool
     value: Callable[[str, TensorInfo, Related], str]
+    raw: Callable[[TensorInfo], object] | None = None
+    """The value for programs, where its text is for people."""
 
 
 def _dtype(_name: str, info: TensorInfo, _related: Related) -> str:
@@ -66,32 +71,55 @@ def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
 
 COLUMNS: dict[str, Column] = {
     "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
-    "shape": Column("shape", False, lambda _name, info, _related: str(list(info.shape))),
+    "shape": Column("shape", False, lambda _name, info, _related: str(list(info.shape)), lambda info: list(info.shape)),
     "dtype": Column("dtype", False, _dtype),
     "device": Column("device", False, lambda _name, info, _related: show(info.location)),
-    "numel": Column("parameters", True, lambda _name, info, _related: f"{info.numel:,}"),
-    "size": Column("size", True, lambda _name, info, _related: show_nbytes(info.total_nbytes)),
-    "nbytes": Column("bytes", True, lambda _name, info, _related: str(info.total_nbytes)),
-    "stride": Column("stride", False, lambda _name, info, _related: str(list(info.stride))),
+    "parameters": Column("parameters", True, lambda _name, info, _related: f"{info.numel:,}", lambda info: info.numel),
+    "size": Column(
+        "size", True, lambda _name, info, _related: show_nbytes(info.total_nbytes), lambda info: info.total_nbytes
+    ),
+    "bytes": Column(
+        "bytes", True, lambda _name, info, _related: str(info.total_nbytes), lambda info: info.total_nbytes
+    ),
+    "stride": Column(
+        "stride", False, lambda _name, info, _related: str(list(info.stride)), lambda info: list(info.stride)
+    ),
     "storage": Column("storage", False, lambda _name, info, _related: show(info.storage.key) if info.storage else "-"),
-    "storage_offset": Column("offset in storage", True, lambda _name, info, _related: str(info.storage_offset)),
-    "file_offset": Column("offset in file", True, _file_offset),
-    "requires_grad": Column("requires grad", False, lambda _name, info, _related: _yes_no(info.requires_grad)),
-    "kind": Column("kind", False, lambda _name, info, _related: info.kind or "-"),
-    "parameter": Column("of parameter", False, lambda name, _info, related: show(related.parameters.get(name, "-"))),
-    "shared_with": Column("shares memory with", False, _shared_with),
+    "storage_offset": Column(
+        "storage offset", True, lambda _name, info, _related: str(info.storage_offset), lambda info: info.storage_offset
+    ),
+    "file_offset": Column("file offset", True, _file_offset, lambda info: tensor_file_offset(info)),
+    "requires_grad": Column(
+        "requires grad",
+        False,
+        lambda _name, info, _related: _yes_no(info.requires_grad),
+        lambda info: info.requires_grad,
+    ),
+    "kind": Column("kind", False, lambda _name, info, _related: info.kind or "-", lambda info: info.kind),
+    "of_parameter": Column("of parameter", False, lambda name, _info, related: show(related.parameters.get(name, "-"))),
+    "shared_with": Column("shared with", False, _shared_with),
     "pieces": Column("pieces", False, _pieces),
 }
-DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "numel", "size")
+"""Each is called as its header, with ``_`` for a space."""
+_OTHER_NAMES = {"numel": "parameters", "nbytes": "bytes", "parameter": "of_parameter"}
+DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "parameters", "size")
 
 SORT_KEYS: dict[str, Callable[[LazyTensor], object]] = {
     "file": lambda _tensor: 0,
     "name": lambda tensor: tensor.name,
     "size": lambda tensor: -tensor.info.total_nbytes,
-    "numel": lambda tensor: -tensor.info.numel,
+    "parameters": lambda tensor: -tensor.info.numel,
     "dtype": lambda tensor: tensor.info.dtype.name,
     "device": lambda tensor: tensor.info.location,
 }
+OTHER_SORT_KEYS = {"numel": "parameters", "bytes": "size", "nbytes": "size"}
+"""Other names for them, as those of columns."""
+
+
+def column_named(text: str) -> str:
+    """Return the name of a column as it is called here; text that is none as it is."""
+    name = "_".join(text.lower().replace("-", " ").split())
+    return _OTHER_NAMES.get(name, name)
 
 
 def tensor_file_offset(info: TensorInfo) -> int | None:
@@ -103,18 +131,45 @@ def tensor_file_offset(info: TensorInfo) -> int | None:
 def tensor_rows(tensors: Iterable[LazyTensor], columns: Sequence[str], related: Related) -> Iterator[list[str]]:
     """Yield a row for each tensor, and one for each part of a tensor that is in parts."""
     values = [COLUMNS[name].value for name in columns]
+    for name, info, its in _named(tensors, related):
+        yield [value(name, info, its) for value in values]
+
+
+def raw_rows(tensors: Iterable[LazyTensor], columns: Sequence[str], related: Related) -> Iterator[list[object]]:
+    """Yield the same rows for programs: numbers as numbers, in elements and bytes."""
+    chosen = [COLUMNS[name] for name in columns]
+    for name, info, its in _named(tensors, related):
+        yield [column.raw(info) if column.raw else column.value(name, info, its) for column in chosen]
+
+
+def _named(tensors: Iterable[LazyTensor], related: Related) -> Iterator[tuple[str, TensorInfo, Related]]:
     for tensor in tensors:
-        yield [value(tensor.name, tensor.info, related) for value in values]
+        yield tensor.name, tensor.info, related
         for part, info in tensor.info.parts:
-            yield [value(f"{tensor.name}[{part}]", info, Related()) for value in values]
+            yield f"{tensor.name}[{part}]", info, Related()
+
+
+def raw_table(headers: Row, rows: Sequence[Sequence[object]], table_format: str) -> str:
+    """Return a table for programs: as CSV, TSV, or a JSON list of objects."""
+    if table_format == "json":
+        import json
+
+        objects = (dict(zip(headers, row, strict=True)) for row in rows)
+        return f"[{f',{chr(10)} '.join(json.dumps(one, allow_nan=False) for one in objects)}]"
+    import csv
+    import io
+
+    output = io.StringIO()
+    writer = csv.writer(output, delimiter="\t" if table_format == "tsv" else ",", lineterminator="\n")
+    writer.writerow(headers)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return output.getvalue().rstrip("\n")
 
 
 def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], table_format: str) -> str:
-    """Return a table in one of tabulate's formats, or as CSV, with what the format would take for markup disarmed."""
-    if table_format == "csv":
-        return _csv(headers, rows)
-    if table_format == "tsv":
-        rows = [[_no_formula(cell) for cell in row] for row in rows]
+    """Return a table in a format, with what the format would take for markup disarmed."""
+    if table_format in RAW_FORMATS:
+        return raw_table(headers, rows, table_format)
     from html import escape
 
     from tabulate import tabulate  # thirty milliseconds that only this path needs
@@ -138,23 +193,16 @@ def table_formats() -> list[str]:
     from tabulate import tabulate_formats
 
     # "unsafehtml" and "latex_raw" pass what the file says on as markup.
-    return sorted({*tabulate_formats, "csv"} - {"unsafehtml", "latex_raw"})
+    return sorted({*tabulate_formats, *RAW_FORMATS} - {"unsafehtml", "latex_raw"})
 
 
-def _csv(headers: Row, rows: Sequence[Row]) -> str:
-    import csv
-    import io
-
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows([[_no_formula(cell) for cell in row] for row in rows])
-    return output.getvalue().rstrip("\n")
-
-
-def _no_formula(cell: str) -> str:
-    """Return a cell so that no spreadsheet takes it for a formula."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" else cell
+def _cell(value: object) -> object:
+    """Return what a spreadsheet shows of a value. No text is a formula to it."""
+    if value is None or isinstance(value, bool):
+        return "" if value is None else str(value).lower()
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) and value != "-":
+        return f"'{value}"
+    return value
 
 
 def _yes_no(value: bool | None) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from ckptool.cli import terminal
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show
 
@@ -34,16 +35,21 @@ _STYLES: Final = {
     "error": "red",
     "warning": "yellow",
     "info": "blue",
+    "fine": "green",
     "Error:": "red",
     "Hint:": "yellow",
     "Run:": "cyan",
 }
-_MARKED: Final = re.compile(r"^( *)(error|warning|info|Error:|Hint:|Run:)(?= )(.*)$", re.MULTILINE)
+_MARKED: Final = re.compile(r"^( *)(error|warning|info|fine|Error:|Hint:|Run:)(?= )(.*)$", re.MULTILINE)
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print text; on a terminal, in colours by severity, and with commands that stand out."""
-    click.echo(_MARKED.sub(_painted, text) if _shows_colours(err=err) else text, err=err)
+    shown = _MARKED.sub(_painted, text) if _shows_colours(err=err) else text
+    if terminal.pages:
+        terminal.pages[-1].append(f"{shown}\n")
+    else:
+        click.echo(shown, err=err)
 
 
 def _painted(line: re.Match[str]) -> str:

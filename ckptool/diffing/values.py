@@ -14,12 +14,14 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.errors import LimitExceeded, MissingPackage, SourceChanged, about
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.files import filler_under
+from ckptool.sources.meter import SILENT, Meter
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
 from ckptool.torch_ops.differences import BlockDiff, Number, Tolerance
+from ckptool.torch_ops.likeness import Likeness, Products
 
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""
@@ -68,11 +70,13 @@ class ValueComparer:
         tolerance: Tolerance | None = None,
         limits: Limits = DEFAULT_LIMITS,
         paths: tuple[str, str] = ("", ""),
+        meter: Meter = SILENT,
     ) -> None:
         self._left = self._allowed = limits.expanded(file_nbytes)
         self._tolerance = tolerance
         self._paths = paths
         self._limits = limits
+        self._meter = meter
         # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
         self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
         self._buffers: tuple[bytearray, bytearray] | None = None
@@ -96,6 +100,22 @@ class ValueComparer:
             self._known[key] = self._difference(name, a, b), a, b
         found, _, _ = self._known[key]
         return None if found is None else found._replace(name=name)
+
+    def likeness(self, name: str, a: TensorInfo, b: TensorInfo) -> Likeness:
+        """
+        Return how alike two tensors are as vectors. Both are read whole.
+
+        Raises:
+            UnsupportedFeature: A type is not known.
+            MissingPackage: numpy is not installed.
+        """
+        products = Products()
+        numel = max(1, PIECE_NBYTES // max(a.dtype.itemsize, b.dtype.itemsize))
+        for left, right in zip(
+            self._chunks(name, a, numel, self._paths[0]), self._chunks(name, b, numel, self._paths[1]), strict=True
+        ):
+            products.add(left, a.dtype.name, right, b.dtype.name)
+        return products.likeness(name)
 
     def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
         """Say whether two storages of equal size hold the same bytes."""
@@ -136,6 +156,7 @@ class ValueComparer:
             if a.dtype != b.dtype or left != right:
                 yield start, left, right
             start += len(left) // a.dtype.itemsize
+            self._meter.read(len(left))
 
     def _spend(self, nbytes: int) -> None:
         self._left -= nbytes
@@ -167,10 +188,12 @@ class ValueComparer:
                 if left != right:
                     yield position, left, right
                 position += step
+                self._meter.read(step)
         if position < nbytes:
             rest = one.read(position, nbytes - position), other.read(position, nbytes - position)
             if rest[0] != rest[1]:
                 yield position, *rest
+            self._meter.read(nbytes - position)
 
     def _count(self, tally: _Tally, start: int, a: Buffer, info_a: TensorInfo, b: Buffer, info_b: TensorInfo) -> None:
         """Compare a piece block by block: what torch makes of one block in float64 is small."""

@@ -15,7 +15,7 @@ import torch
 
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.loading.hollow import is_lazy
-from ckptool.loading.memory.assembly import torch_dtype
+from ckptool.loading.memory.layouts import torch_dtype
 from ckptool.loading.post_hooks import Names, has_post_hooks, try_post_hooks
 from ckptool.messages import some
 from ckptool.names import matching

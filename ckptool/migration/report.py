@@ -19,7 +19,7 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
-from ckptool.tables import html_table, plain_table
+from ckptool.tables import Table, html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
 _LABEL: Final = 11
@@ -279,7 +279,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield labelled("source", show(report.source))
     yield labelled("content", _taken(report))
     rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
-    yield from (f"  {line}" for line in plain_table([" " * _LABEL, "before", "after"], rows, [False] * 3, None))
+    yield from (f"  {line}" for line in plain_table(Table([" " * _LABEL, "before", "after"], rows, [False] * 3), None))
     devices = [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in report.retagged.items()]
     yield from listed("device", devices)
     yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])

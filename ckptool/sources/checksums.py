@@ -18,6 +18,7 @@ from zlib import crc32
 
 from ckptool.cancellation import Cancellation, steps
 from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.meter import SILENT, Meter
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import Source
 
@@ -94,7 +95,9 @@ def checksum_of_range(source: Source, start: int, stop: int) -> int:
     return found
 
 
-def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+def checksums_of_file(
+    source: Source, ranges: Sequence[tuple[int, int]], meter: Meter = SILENT
+) -> tuple[list[int], int]:
     """
     Return the CRC-32 of each range, and that of everything outside them joined together.
 
@@ -109,16 +112,17 @@ def checksums_of_file(source: Source, ranges: Sequence[tuple[int, int]]) -> tupl
         found: list[int] = []
         outside = position = 0
         for start, stop in ranges:
-            outside = _checksum_ahead(ahead, position, start, outside)
+            outside = _checksum_ahead(ahead, position, start, outside, meter)
             if stop - start >= WORTH_A_THREAD:
                 checksum = 0
                 for begin, end in runs(start, stop):
                     checksum = joined_crc32(checksum, next(computed), end - begin)
+                    meter.read(end - begin)
             else:
-                checksum = _checksum_ahead(ahead, start, stop, 0)
+                checksum = _checksum_ahead(ahead, start, stop, 0, meter)
             found.append(checksum)
             position = stop
-    return found, _checksum_ahead(ahead, position, source.nbytes, outside)
+    return found, _checksum_ahead(ahead, position, source.nbytes, outside, meter)
 
 
 def _checksum_of_run(source: Source, start: int, stop: int) -> int:
@@ -132,11 +136,13 @@ def _checksum_of_run(source: Source, start: int, stop: int) -> int:
     return found
 
 
-def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int) -> int:
+def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int, meter: Meter) -> int:
     if stop - start <= ReadAhead.BLOCK:
+        meter.read(stop - start)
         return crc32(ahead.read(start, stop - start), before)
     for position in range(start, stop, ReadAhead.BLOCK):
         before = crc32(ahead.read(position, min(ReadAhead.BLOCK, stop - position)), before)
+        meter.read(min(ReadAhead.BLOCK, stop - position))
     return before
 
 

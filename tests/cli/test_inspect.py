@@ -145,16 +145,16 @@ def test_control_characters_and_bidi_marks_never_reach_the_terminal(tmp_path: Pa
 
 
 def test_spreadsheet_formulas_are_disarmed_in_csv() -> None:
-    from ckptool.cli.tables import formatted_table
+    from ckptool.cli.tables import raw_table
 
-    assert formatted_table(["name"], [["=cmd()"]], [False], "csv").splitlines()[1] == "'=cmd()"
+    assert raw_table(["name"], [["=cmd()"]], "csv").splitlines()[1] == "'=cmd()"
 
 
 def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.tables import plain_table
+    from ckptool.tables import Table, plain_table
 
     rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
-    lines = list(plain_table(["name", "shape"], rows, [False, False], 60))
+    lines = list(plain_table(Table(["name", "shape"], rows, [False, False]), 60))
 
     assert "…" in lines[1]
     assert lines[1].count("層") == 25  # two cells each, and one for the ellipsis, in the 52 that the shape leaves
@@ -277,3 +277,20 @@ def test_shards_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert printed.index(names[1]) < printed.index(names[0])
     found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(index)]).output)
     assert [shard["name"] for shard in found["shards"]] == names
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (999_499, ""),
+        (999_999, " (1M)"),
+        (494_032_768, " (494M)"),
+        (999_700_000, " (1B)"),
+        (7_241_732_096, " (7.24B)"),
+        (1_800_000_000_000, " (1.8T)"),
+    ],
+)
+def test_large_counts_are_said_as_people_say_them_too(number: int, shown: str) -> None:
+    from ckptool.messages import rough
+
+    assert rough(number) == shown

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -270,26 +267,6 @@ def test_an_entry_of_the_weights_can_be_dropped_by_its_path() -> None:
 
 
 # Progress and interrupts
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_shown_on_a_terminal_alone_and_after_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr("click.echo", lambda text, **_: shown.append(text))
-    clock = iter([0.0, 0.4, 0.6, 0.61, 0.75])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    progress = verb._Progress("a.pth")
-
-    for done in (10, 20, 30, 40):
-        progress(done, 100)
-
-    assert [text.split()[1] for text in shown] == ["20%", "40%"]
-    command = [sys.executable, "-m", "ckptool", "migrate", STATE_DICT, "x.pth"]
-    assert subprocess.run(command, capture_output=True, check=True).stderr == b""
 
 
 def test_an_interrupt_stops_every_job(monkeypatch: pytest.MonkeyPatch) -> None:

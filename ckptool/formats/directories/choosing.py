@@ -75,7 +75,7 @@ def role_of(name: str) -> str | None:
 
 def choose(files: Sequence[str]) -> Choice:
     """Return the files that could be the checkpoint of a folder: those with a usual name before all others."""
-    found = list(_candidates(files))
+    found = list(candidates(files))
     usual: dict[tuple[str, str], list[_Usual]] = {}
     for one in found:
         named = _usual(one)
@@ -83,7 +83,7 @@ def choose(files: Sequence[str]) -> Choice:
             usual.setdefault(named.weights, []).append(named)
     if not usual:
         return Choice(tuple(one for one in found if role_of(one.name) is None))
-    candidates: list[Candidate] = []
+    chosen_ones: list[Candidate] = []
     twins: list[Twin] = []
     for same in usual.values():
         variants = {one.variant for one in same}
@@ -91,22 +91,22 @@ def choose(files: Sequence[str]) -> Choice:
             variants = {""}
         best = {variant: min(one.rank for one in same if one.variant == variant) for variant in variants}
         chosen = [one for one in same if best.get(one.variant) == one.rank]
-        candidates += (one.candidate for one in chosen)
+        chosen_ones += (one.candidate for one in chosen)
         for twin in same:
             if twin not in chosen:
                 kept = next((other for other in chosen if other.variant == twin.variant), chosen[0])
                 twins.append(Twin(twin.candidate.name, kept.candidate.name, kept.variant != twin.variant))
-    return Choice(tuple(candidates), tuple(twins))
+    return Choice(tuple(chosen_ones), tuple(twins))
 
 
 def has_weights(files: Sequence[str]) -> bool:
     """Say whether one of the files has a name that is usual for weights."""
-    return any(_usual(one) is not None for one in _candidates(files))
+    return any(_usual(one) is not None for one in candidates(files))
 
 
 def helpers(files: Sequence[str]) -> Choice:
     """Return what a folder offers that has no weights: what trainers put beside them."""
-    return Choice(tuple(one for one in _candidates(files) if role_of(one.name) is not None))
+    return Choice(tuple(one for one in candidates(files) if role_of(one.name) is not None))
 
 
 def shard_of(name: str) -> tuple[str, int, int, str] | None:
@@ -125,7 +125,7 @@ def belongs_to(index: str, name: str) -> bool:
     return (shard[1], shard[4]) in ((f"{stem}{variant}", f".{suffix}"), (stem, f"{variant}.{suffix}"))
 
 
-def _candidates(files: Sequence[str]) -> Iterator[Candidate]:
+def candidates(files: Sequence[str]) -> Iterator[Candidate]:
     """Yield each index, each set of shards without one, and each other file that is likely a checkpoint."""
     indexes = [name for name in files if _is_index(name)]
     yield from (Candidate(name, "index") for name in indexes)

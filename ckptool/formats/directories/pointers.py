@@ -16,7 +16,7 @@ from ckptool.messages import some
 from ckptool.sources.folder import FolderSource
 
 MEGATRON: Final = "latest_checkpointed_iteration.txt"
-_POINTERS: Final = ("latest", "latest_universal", MEGATRON)
+POINTERS: Final = ("latest", "latest_universal", MEGATRON)
 _LONGEST: Final = 255
 _NUMBER: Final = re.compile(r"[0-9]+")
 
@@ -78,7 +78,7 @@ def lost(folder: FolderSource) -> FileUnavailable | None:
 
 
 def _pointers(folder: FolderSource) -> Iterator[tuple[str, str]]:
-    for pointer in _POINTERS:
+    for pointer in POINTERS:
         name = named_by(folder, pointer)
         if name is not None:
             yield pointer, name

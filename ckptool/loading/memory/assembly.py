@@ -20,7 +20,7 @@ from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap, buffer_of
 from ckptool.loading.memory.host import Progress as Count
-from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor
+from ckptool.loading.memory.layouts import QUANTIZED, SPARSE, special_tensor, torch_dtype
 from ckptool.loading.memory.placement import CPU, META, Placement, moved_by
 from ckptool.loading.memory.threads import apart_on_cpu, cast_tensor, is_castable
 from ckptool.loading.memory.verifying import Verifier
@@ -381,16 +381,6 @@ class Assembly:
         if info.neg:
             made = torch._neg_view(made)
         return made if made.dtype == wanted else cast_tensor(made, wanted)
-
-
-def torch_dtype(info: TensorInfo) -> torch.dtype:
-    """Return torch's element type; raise UnsupportedFeature where this torch is older than the type."""
-    found = getattr(torch, info.dtype.name, None)
-    if not isinstance(found, torch.dtype):
-        raise UnsupportedFeature(
-            f"torch {torch.__version__} has no type {info.dtype}", kind="no-such-dtype", hint="Update torch."
-        )
-    return found
 
 
 def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:

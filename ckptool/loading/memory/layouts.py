@@ -1,4 +1,4 @@
-"""Tensors that are more than strided memory: sparse and quantised ones, from their parts."""
+"""Types of elements as torch has them, and tensors that are more than strided memory: sparse and quantised ones."""
 
 from __future__ import annotations
 
@@ -79,3 +79,13 @@ def _quantized(info: TensorInfo, parts: Mapping[str, torch.Tensor], integers: to
             device=integers.device,
         )
     return made.set_(integers.untyped_storage(), integers.storage_offset(), info.shape, info.stride)
+
+
+def torch_dtype(info: TensorInfo) -> torch.dtype:
+    """Return torch's element type; raise UnsupportedFeature where this torch is older than the type."""
+    found = getattr(torch, info.dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedFeature(
+            f"torch {torch.__version__} has no type {info.dtype}", kind="no-such-dtype", hint="Update torch."
+        )
+    return found

@@ -1,0 +1,115 @@
+"""One line for each of many files, printed as soon as it is known: how it is, its path, and what else to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckptool.checking.finding import Finding, worst_of
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import Summary
+from ckptool.cli import terminal
+from ckptool.cli.text import say, with_options
+from ckptool.errors import CkptoolError
+from ckptool.messages import show, show_nbytes
+from ckptool.tables import padded
+
+if TYPE_CHECKING:
+    from ckptool.checking.check import CheckReport
+
+_SEVERITY: Final = 7
+_GAP: Final = "  "
+_SHORTEST_PATH: Final = 20
+_SHARE_OF_NOTE: Final = 0.45
+"""Of the width of a terminal, at least."""
+
+
+class _Column(NamedTuple):
+    header: str
+    room: int
+    is_number: bool
+    from_width: int
+    """Columns of a terminal from which on there is room for it."""
+
+
+_COLUMNS: Final = (
+    _Column("format", 15, False, 60),
+    _Column("form", 10, False, 80),
+    _Column("tensors", 8, True, 120),
+    _Column("parameters", 14, True, 100),
+    _Column("size", 9, True, 0),
+)
+
+
+class BriefInspect:
+    """What ``inspect`` says of each file in a line: a table whose columns are as wide as they may become."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        width = terminal.width()
+        self._shown = [index for index, one in enumerate(_COLUMNS) if width is None or width >= one.from_width]
+        columns = [_COLUMNS[index] for index in self._shown]
+        self._paths = _Paths(paths, width, sum(one.room + len(_GAP) for one in columns))
+        say(self._line("", "file", [one.header for one in _COLUMNS]))
+
+    def opened(self, path: str, checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> None:
+        sizes = (f"{summary.tensors:,}", f"{summary.numel:,}", show_nbytes(checkpoint.file_nbytes))
+        say(self._line(_word(worst_of(findings)), path, [checkpoint.format, checkpoint.form, *sizes]))
+
+    def failed(self, path: str, error: CkptoolError) -> None:
+        say(self._paths.line("error", path, _why(error)))
+
+    def _line(self, word: str, path: str, cells: Sequence[str]) -> str:
+        shown = (padded(cells[index], _COLUMNS[index].room, right=_COLUMNS[index].is_number) for index in self._shown)
+        return self._paths.line(word, path, _GAP.join(shown))
+
+
+class BriefCheck:
+    """What ``check`` says of each file in a line: the first of its severest findings."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        width = terminal.width()
+        self._paths = _Paths(paths, width, int(_SHARE_OF_NOTE * (width or 0)))
+
+    def checked(self, report: CheckReport, path: str) -> None:
+        if report.error is not None:
+            say(self._paths.line("error", path, _why(report.error)))
+            return
+        worst = report.worst
+        found = [one for one in report.findings if one.severity == worst and worst != "info"]
+        more = f" (and {len(found) - 1:,} more)" if found[1:] else ""
+        facts = f"{report.format}, {show_nbytes(report.file_nbytes or 0)}"
+        say(self._paths.line(_word(worst), path, f"{found[0].code} {found[0].message}{more}" if found else facts))
+
+
+class _Paths:
+    """Lines that begin with a severity and a path."""
+
+    def __init__(self, paths: Iterable[str], width: int | None, rest: int) -> None:
+        longest = max((len(show(path)) for path in paths), default=0)
+        self._width = width
+        self._room = longest
+        if width is not None:
+            self._room = min(longest, max(_SHORTEST_PATH, width - _SEVERITY - len(_GAP) - rest))
+
+    def line(self, word: str, path: str, text: str) -> str:
+        shown = show(path)
+        path = padded(shown if self._width is None else _cut_start(shown, self._room), self._room)
+        line = f"{word:<{_SEVERITY}}{_GAP}{path}{_GAP}{show(with_options(text))}".rstrip()
+        return line if self._width is None else _cut_end(line, self._width)
+
+
+def _cut_start(path: str, room: int) -> str:
+    """Return the end of a path, which tells it from others more than what they have in common."""
+    return path if len(path) <= room else f"…{path[len(path) - room + 1 :]}"
+
+
+def _cut_end(line: str, room: int) -> str:
+    return line if len(line) <= room else f"{line[: room - 1]}…"
+
+
+def _word(worst: str | None) -> str:
+    return "fine" if worst in (None, "info") else str(worst)
+
+
+def _why(error: CkptoolError) -> str:
+    return f"not opened: {error.message}"

@@ -1,0 +1,219 @@
+"""The ways in which ``inspect`` says what is in files: for people, for programs, to be pasted, a line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ckptool import messages
+from ckptool.checking.finding import Finding, worst_of
+from ckptool.checking.structure import calls, examine
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.summary import Summary, summarise
+from ckptool.cli import inspect_report, terminal
+from ckptool.cli.listing import Listing
+from ckptool.cli.options import limit_of
+from ckptool.cli.selection import Selection
+from ckptool.cli.text import error_text, say
+from ckptool.cli.totals import Totals
+from ckptool.errors import CkptoolError
+
+_LINES_AT_ONCE = 1000
+
+
+class Output(Protocol):
+    """One way to say what is in files."""
+
+    def opened(self, checkpoint: Checkpoint, path: str) -> None: ...
+
+    def failed(self, path: str, error: CkptoolError) -> None: ...
+
+    def passed_over(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def output_for(options: dict[str, Any], selection: Selection, paths: Sequence[str], *, is_list: bool) -> Output:
+    if options["as_json"] or options["as_lines"]:
+        return Objects(selection, as_lines=options["as_lines"], is_list=is_list)
+    if options["brief"]:
+        return Brief(paths)
+    if options["show_globals"]:
+        return Globals()
+    if options["show_source"]:
+        return Sources()
+    width = None if options["wide"] else terminal.width()
+    listing = Listing(
+        options["columns"],
+        options["table_format"],
+        options["tree"] or options["depth"] is not None,
+        options["depth"],
+        not options["no_fold"],
+        limit_of(options),
+        width,
+    )
+    if options["table_format"] is not None:
+        return Tables(selection, listing)
+    return Reports(selection, listing, has_body=not options["quiet"], show_all=options["show_all"])
+
+
+class Reports:
+    """For people: what each file is, its tensors, and what they come to."""
+
+    def __init__(self, selection: Selection, listing: Listing, *, has_body: bool, show_all: bool) -> None:
+        self._selection = selection
+        self._listing = listing
+        self._has_body = has_body
+        self._show_all = show_all
+        self._totals = Totals()
+        self._begun = False
+
+    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+        tensors = self._selection.of(checkpoint.tensors.values())
+        summary, findings = _examined(checkpoint)
+        self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
+        head = inspect_report.head_lines(checkpoint, summary, findings)
+        nothing = self._selection.nothing(checkpoint.tensors, tensors)
+        _print([""] if self._begun else [])
+        self._begun = True
+        _print(terminal.wrapped((*head, *([nothing] if nothing is not None else [])), self._listing.width))
+        if self._has_body and tensors:
+            _print(("", *self._listing.lines(checkpoint, tensors)))
+        if self._show_all:
+            _print(_everything_else(checkpoint, self._listing))
+
+    def failed(self, _: str, error: CkptoolError) -> None:
+        self._totals.not_opened()
+        say(error_text(error), err=True)
+
+    def passed_over(self) -> None:
+        self._totals.passed_over()
+
+    def end(self) -> None:
+        _print(terminal.wrapped(self._totals.lines(), self._listing.width))
+
+
+class Brief:
+    """A line for each file."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        from ckptool.cli.brief import BriefInspect
+
+        self._lines = BriefInspect(paths)
+        self._totals = Totals()
+
+    def opened(self, checkpoint: Checkpoint, path: str) -> None:
+        summary, findings = _examined(checkpoint)
+        self._lines.opened(path, checkpoint, summary, findings)
+        self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
+
+    def failed(self, path: str, error: CkptoolError) -> None:
+        self._lines.failed(path, error)
+        self._totals.not_opened()
+
+    def passed_over(self) -> None:
+        self._totals.passed_over()
+
+    def end(self) -> None:
+        _print(terminal.wrapped(self._totals.lines(always=True), terminal.width()))
+
+
+class Plain:
+    """What is to be pasted or parsed: nothing but what was asked for."""
+
+    def failed(self, _: str, error: CkptoolError) -> None:
+        say(error_text(error), err=True)
+
+    def passed_over(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class Tables(Plain):
+    def __init__(self, selection: Selection, listing: Listing) -> None:
+        self._selection = selection
+        self._listing = listing
+        self._begun = False
+
+    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+        tensors = self._selection.of(checkpoint.tensors.values())
+        _print(["", self._listing.formatted(checkpoint, tensors)][not self._begun :])
+        self._begun = True
+        nothing = self._selection.nothing(checkpoint.tensors, tensors)
+        if nothing is not None:
+            say(nothing.strip(), err=True)
+
+
+class Globals(Plain):
+    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+        _print(messages.show(str(found)) for found in checkpoint.globals)
+
+    def failed(self, path: str, error: CkptoolError) -> None:
+        """Print the names that the pickles of a file ask for that cannot be opened, up to where reading ended."""
+        from ckptool.checking.safety import survey_origin
+
+        names = (f"{one.module}.{one.name}" for one in survey_origin(path).names)
+        _print(map(messages.show, dict.fromkeys(names)))
+        super().failed(path, error)
+
+
+class Sources(Plain):
+    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+        for found in checkpoint.class_sources:
+            _print([messages.show(f"# {found.name}, from {found.path}")])
+            _print(messages.show(line.expandtabs(8)) for line in found.text.split("\n"))
+
+
+class Objects:
+    """JSON, which takes milliseconds to import, and is seldom asked for."""
+
+    def __init__(self, selection: Selection, *, as_lines: bool, is_list: bool) -> None:
+        from ckptool.cli.json_output import JsonOutput
+
+        self._selection = selection
+        self._output = JsonOutput(as_lines=as_lines, is_list=is_list)
+
+    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+        from ckptool.cli.json_output import inspect_object
+
+        summary, findings = _examined(checkpoint)
+        tensors = self._selection.of(checkpoint.tensors.values())
+        self._output.add(inspect_object(checkpoint, summary, findings, tensors))
+
+    def failed(self, path: str, error: CkptoolError) -> None:
+        from ckptool.cli.json_output import inspect_error
+
+        self._output.add(inspect_error(path, error))
+
+    def passed_over(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self._output.end()
+
+
+def _examined(checkpoint: Checkpoint) -> tuple[Summary, Sequence[Finding]]:
+    summary = summarise(checkpoint)
+    return summary, (*calls(checkpoint), *examine(checkpoint, summary))
+
+
+def _everything_else(checkpoint: Checkpoint, listing: Listing) -> Iterator[str]:
+    if checkpoint.attributes:
+        yield from ("", "Not part of the state_dict:")
+        yield from listing.table(checkpoint, list(checkpoint.attributes.values()))
+    if checkpoint.extras:
+        yield from ("", "Not tensors:")
+        yield from inspect_report.extra_lines(checkpoint)
+
+
+def _print(lines: Iterable[str]) -> None:
+    batch: list[str] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == _LINES_AT_ONCE:
+            say("\n".join(batch))
+            batch.clear()
+    if batch:
+        say("\n".join(batch))

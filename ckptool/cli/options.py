@@ -1,0 +1,86 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from ckptool.cli import tables
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+LIMIT: Final = 200
+"""Rows on a terminal, unless another number is asked for."""
+
+brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
+_recursive = click.option(
+    "-r",
+    "--recursive",
+    is_flag=True,
+    help="Take every checkpoint in a folder and below; files that are one together count once.",
+)
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
+)
+_jsonl = click.option("--jsonl", "as_lines", is_flag=True, help="Print each file's JSON object in a line, as it comes.")
+_limit = click.option(
+    "--limit",
+    type=click.IntRange(0),
+    metavar="N",
+    help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
+)
+_wide = click.option("--wide", is_flag=True, help="Do not fit lines into the terminal.")
+pager_option = click.option("--pager", is_flag=True, help="Show everything in a pager.")
+
+
+def many_files(command: F) -> F:
+    """Add what verbs take that look at any number of files, one after the other."""
+    return _recursive(_json(_jsonl(command)))
+
+
+def rows(command: F) -> F:
+    """Add what verbs take that list many rows."""
+    return _limit(_wide(pager_option(_table(command))))
+
+
+def limit_of(options: dict[str, Any]) -> int | None:
+    """Return how many rows to list; None for all."""
+    if options["limit"] is not None:
+        return options["limit"] or None
+    is_screen = sys.stdout.isatty() and not (options["pager"] or options["table_format"])
+    return LIMIT if is_screen else None
+
+
+def left_out(number: int, what: str = "") -> str:
+    """Return a line about rows that are not listed."""
+    return f"… and {number:,} more{what}; --limit 0 lists all"
+
+
+def no_room(headers: Sequence[str]) -> str:
+    """Return a line about columns that the terminal has no room for."""
+    return f"… no room for {', '.join(headers)}; --wide shows all"
+
+
+def _table_format(_ctx: click.Context, _param: click.Parameter, asked: str | None) -> str | None:
+    if asked is not None and asked not in tables.RAW_FORMATS and asked not in tables.table_formats():
+        raise click.BadParameter(f"choose from {', '.join(tables.table_formats())}", param_hint="--table")
+    return asked
+
+
+_table = click.option(
+    "--table",
+    "table_format",
+    metavar="FORMAT",
+    callback=_table_format,
+    help="The table alone: csv, tsv and json with plain numbers; github, html, or any other of tabulate's.",
+)
+
+
+def check_one_form(options: dict[str, Any]) -> None:
+    """Refuse options that ask for several forms of output at once."""
+    if options["as_json"] and options["as_lines"]:
+        raise click.UsageError("--json and --jsonl are two forms: give one of them.")

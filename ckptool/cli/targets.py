@@ -1,0 +1,61 @@
+"""Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
+
+_PATTERN = frozenset("*?[")
+
+
+class Target(NamedTuple):
+    """One thing to open."""
+
+    path: str
+    is_meant: bool = True
+    """It was named, or its own name says that it is a checkpoint. That another file is none is not worth a word."""
+
+    def passes_over(self, error: CkptoolError) -> bool:
+        """Say whether an error only means that a file among many is something else."""
+        return not self.is_meant and isinstance(error, NotACheckpoint | UnknownFormat)
+
+
+def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
+    """
+    Return what the paths stand for, in their order. What a folder stands for comes but once.
+
+    What is not there and has ``*``, ``?`` or ``[`` in it is a pattern; ``**`` is folders at any depth. With
+    ``recursive``, a folder stands for every checkpoint in it and below.
+    """
+    found: list[Target] = []
+    for path in paths:
+        for one in _matches(path):
+            if recursive and os.path.isdir(one):  # noqa: PTH112 - may be no path
+                known = {target.path for target in found}
+                found += (target for target in _below(one) if target.path not in known)
+            else:
+                found.append(Target(one))
+    return found
+
+
+def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:
+    """Say whether paths stand for several things, be it that only one of them is there."""
+    return [one.path for one in found] != list(paths[:1])
+
+
+def _matches(path: str) -> list[str]:
+    """Return the paths that a pattern matches, sorted; a path that is none, or that nothing matches, as it is."""
+    if _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
+        return [path]
+    from glob import glob  # shells do this, mostly
+
+    return sorted(glob(path, recursive=True)) or [path]  # noqa: PTH207 - paths as they were given
+
+
+def _below(folder: str) -> Iterator[Target]:
+    from ckptool.formats.directories.walk import checkpoints_below
+
+    yield from (Target(path, is_likely) for path, is_likely in checkpoints_below(folder))

@@ -1,0 +1,50 @@
+"""What many files come to: a line for each, and how many there are of each kind at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ckptool.messages import counted, counts, labelled, show_nbytes
+
+_WORDS = {None: "fine", "info": "fine", "warning": "with warnings", "error": "with errors"}
+_NOT_OPENED = "not opened"
+
+
+class Totals:
+    """Counts of the files that a verb was given."""
+
+    def __init__(self) -> None:
+        self._found: Counter[str] = Counter()
+        self._formats: Counter[str] = Counter()
+        self._nbytes = self._others = 0
+
+    def opened(self, worst: str | None, file_format: str | None, nbytes: int | None) -> None:
+        """Count a file that was opened, by the severest of its findings."""
+        self._found[_WORDS[worst]] += 1
+        self._formats[file_format or "unknown"] += 1
+        self._nbytes += nbytes or 0
+
+    def not_opened(self) -> None:
+        self._found[_NOT_OPENED] += 1
+
+    def passed_over(self) -> None:
+        """Count a file that is no checkpoint, and was not said to be one."""
+        self._others += 1
+
+    def lines(self, *, always: bool = False) -> Iterator[str]:
+        """Yield the totals of several files; of one, only if asked to."""
+        files = self._found.total()
+        if files < 2 and not always:
+            return
+        kinds = ", ".join(
+            f"{number:,} {word}"
+            for word in (*dict.fromkeys(_WORDS.values()), _NOT_OPENED)
+            if (number := self._found[word])
+        )
+        yield ""
+        yield f"{counted(files, 'checkpoint')}, {show_nbytes(self._nbytes)}{': ' if kinds else ''}{kinds}"
+        if self._formats:
+            yield labelled("formats", counts(dict(self._formats.most_common())))
+        if self._others:
+            yield labelled("passed over", f"{counted(self._others, 'file')} of other kinds")

@@ -1,0 +1,88 @@
+"""All checkpoints in a folder and below it. Files that are one checkpoint together are one, and so are folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Final, TypeAlias
+
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats import directories
+from ckptool.formats.directories import choosing, pipelines, pointers
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.paths import is_likely
+
+Found: TypeAlias = tuple[str, bool]
+"""A path, and whether its name says that it is a checkpoint."""
+
+_SNAPSHOTS: Final = "snapshots"
+_BLOBS: Final = "blobs"
+"""In the cache of a hub, what the links in the snapshots lead to."""
+
+
+def checkpoints_below(path: str) -> Iterator[Found]:
+    """
+    Yield the path of every checkpoint in a folder and below it, sorted in each folder, its files before its folders.
+
+    Files whose names do not say what they are come, too: what is in them decides. Links to folders are not followed,
+    and what begins with a dot is left out.
+    """
+    todo = [path]
+    while todo:
+        place = todo.pop()
+        try:
+            folder = FolderSource(place)
+        except CkptoolError:  # opening it says why
+            yield place, True
+            continue
+        with closing(folder):
+            is_one = pipelines.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
+        if is_one:
+            yield from _beside(place)
+        else:
+            yield from _files(place, folder.files)
+            todo += reversed(list(_folders(place, folder)))
+
+
+def _folders(place: str, folder: FolderSource) -> Iterator[str]:
+    is_hub = _SNAPSHOTS in folder.folders
+    for name in folder.folders:
+        path = os.path.join(place, name)  # noqa: PTH118 - a name
+        if not (name.startswith(".") or (is_hub and name == _BLOBS) or os.path.islink(path)):  # noqa: PTH114
+            yield path
+
+
+def _beside(place: str) -> Iterator[Found]:
+    """Yield a folder that is one checkpoint, and what it holds beside that."""
+    from ckptool.formats import open_checkpoint
+
+    yield place, True
+    try:
+        with open_checkpoint(place) as checkpoint:
+            others = [one.path for one in checkpoint.beside]
+    except Cancelled:
+        raise
+    except CkptoolError:  # whoever opens the folder is told
+        return
+    for other in others:
+        if os.path.isdir(other):  # noqa: PTH112 - a name
+            yield from checkpoints_below(other)
+        elif is_likely(other):
+            yield other, True
+
+
+def _files(place: str, files: Sequence[str]) -> Iterator[Found]:
+    """Yield the checkpoints among the files of a folder: it stands itself for its only index, or set of shards."""
+    several = [one for one in choosing.candidates(files) if one.kind != "file"]
+    chosen = choosing.choose(files).candidates
+    whole = several[0] if len(chosen) == 1 and several[:1] == list(chosen) else None
+    indexes = [one.name for one in several if one.kind == "index"]
+    if whole is not None:
+        yield place, True
+    for name in files:
+        is_part = name in pointers.POINTERS or (whole is not None and name in whole.files)
+        if name.startswith(".") or is_part or any(choosing.belongs_to(index, name) for index in indexes):
+            continue
+        if whole is None or name != whole.name:
+            yield os.path.join(place, name), is_likely(name) or name in indexes  # noqa: PTH118 - a name

@@ -1,0 +1,58 @@
+"""Run the command line in a real terminal of so many columns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from typing import NamedTuple
+
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Screen(NamedTuple):
+    """What a terminal was sent, and how it ended."""
+
+    raw: str
+    code: int
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines without styles."""
+        return STYLES.sub("", self.raw).replace("\r\n", "\n").splitlines()
+
+
+def on_terminal(
+    arguments: Sequence[object], columns: int = 80, *, before: str = "pass", out_to: int | None = None, **options: str
+) -> Screen:
+    """Run ``ckptool`` with these arguments after a statement, all of it, or all but standard output, on a terminal."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    code = (
+        f"import sys; sys.argv = {['ckptool', *map(str, arguments)]!r}; {before}; from ckptool.cli import main; main()"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "PAGER", "LESS")}
+    environment = kept | {"TERM": "xterm-256color"} | options
+    out = follower if out_to is None else out_to
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=follower, stdout=out, stderr=follower, env=environment
+    ) as process:
+        os.close(follower)
+        found = b""
+        while True:
+            try:
+                piece = os.read(leader, 1 << 16)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not piece:
+                break
+            found += piece
+        process.wait(60)
+    os.close(leader)
+    return Screen(found.decode(), process.returncode)

@@ -1,0 +1,228 @@
+"""Many files: a line for each, folders, patterns that no shell expands, totals, and JSON as it comes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ckptool.cli import cli
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
+WARNED = FIXTURES / "valid" / "lenet-model-forged-cuda0-legacy.pth"
+CUT = FIXTURES / "invalid" / "lfs-pointer.pth"
+DIRECTORIES = Path(__file__).parents[3] / "shared" / "corpus-dirs"
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a folder of three checkpoints, one of which cannot be opened, and of what is none."""
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    for file in (FINE, CUT):
+        shutil.copy(file, tmp_path / "runs" / file.name)
+    shutil.copy(WARNED, tmp_path / "runs" / "one" / "weights.of-no-known-suffix")
+    shutil.copy(FINE, tmp_path / ".git" / "hidden.pth")
+    (tmp_path / "runs" / "README.md").write_text("# About these models\n")
+    (tmp_path / "runs" / "train.py").write_text("import torch\n")
+    return tmp_path
+
+
+def names(output: str) -> list[str]:
+    return re.findall(r"^(?:fine|warning|error) +(\S+)", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check"])
+def test_a_folder_stands_for_every_checkpoint_in_it_by_content(verb: str, folder: Path) -> None:
+    shown = run(verb, "-b", "-r", folder, code=2).stdout
+
+    relative = [str(Path(name).relative_to(folder / "runs")) for name in names(shown)]
+    assert relative == [FINE.name, CUT.name, "one/weights.of-no-known-suffix"]
+    assert "passed over  2 files of other kinds" in shown
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check"])
+def test_totals_are_those_of_the_lines(verb: str, folder: Path) -> None:
+    shown = run(verb, "-b", "-r", folder, code=2).stdout
+    words = re.findall(r"^(fine|warning|error) ", shown, re.MULTILINE)
+
+    opened = sum(path.stat().st_size for path in (FINE, WARNED))
+    assert f"3 checkpoints, {opened / 1024:.3g} KiB: " in shown
+    warned = words.count("warning")
+    assert f"{words.count('fine')} fine, {f'{warned} with warnings, ' * bool(warned)}1 not opened\n" in shown
+    assert "torch_zip (1), torch_legacy (1)" in shown
+
+
+def test_check_says_the_severest_finding_of_each_file_in_a_line() -> None:
+    shown = run("check", "-b", WARNED, FINE, code=1).stdout.splitlines()
+    whole = json.loads(run("check", "--json", WARNED, code=1).stdout)
+
+    first = next(one for one in whole["findings"] if one["severity"] == "warning")
+    assert shown[0].startswith(f"warning  {WARNED}")
+    assert f"{first['code']} {first['message']}" in shown[0]
+    assert shown[1].startswith(f"fine     {FINE}")
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "-q"], ["inspect"], ["check"]])
+def test_several_files_end_with_a_total_and_one_does_not(arguments: list[str]) -> None:
+    assert "\n2 checkpoints, " in run(*arguments, FINE, FINE.parent / "state-dict-plain-cpu-zip.pth").stdout
+    assert "1 checkpoint," not in run(*arguments, FINE).stdout
+
+
+def test_patterns_are_expanded_where_no_shell_does(folder: Path) -> None:
+    shown = run("check", "-b", folder / "runs" / "lenet*.pth").stdout
+    deep = run("inspect", "-b", f"{folder}/**/*.of-no*").stdout
+
+    assert [Path(name).name for name in names(shown)] == [FINE.name]
+    assert [Path(name).name for name in names(deep)] == ["weights.of-no-known-suffix"]
+    assert "no such file" in run("inspect", folder / "no*.pth", code=2).output
+
+
+def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path: Path) -> None:
+    for name in ("epoch[1].pth", "epoch1.pth"):
+        shutil.copy(FINE, tmp_path / name)
+
+    assert [Path(name).name for name in names(run("inspect", "-b", tmp_path / "epoch[1].pth").stdout)] == [
+        "epoch[1].pth"
+    ]
+
+
+def test_what_a_folder_stands_for_comes_once_and_what_is_named_as_often(folder: Path) -> None:
+    assert len(names(run("inspect", "-b", FINE, FINE).stdout)) == 2
+    assert len(names(run("inspect", "-b", "-r", folder, folder / "runs", code=2).stdout)) == 3
+
+
+def test_links_to_folders_are_not_followed(folder: Path) -> None:
+    (folder / "runs" / "again").symlink_to(folder, target_is_directory=True)
+
+    assert len(names(run("inspect", "-b", "-r", folder, code=2).stdout)) == 3
+
+
+def shards(folder: Path) -> None:
+    """Write a model in two shards with an index, and beside it what a trainer keeps."""
+    run("migrate", FINE, folder, "--max-shard-size", "64KiB")
+    shutil.copy(WARNED, folder / "training_args.bin")
+
+
+def test_files_that_are_one_checkpoint_together_count_once(tmp_path: Path) -> None:
+    shards(tmp_path / "model")
+
+    shown = run("inspect", "-b", "-r", tmp_path).stdout
+    assert [str(Path(name).relative_to(tmp_path)) for name in names(shown)] == ["model", "model/training_args.bin"]
+
+    (tmp_path / "model" / "model.safetensors.index.json").unlink()
+    again = run("inspect", "-b", "-r", tmp_path).stdout
+    assert [str(Path(name).relative_to(tmp_path)) for name in names(again)] == ["model", "model/training_args.bin"]
+
+
+@pytest.mark.skipif(not DIRECTORIES.exists(), reason=f"no {DIRECTORIES}")
+def test_real_folders_count_once_with_what_lies_beside() -> None:
+    shown = run("inspect", "-b", "-r", DIRECTORIES, code=2).stdout
+    found: dict[str, list[str]] = {}
+    for name in names(shown):
+        path = Path(name).relative_to(DIRECTORIES)
+        found.setdefault(path.parts[0], []).append(str(Path(*path.parts[1:])))
+
+    for name in ("dcp-plain", "deepspeed-zero3", "rank-files-dtensor", "hf-shards", "diffusers-pipeline"):
+        assert found[name] == ["."]
+    assert found["megatron-torch-dist"] == ["iter_0000100"]
+    assert len(found["hf-hub-cache"]) == 1
+    trainer = ("model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "training_args.bin")
+    assert found["hf-trainer"] == [f"checkpoint-2/{name}" for name in trainer]
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
+def test_jsonl_is_an_object_in_each_line(verb: str, folder: Path) -> None:
+    lines = run(verb, "--jsonl", "-r", folder, code=2).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+
+    assert [Path(one["path"]).name for one in found] == [FINE.name, CUT.name, "weights.of-no-known-suffix"]
+    assert "error" in found[1]
+    assert found[0] == json.loads(run(verb, "--json", folder / "runs" / FINE.name).stdout)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
+def test_a_folder_or_a_pattern_is_a_list_whatever_is_in_it(verb: str, tmp_path: Path) -> None:
+    assert json.loads(run(verb, "--json", "-r", tmp_path).stdout) == []
+    shutil.copy(FINE, tmp_path / FINE.name)
+    assert len(json.loads(run(verb, "--json", "-r", tmp_path).stdout)) == 1
+    assert len(json.loads(run(verb, "--json", tmp_path / "*.pth").stdout)) == 1
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check"])
+def test_errors_stand_where_they_happened(verb: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ckptool",
+        verb,
+        str(FINE),
+        str(CUT),
+        str(FINE.parent / "state-dict-plain-cpu-zip.pth"),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    places = [done.stdout.index(text) for text in (f"{FINE}\n", f"Error: {CUT}", "state-dict-plain-cpu-zip.pth\n")]
+    assert places == sorted(places)
+
+
+def test_tables_for_programs_have_plain_numbers() -> None:
+    columns = "name,shape,parameters,size,file_offset"
+    csv = run("inspect", FINE, "--table", "csv", "--columns", columns).stdout.splitlines()
+    tsv = run("inspect", FINE, "--table", "tsv", "--columns", columns).stdout.splitlines()
+    found = json.loads(run("inspect", FINE, "--table", "json", "--columns", columns).stdout)
+
+    expected = json.loads(run("inspect", FINE, "--json").stdout)["tensors"]
+    assert [(one["name"], one["shape"], one["parameters"], one["size"], one["file_offset"]) for one in found] == [
+        (one["name"], one["shape"], one["numel"], one["nbytes"], one["file_offset"]) for one in expected
+    ]
+    first = expected[0]
+    assert csv[:2] == [
+        columns,
+        f'{first["name"]},"{first["shape"]}",{first["numel"]},{first["nbytes"]},{first["file_offset"]}',
+    ]
+    assert tsv[1].split("\t") == [str(one) for one in found[0].values()]
+
+
+def test_statistics_in_tables_for_programs_are_whole_numbers_of_float64() -> None:
+    found = json.loads(run("stat", FINE, "--table", "json").stdout)
+    expected = json.loads(run("stat", FINE, "--json").stdout)["rows"]
+
+    assert [(one["mean"], one["zeros"], one["histogram"]) for one in found] == [
+        (one["values"]["mean"], one["values"]["zeros"], one["values"]["histogram"]) for one in expected
+    ]
+    row = run("stat", FINE, "--table", "csv", "--include", "conv1.bias").stdout.splitlines()[1]
+    assert repr(found[1]["mean"]) in row
+
+
+@pytest.mark.parametrize(
+    "name", ["parameters", "numel", "Parameters", "storage offset", "storage_offset", "shared-with"]
+)
+def test_columns_are_called_as_the_table_shows_them(name: str) -> None:
+    header = run("inspect", FINE, "--columns", f"name,{name}").stdout.splitlines()[-11]
+
+    assert header.split("  ")[-1].strip() in ("parameters", "storage offset", "shared with")
+    assert run("inspect", FINE, "--columns", header.split(maxsplit=1)[1]).exit_code == 0
+
+
+def test_all_columns() -> None:
+    from ckptool.cli.tables import COLUMNS
+
+    assert run("inspect", FINE, "--columns", "all", "--table", "csv").stdout.splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_sorting_by_what_the_table_shows() -> None:
+    assert run("inspect", FINE, "--sort", "parameters").stdout == run("inspect", FINE, "--sort", "numel").stdout

@@ -1,0 +1,214 @@
+"""What a person sees: lines that fit a real terminal, how many, in which colours, and how far a long reading is."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptool
+from ckptool.checking.value_statistics import ValueRow, statistics_of
+from ckptool.cli import terminal
+from ckptool.cli.progress import ProgressLine
+from tests.each import each
+from tests.scale import some
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="a POSIX terminal")
+if os.name == "posix":
+    from tests.cli.pty_run import STYLES, Screen, on_terminal
+
+VALID = Path(__file__).parents[2] / "fixtures" / "valid"
+FINE = VALID / "lenet-state-dict-cpu-zip.pth"
+WARNED = VALID / "lenet-model-forged-cuda0-legacy.pth"
+LONG: list[list[object]] = [["check", "--deep", FINE], ["diff", FINE, FINE], ["stat", FINE], ["migrate", FINE, "DST"]]
+AT_ONCE = "import ckptool.cli.progress as p; p._SECONDS_UNTIL_SHOWN = p._SECONDS_BETWEEN = 0"
+
+
+def too_long(screen: Screen, columns: int) -> list[str]:
+    """Return the lines that the terminal would break, but for commands to be copied and the paths in heads."""
+    return [
+        line
+        for line in screen.lines
+        if len(line) > columns and "Run: " not in line and str(VALID) not in line and not line.startswith("/")
+    ]
+
+
+@pytest.mark.parametrize("columns", some([60, 80, 120, 200], 3))
+def test_lines_fit_the_terminal(columns: int) -> None:
+    for arguments in (["inspect", WARNED], ["inspect", "-b", WARNED, FINE], ["check", "-b", WARNED], ["stat", FINE]):
+        screen = on_terminal(arguments, columns)
+        assert screen.lines
+        assert not too_long(screen, columns)
+
+
+def test_a_line_for_each_file_is_one_line_of_the_terminal() -> None:
+    screen = on_terminal(["check", "-b", "-r", VALID], 60)
+    lines = screen.lines[: screen.lines.index("")]
+
+    assert len(lines) == len([path for path in VALID.iterdir() if path.suffix != ".json"])
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_what_is_left_out_for_want_of_room_is_said_and_shown_with_wide() -> None:
+    narrow = on_terminal(["inspect", FINE], 50)
+    wide = on_terminal(["inspect", "--wide", FINE], 50)
+
+    assert "… no room for dtype, device; --wide shows all" in "\n".join(narrow.lines)
+    header = "name          shape          dtype    device  parameters      size"
+    assert header in wide.lines
+    assert not any("no room" in line for line in wide.lines)
+
+
+def test_odd_values_have_room_on_any_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "odd.pth"
+    torch.save({"model.layers.0.weight": torch.tensor([0.0, 1 / 3]), "b": torch.tensor([float("nan"), 1 / 3])}, path)
+    header = next(line for line in on_terminal(["stat", path], 60).lines if line.startswith("name"))
+
+    assert header.split() == ["name", "mean", "min", "max", "zeros", "NaN", "histogram"]  # no inf: there is none
+
+
+@pytest.mark.parametrize("verb", some(["inspect", "stat"], 2))
+def test_a_terminal_gets_so_many_rows_and_a_pipe_all(verb: str, tmp_path: Path) -> None:
+    path = tmp_path / "many.pth"
+    torch.save({f"layer.{number}": torch.zeros(number + 1) for number in range(250)}, path)
+
+    screen = on_terminal([verb, path])
+    left = [line for line in screen.lines if line.startswith("… and")]
+    assert sum(line.startswith("layer.") for line in screen.lines) == 200
+    assert left[0].startswith("… and 50 more")
+    assert sum(line.startswith("layer.") for line in on_terminal([verb, path, "--limit", "0"]).lines) == 250
+    assert sum(line.startswith("layer.") for line in on_terminal([verb, path, "--limit", "7"]).lines) == 7
+
+
+def test_what_the_limit_leaves_out_is_counted() -> None:
+    line = on_terminal(["inspect", FINE, "--limit", "8"]).lines[-1]
+
+    assert line == "… and 2 more, of 610 parameters, 2.38 KiB; --limit 0 lists all"
+    assert on_terminal(["inspect", FINE, "--tree", "--limit", "3"]).lines[-1] == "… and 12 more; --limit 0 lists all"
+
+
+@pytest.mark.parametrize("verb", some(["inspect", "check", "stat", "diff"], 3))
+def test_a_pager_shows_all_in_one_piece(verb: str, tmp_path: Path) -> None:
+    pager = tmp_path / "pager"
+    pager.write_text(f"#!/bin/sh\n{{ echo PAGED; cat; }} > {tmp_path}/shown\n")
+    pager.chmod(0o755)
+    files = [FINE, tmp_path / "absent.pth"] if verb != "diff" else [FINE, FINE]
+
+    screen = on_terminal([verb, "--pager", *files], PAGER=str(pager))
+
+    assert screen.lines == []
+    shown = STYLES.sub("", (tmp_path / "shown").read_text())
+    assert shown.startswith("PAGED\n")
+    assert str(FINE) in shown
+    assert "absent.pth: no such file" in shown or verb == "diff"
+
+
+def test_severities_have_colours_on_a_terminal_and_nowhere_else() -> None:
+    raw = on_terminal(["check", "-b", FINE, WARNED]).raw
+
+    assert "\x1b[32mfine" in raw
+    assert "\x1b[33mwarning" in raw
+    assert "\x1b[3" not in on_terminal(["check", "-b", FINE, WARNED], NO_COLOR="1").raw
+
+
+@pytest.mark.parametrize("arguments", some(LONG, 3))
+def test_long_work_says_how_far_it_is(arguments: list[object], tmp_path: Path) -> None:
+    arguments = [tmp_path / "out.safetensors" if one == "DST" else one for one in arguments]
+    raw = on_terminal(arguments, 120, before=AT_ONCE).raw
+
+    assert "100%" in raw
+    assert " KiB of 1" in raw
+    assert f"{FINE.name}  ━" in STYLES.sub("", raw)
+    assert "/s" in raw
+    assert raw.count("\x1b[2K") >= 2  # drawn over itself, and gone before the report
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+
+def test_progress_is_shown_after_half_a_second_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.4, 0.6, 0.61, 0.75])
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((120, 50)))
+    line = ProgressLine()
+    line.next("folder/a.pth")
+
+    for done in (10, 20, 30, 45):
+        line(done << 20, 100 << 20)
+
+    shown = [one.split() for one in sys.stderr.getvalue().split("\r\x1b[2K")[1:]]  # type: ignore[attr-defined]
+    assert [one[2:] for one in shown] == [
+        ["20%", "20", "MiB", "of", "100", "MiB", "33.3", "MiB/s", "0:02", "left"],
+        ["45%", "45", "MiB", "of", "100", "MiB", "60", "MiB/s", "0:01", "left"],
+    ]
+
+
+def statistics(path: Path, *, progress: Callable[[int, int], object]) -> list[ValueRow]:
+    with ckptool.open_checkpoint(path) as checkpoint:
+        return list(statistics_of(checkpoint, list(checkpoint.tensors.values()), depth=None, progress=progress))
+
+
+@each(
+    ("call", "files"),
+    [
+        (partial(ckptool.check, deep=True), 1),
+        (ckptool.diff, 2),
+        (statistics, 1),
+        (partial(ckptool.load, mmap=False), 1),
+    ],
+)
+def test_callbacks_of_the_library_count_up_to_what_they_announce(call: Callable[..., object], files: int) -> None:
+    told: list[tuple[int, int]] = []
+
+    call(*[FINE] * files, progress=lambda done, total: told.append((done, total)))
+
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] >= 32_998 * 4
+
+
+def test_progress_of_several_files_counts_them() -> None:
+    assert f"2/2 {FINE.name}" in STYLES.sub("", on_terminal(["check", "--deep", WARNED, FINE], 120, before=AT_ONCE).raw)
+
+
+@pytest.mark.parametrize("option", some(["--json", "--jsonl", "-q"], 2))
+def test_no_progress_where_programs_or_nobody_reads(option: str) -> None:
+    verb = ["diff", FINE, FINE] if option == "-q" else ["check", "--deep", FINE]
+    raw = on_terminal([*verb, option], before=AT_ONCE).raw
+
+    assert "\x1b[2K" not in raw
+
+
+def test_no_progress_without_a_terminal(tmp_path: Path) -> None:
+    import subprocess
+
+    code = f"{AT_ONCE}; import sys; sys.argv = ['ckptool', 'check', '--deep', {str(FINE)!r}]"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; from ckptool.cli import main; main()"], capture_output=True, check=True
+    )
+
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("room", [40, 60, 80])
+def test_commands_are_never_broken(room: int) -> None:
+    command = f"               Run: ckptool migrate {'x' * 100} --form state_dict"
+    fact = f"  warning      {'a fact about the file ' * 10}"
+
+    lines = list(terminal.wrapped([command, fact], room))
+
+    assert lines[0] == command
+    assert all(len(line) <= room for line in lines[1:])
+    assert " ".join(" ".join(lines[1:]).split()) == " ".join(fact.split())
