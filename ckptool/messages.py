@@ -31,6 +31,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {ending}"
 
 
+def rough(number: int) -> str:
+    """Return a large count as people say it, to stand behind the exact one; nothing of a small one."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if number >= 0.9995 * size:
+            return f" ({number / size:.3g}{unit})"
+    return ""
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """Return the first few of some names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""

@@ -12,6 +12,7 @@ from ckptool.diffing.values import ValueDiff
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile
 from ckptool.names.matching import Rename
+from ckptool.torch_ops.likeness import Likeness
 
 __all__ = [
     "Act",
@@ -23,6 +24,7 @@ __all__ = [
     "FileFacts",
     "Finding",
     "GlobalUse",
+    "Likeness",
     "MigrationReport",
     "OrderChange",
     "Rename",

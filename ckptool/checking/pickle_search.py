@@ -6,6 +6,7 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ckptool.archives import tars, zips
@@ -17,12 +18,12 @@ from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
-from ckptool.pickles import grading
+from ckptool.pickles import called, grading
 from ckptool.pickles.dangerous_names import MAKERS
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
-from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.scanner import Scan, may_hold_pickles
+from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -137,6 +138,19 @@ class Search:
             else:
                 at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
 
+    def read(self, stream: Stream, calls: Sequence[Call] | None, scanned: Scan, record: str) -> None:
+        """Judge what the pickles call that a format has read; they are followed where it takes that."""
+        is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
+        found = None if calls is None or is_odd or self._is_wary else called.told(stream.globals, calls)
+        if found is None:
+            self.stream(stream, record)
+            return
+        for one in stream.globals:
+            self._name(one.module, one.name, record, one.offset, None)
+        for told in found:
+            self._note(told.verdict, record, told.offset, None, told.times)
+        self.carriers(stream.source, scanned, record)
+
     def carriers(
         self, source: Source, scanned: Scan, record: str, nested_at: int | None = None, depth: int = 0
     ) -> None:
@@ -165,9 +179,9 @@ class Search:
             if effect.how == "holds":
                 self._held(effect, record, nested_at, depth)
                 return None
-            if effect.how == "refers" and isinstance(effect.target, Global) and len(self.names) < _MOST_NAMES:
+            if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
-                self.names[Name(one.module, one.name, record, one.offset, nested_at)] = None
+                self._name(one.module, one.name, record, one.offset, nested_at)
             for verdict in grading.judge(effect):
                 self._is_wary = self._is_wary or verdict.why is not None or verdict.name in MAKERS
                 self._note(verdict, record, effect.offset, nested_at)
@@ -193,8 +207,12 @@ class Search:
             self.unseen.append(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
 
-    def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None) -> None:
-        self._called += verdict.how != "refers"
+    def _name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
+        if len(self.names) < _MOST_NAMES:
+            self.names[Name(module, name, record, offset, nested_at)] = None
+
+    def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
+        self._called += times if verdict.how != "refers" else 0
         if self._is_full():
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
@@ -202,11 +220,11 @@ class Search:
         key = (verdict.grade, verdict.how, verdict.name, record, shown)
         known = self.acts.get(key)
         if known is not None:
-            self.acts[key] = known._replace(times=known.times + 1)
+            self.acts[key] = known._replace(times=known.times + times)
         elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
             shown = verdict.shown() if shown is None else shown
             self.acts[key] = Act(
-                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at
+                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
             )
 
     def _is_full(self) -> bool:
@@ -348,6 +366,12 @@ class Search:
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """Look at one pickle that no format has read. What only begins like one calls nothing, and is none."""
+        storage = storage_pickle(source, at) if nested_at is not None else None
+        if storage is not None:
+            end, asked = storage
+            for offset, module, name in asked:
+                self._name(module, name, record, offset, nested_at)
+            return end
         acts, names, called = len(self.acts), len(self.names), self._called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 
 from ckptool.checking.pickle_search import Act, Search, Survey
 from ckptool.checking.usual_names import is_expected
@@ -15,8 +16,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles import grading
-from ckptool.pickles.nodes import gc_paused
-from ckptool.pickles.scanner import Scan
+from ckptool.pickles.nodes import Call, gc_paused
+from ckptool.pickles.scanner import Scan, scan_around
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 
@@ -28,12 +29,12 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     ``scans`` are those of its streams.
     """
     search = Search(limits)
-    for stream, scanned in zip(checkpoint.streams, scans, strict=True):
+    for stream, scanned, calls in zip(checkpoint.streams, scans, _calls(checkpoint), strict=False):
         plain = all(grading.is_plain(one.module, one.name) for one in stream.globals)
         if plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:
-            search.stream(stream, stream.record)
+            search.read(stream, calls, scanned, stream.record)
     if checkpoint.traits.is_plain:
         return search.survey()
     if checkpoint.archives:
@@ -43,6 +44,13 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     return search.survey()
 
 
+def _calls(checkpoint: Checkpoint) -> Iterator[Sequence[Call] | None]:
+    """Yield what the pickles of each stream call, as far as it is known."""
+    pickles = checkpoint.pickles
+    known = pickles[0].calls if len(pickles) == 1 else [call for one in pickles for call in one.calls]
+    return chain((known if pickles else None,), repeat(None))
+
+
 def quick(checkpoint: Checkpoint) -> Survey:
     """Look only at the pickles that formats read, in all members, and of those only at what asks for unusual names."""
     search = Search(DEFAULT_LIMITS)
@@ -50,10 +58,11 @@ def quick(checkpoint: Checkpoint) -> Survey:
     while todo:
         one = todo.pop()
         todo += reversed(one.inside.values())
-        for stream in one.streams:
+        for stream, calls in zip(one.streams, _calls(one), strict=False):
             if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                search.stream(stream, record)
+                scanned = scan_around(stream.source, stream.start, stream.end, stream.blocks)
+                search.read(stream, calls, scanned, record)
     return search.survey()
 
 

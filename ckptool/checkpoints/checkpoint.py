@@ -87,6 +87,8 @@ class Checkpoint:
         """Size in bytes; with shards, of the index and all of them."""
         self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
+        self.pickles = parsed.pickles
+        """The pickles of the first of ``streams``, where they were kept: in one of them is the tree."""
         self.rebuilder = parsed.rebuilder
         """What recognises the tensors of the tree."""
         self.streams = parsed.streams
@@ -197,7 +199,7 @@ class Checkpoint:
 
     def release_tree(self) -> None:
         """Free the pickled tree: the one change after opening. Tensors stay readable. For long-lived checkpoints."""
-        self.__dict__.update(root=None, rebuilder=None, extras=(), walks=(), inside={})
+        self.__dict__.update(root=None, pickles=(), rebuilder=None, extras=(), walks=(), inside={})
         for state_dict in self.state_dicts:
             state_dict.node = None
 

@@ -21,6 +21,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.tensors.pieces import fault_of
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.rebuild import Rebuilder
 
 _PARAM_SHAPES: Final = "param_shapes"
 """Where DeepSpeed keeps the shapes that parameters had before ZeRO partitioned them."""
@@ -93,6 +94,19 @@ def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
             f"{len(broken):,} tensors are not whole: {names}; {error.message}", kind=error.kind, hint=error.hint
         )
     raise error
+
+
+def holds_storage(rebuilder: Rebuilder | None, root: Inert) -> bool:
+    """Say whether a value holds elements of a tensor, whatever only code could make of them."""
+    todo, seen = [root], {id(root)}
+    while todo and rebuilder is not None:
+        node = todo.pop()
+        if rebuilder.storage(node) is not None:
+            return True
+        fresh = [child for child in nodes.held(node) if nodes.is_container(child) and id(child) not in seen]
+        seen.update(map(id, fresh))
+        todo += fresh
+    return False
 
 
 def refuse_lost(checkpoint: Checkpoint) -> None:

@@ -9,6 +9,7 @@ from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.roles import NO_WEIGHTS, role_of
 from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
@@ -160,6 +161,7 @@ class Parsed(NamedTuple):
     fixed_form: Form | None = None
     """The form, where the format knows it without looking at the contents."""
     root: Inert = None
+    pickles: tuple[Pickle, ...] = ()
     rebuilder: Rebuilder | None = None
     constants: Mapping[str, TensorInfo] = MappingProxyType({})
     """Tensors of a program that are no attributes of its modules."""

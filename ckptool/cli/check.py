@@ -87,6 +87,10 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     if not files:
         raise click.UsageError("Missing argument 'FILE...'.")
     check_one_form(options)
+    if options["key"] is not None and options["like"] is None and options["model"] is None:
+        raise click.UsageError("--key is about what --like or --model is compared with: give one of them, too.")
+    if options["model_args"] and options["model"] is None:
+        raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)
     found = targets(files, recursive=options["recursive"])
     code = 0

@@ -33,6 +33,7 @@ SCHEMA = "ckptool.diff/2"
 @click.option("--rtol", type=click.FloatRange(min=0), help="Allow floating values to differ by this share of B's.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Allow floating values to differ by this much.")
 @click.option("--no-values", is_flag=True, help="Compare all but the values; this takes milliseconds.")
+@click.option("--stat", is_flag=True, help="Also say how alike tensors are that differ: cosine, norms. Needs numpy.")
 @pager_option
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -50,6 +51,7 @@ def diff(
     rtol: float | None,
     atol: float | None,
     no_values: bool,
+    stat: bool,
     pager: bool,
     quiet: bool,
     as_json: bool,
@@ -62,6 +64,8 @@ def diff(
     or --atol, where |a - b| <= atol + rtol * |b|, and NaN is the same as NaN. What a format cannot hold (safetensors:
     devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be compared.
     """
+    if stat and no_values:
+        raise click.UsageError("--stat is about values: --no-values leaves nothing to it.")
     line = ProgressLine(shown=not (quiet or as_json))
     line.next(b)
     try:
@@ -77,6 +81,7 @@ def diff(
             rtol=rtol,
             atol=atol,
             values=not no_values,
+            stat=stat,
             progress=line,
         )
     except CkptoolError as error:
@@ -90,10 +95,19 @@ def diff(
     if as_json:
         print_json(_object(report))
     else:
-        text = report.verdict if quiet else str(report)
-        with terminal.pager(asked=pager):
-            say("\n".join(terminal.wrapped(with_options(text).split("\n"), terminal.width())))
+        _print(report, quiet=quiet, pager=pager)
     sys.exit(0 if report.same else 1)
+
+
+def _print(report: DiffReport, *, quiet: bool, pager: bool) -> None:
+    with terminal.pager(asked=pager):
+        width = terminal.width()
+        if quiet:
+            say(with_options(report.verdict))
+            return
+        text = str(report._replace(likeness=()))
+        lines = (with_options(line) for line in text.split("\n"))
+        say("\n".join((*terminal.wrapped(lines, width), *report.likeness_lines(width))))
 
 
 def _object(report: DiffReport) -> dict[str, object]:
@@ -117,6 +131,7 @@ def _object(report: DiffReport) -> dict[str, object]:
         },
         "values": [_value_object(found) for found in report.values],
         "close": [_value_object(found) for found in report.close],
+        "likeness": _objects(report.likeness),
         "counts": report.counts,
     }
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
+from ckptool.checkpoints.adapters import Adapter, adapter_of
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.parsed import Beside
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
-from ckptool.messages import FORMS, counted, counts, labelled, listed, show, show_nbytes, some
+from ckptool.messages import FORMS, counted, counts, labelled, listed, rough, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 
@@ -50,13 +51,17 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     yield labelled(
         "tensors",
-        f"{summary.tensors:,}{tied}; {counted(summary.numel, 'parameter')}, {show_nbytes(summary.nbytes)}",
+        f"{summary.tensors:,}{tied}; {counted(summary.numel, 'parameter')}{rough(summary.numel)}, "
+        f"{show_nbytes(summary.nbytes)}",
     )
     if summary.tensors:
         yield labelled("devices", counts(summary.devices))
         yield labelled("dtypes", counts(summary.dtypes))
     if summary.prefixes:
         yield labelled("prefix", show("".join(summary.prefixes)))
+    adapter = adapter_in(checkpoint)
+    if adapter is not None:
+        yield labelled("adapter", _adapter(adapter))
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
         yield from listed("state dicts", lines, most=None)
@@ -84,6 +89,23 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
     if extras:
         yield labelled("also holds", _extras(extras))
     yield from map(with_options, finding_lines(findings))
+
+
+def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
+    """Return the adapter that a file holds, with its base model where the file, or a configuration beside it, says."""
+    found = adapter_of(checkpoint)
+    if found is None or found.base is not None:
+        return found
+    from ckptool.formats.directories.beside import base_model  # most files are no adapters
+
+    return found._replace(base=base_model(checkpoint.path))
+
+
+def _adapter(found: Adapter) -> str:
+    ranks = " and ".join(map(str, found.ranks)) if len(found.ranks) < 3 else f"{found.ranks[0]} to {found.ranks[-1]}"
+    targets = some([show(_clip(target)) for target in found.targets], _EXTRAS_SHOWN)
+    base = f"; for {show(_clip(found.base))}" if found.base else ""
+    return f"LoRA of rank {ranks} on {targets}, in {counted(found.modules, 'module')}{base}"
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:

@@ -13,9 +13,11 @@ from itertools import accumulate
 import click
 
 from ckptool.checking.finding import Finding
+from ckptool.checkpoints.adapters import Adapter
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
+from ckptool.cli.inspect_report import adapter_in
 from ckptool.cli.tables import tensor_file_offset
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
@@ -123,6 +125,7 @@ def inspect_object(
             }
             for found in checkpoint.state_dicts
         ],
+        "adapter": _adapter_json(adapter_in(checkpoint)),
         "training": [_training_json(found) for found in training_states(checkpoint)],
         "tensors": (
             _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
@@ -164,6 +167,17 @@ def error_object(error: CkptoolError) -> dict[str, object]:
 def finding_object(finding: Finding) -> dict[str, object]:
     """Return a finding as every verb's JSON has it."""
     return finding._replace(hint=finding.hint and with_options(finding.hint))._asdict()
+
+
+def _adapter_json(found: Adapter | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    return {
+        "ranks": list(found.ranks),
+        "targets": [cut(target, _LONGEST_CLASS) for target in found.targets[:_GROUPS_LISTED]],
+        "modules": found.modules,
+        "base": found.base and cut(found.base, _LONGEST_CLASS),
+    }
 
 
 def _training_json(found: TrainingState) -> dict[str, object]:

@@ -6,17 +6,20 @@ import os
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ckptool import __version__
 from ckptool.sources.paths import is_likely
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 SECTIONS: Final = {
     "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
     "Write one": ("migrate",),
-    "More": ("devices", "fixtures"),
+    "More": ("devices", "completion", "fixtures"),
 }
 """Each verb is a command of the same name, in a module of the same name."""
 VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
@@ -26,29 +29,36 @@ WORDS: Final = {
     "ls": "inspect",
     "list": "inspect",
     "cat": "inspect",
+    "open": "inspect",
+    "view": "inspect",
+    "dump": "inspect",
     "verify": "check",
     "scan": "check",
     "validate": "check",
+    "stats": "stat",
     "compare": "diff",
     "convert": "migrate",
 }
 """Other words for verbs. None of them is in the help: one name for one thing."""
+_LOAD: Final = "To load weights, call ckptool.load(path) or ckptool.load_into(model, path) in Python."
 
 # fmt: off
 EXAMPLES: Final = {
     "inspect": (
         "ckptool model.pth                            what is in it, tensor by tensor",
-        "ckptool inspect -q *.pth                     what each file is",
+        "ckptool inspect -b -r runs                   a line for each in a folder and below",
         "ckptool inspect model.pth --sort size        the largest tensors first",
     ),
     "check": (
         "ckptool check model.pth                      is it whole, is it safe, will it load",
+        "ckptool check -b -r runs                     all in a folder, a line for each",
         "ckptool check --deep model.pth               read every byte, and compare checksums",
         "ckptool check model.pth --model net.py:Net   does it fit this class",
     ),
     "diff": (
         "ckptool diff a.pth b.safetensors             are the weights the same",
         "ckptool diff a.pth b.pth --atol 1e-6         the same but for rounding",
+        "ckptool diff epoch1.pth epoch2.pth --stat    how far apart: cosine, norms",
     ),
     "stat": (
         "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
@@ -63,6 +73,11 @@ EXAMPLES: Final = {
         "ckptool migrate gpu.pth --to cpu             everything, for the CPU",
         "ckptool migrate last.ckpt model.safetensors  the weights alone",
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
+    ),
+    "completion": (
+        'eval "$(ckptool completion bash)"            in ~/.bashrc',
+        'eval "$(ckptool completion zsh)"             in ~/.zshrc, behind compinit',
+        "ckptool completion fish | source             in ~/.config/fish/config.fish",
     ),
 }
 # fmt: on
@@ -91,9 +106,19 @@ class Verbs(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
         own, rest = _split(args)
-        if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and any(map(_is_path, rest)):
-            args = [*own, "inspect", *rest]
-        return super().parse_args(ctx, args)
+        if rest[:1] == ["version"] and not _is_path("version"):
+            rest = ["--version"]
+        elif rest[:1] == ["help"] and not _is_path("help"):
+            rest = [*rest[1:2], "--help"]
+        if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION) and _begins_with_path(rest):
+            rest = ["inspect", *rest]
+        return super().parse_args(ctx, [*own, *rest])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete verbs, and files where no verb begins so: a file needs none."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -101,11 +126,17 @@ class Verbs(click.Group):
         """Return the verb that the first word names; answer a misspelt one with the nearest."""
         word = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            near = get_close_matches(word, [*VERBS, *WORDS], n=1)
-            hint = f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
-            ctx.fail(f"{word!r} is no verb, and no file that is there. {hint}")
+            ctx.fail(f"{word!r} is no verb, and no file that is there. {_hint(word)}")
         name, command, rest = super().resolve_command(ctx, args)
         return (command.name if command is not None else name), command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb; an option that it does not have is answered with the nearest alone."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            nearest = list(error.possibilities or ())[:1]
+            raise click.NoSuchOption(error.option_name, possibilities=nearest, ctx=error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs, by what they are for."""
@@ -118,6 +149,14 @@ class Verbs(click.Group):
                 rows.append((verb.ljust(width), command.get_short_help_str(formatter.width)))
             with formatter.section(section):
                 formatter.write_dl(rows)
+
+
+def _hint(word: str) -> str:
+    """Return what was probably meant by a word that is no verb."""
+    if word == "load":
+        return _LOAD
+    near = get_close_matches(word, [*VERBS, *WORDS], n=1)
+    return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
 
 
 class _Version(click.Option):
@@ -150,6 +189,11 @@ def _split(args: list[str]) -> tuple[list[str], list[str]]:
     while at < len(args) and args[at].partition("=")[0] == _COLOR:
         at += 1 if "=" in args[at] else 2
     return args[:at], args[at:]
+
+
+def _begins_with_path(words: list[str]) -> bool:
+    """Say whether words without a verb are about files: the first is one, or is an option, with files behind it."""
+    return any(map(_is_path, words if words[0].startswith("-") else words[:1]))
 
 
 def _is_path(word: str) -> bool:

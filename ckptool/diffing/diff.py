@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Final
 
@@ -19,7 +19,7 @@ from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeCha
 from ckptool.diffing.sides import Aspect, Scope, Side, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
 from ckptool.diffing.values import ValueComparer, ValueDiff
-from ckptool.errors import MissingPackage, about
+from ckptool.errors import MissingPackage, UnsupportedFeature, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
@@ -28,6 +28,7 @@ from ckptool.sources.meter import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Tolerance
+from ckptool.torch_ops.likeness import Likeness
 
 _MOST_CHANGES: Final = 1000
 
@@ -45,6 +46,7 @@ def diff(
     rtol: float | None = None,
     atol: float | None = None,
     values: bool = True,
+    stat: bool = False,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> DiffReport:
@@ -58,16 +60,21 @@ def diff(
 
     Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
     values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
-    types are compared as float64, integers as integers. ``values=False`` compares all but the values. ``progress`` is
+    types are compared as float64, integers as integers. ``values=False`` compares all but the values.
+    ``stat`` also says how alike tensors are whose values differ, as vectors; it needs numpy. ``progress`` is
     called with the bytes that were compared so far, and those to be compared in all.
 
     Memory stays bounded whatever the size, and torch is not imported unless values differ.
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.
-        MissingPackage: torch is not installed, and a tolerance or ``ignore_dtype`` needs it where bytes differ.
+        MissingPackage: torch is not installed, and a tolerance or ``ignore_dtype`` needs it where bytes differ; or
+            numpy is not, and ``stat`` needs it.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
+        ValueError: ``stat`` is asked for without values.
     """
+    if stat and not values:
+        raise ValueError("stat=True needs values=True: it is about them")
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
@@ -85,30 +92,42 @@ def diff(
         order = None if ignore_order or "order" in found.lacks else _order(one, other)
         found.compare(one.attributes, other.attributes, limits.cancellation)
         others = _others(checkpoints, one, other, comparer, ignore_device=ignore_device)
+        likeness = tuple(found.likeness(one, other)) if stat else ()
         _check_unchanged(checkpoints)
-        return DiffReport(
-            a=_file(checkpoints[0], one),
-            b=_file(checkpoints[1], other),
-            scope=scope,
-            tensors=found.tensors,
-            only_a=tuple(found.only_a),
-            only_b=tuple(found.only_b),
-            order=order,
-            shapes=tuple(found.shapes),
-            dtypes=tuple(found.dtypes),
-            devices=tuple(found.devices),
-            layouts=tuple(found.layouts),
-            ties_a=found.ties_a,
-            ties_b=found.ties_b,
-            metadata=tuple(_metadata(one, other)),
-            others=others,
-            values=tuple(found.values),
-            close=tuple(found.close),
-            values_compared=values,
-            not_compared=(*_not_compared(found, one, other), *_not_computed(found, comparer)),
-            wrapped=bool(found.only_a and found.only_b)
-            and _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other),
+        wrapped = bool(found.only_a and found.only_b) and (
+            _common(*_sides(checkpoints, scope, (key_a, key_b), aligned=True)) > _common(one, other)
         )
+        compared = _report(checkpoints, scope, (one, other), found)
+        return compared._replace(order=order, others=others, likeness=likeness, wrapped=wrapped)
+
+
+def _report(
+    checkpoints: Sequence[Checkpoint], scope: Scope, sides: tuple[Side, Side], found: _Differences
+) -> DiffReport:
+    """Return what was found of the tensors, and of the facts about them."""
+    one, other = sides
+    return DiffReport(
+        a=_file(checkpoints[0], one),
+        b=_file(checkpoints[1], other),
+        scope=scope,
+        tensors=found.tensors,
+        only_a=tuple(found.only_a),
+        only_b=tuple(found.only_b),
+        order=None,
+        shapes=tuple(found.shapes),
+        dtypes=tuple(found.dtypes),
+        devices=tuple(found.devices),
+        layouts=tuple(found.layouts),
+        ties_a=found.ties_a,
+        ties_b=found.ties_b,
+        metadata=tuple(_metadata(one, other)),
+        others=(),
+        values=tuple(found.values),
+        close=tuple(found.close),
+        values_compared=found.comparer is not None,
+        not_compared=(*_not_compared(found, one, other), *_not_computed(found, found.comparer)),
+        wrapped=False,
+    )
 
 
 def _common_nbytes(a: Side, b: Side) -> int:
@@ -145,7 +164,7 @@ class _Differences:
     ) -> None:
         self.lacks: frozenset[Aspect] = a.lacks | b.lacks
         self._whole = a.key is None and b.key is None
-        self._comparer = comparer
+        self.comparer = comparer
         self._ignore_device = ignore_device or "devices" in self.lacks
         self._ignore_dtype = ignore_dtype
         self.tensors = 0
@@ -195,8 +214,8 @@ class _Differences:
             self.only_a += [part for part in parts_a if part not in parts_b]
             self.only_b += [part for part in parts_b if part not in parts_a]
             todo += [(part, info, parts_b[part]) for part, info in reversed(parts_a.items()) if part in parts_b]
-            if a.shape == b.shape and self._comparer is not None:
-                self._compare_values(name, a, b, self._comparer)
+            if a.shape == b.shape and self.comparer is not None:
+                self._compare_values(name, a, b, self.comparer)
 
     def _compare_values(self, name: str, a: TensorInfo, b: TensorInfo, comparer: ValueComparer) -> None:
         if a.storage is None or b.storage is None:
@@ -212,6 +231,15 @@ class _Differences:
             return
         if found is not None:
             (self.values if found.differing else self.close).append(found)
+
+    def likeness(self, a: Side, b: Side) -> Iterator[Likeness]:
+        """Yield how alike the tensors are whose values differ, but those that numpy does not compute with."""
+        for name in (found.name for found in (*self.values, *self.close)):
+            one = a.tensors.get(name) or a.attributes.get(name)
+            other = b.tensors.get(name) or b.attributes.get(name)
+            if one is not None and other is not None and self.comparer is not None:
+                with suppress(UnsupportedFeature):
+                    yield self.comparer.likeness(name, one.info, other.info)
 
     def _parts(self, name: str, info: TensorInfo) -> dict[str, TensorInfo]:
         """Return a tensor's parts by name; of weights, those that make up their values and no gradients."""

@@ -9,8 +9,9 @@ from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show
-from ckptool.tables import html_table
+from ckptool.tables import Table, html_table, plain_table
 from ckptool.torch_ops.differences import Number
+from ckptool.torch_ops.likeness import Likeness
 
 
 class ShapeChange(NamedTuple):
@@ -70,9 +71,19 @@ class DiffReport(NamedTuple):
     """What could not be compared, though it was not asked to be left out, in words."""
     wrapped: bool
     """More names would be the same without what training wrappers added to them."""
+    likeness: tuple[Likeness, ...] = ()
+    """How alike the tensors are whose values differ, where that was asked for."""
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join((*_lines(self), *self.likeness_lines()))
+
+    def likeness_lines(self, width: int | None = None) -> Iterator[str]:
+        """Yield a table of how alike tensors are, for a terminal of so many columns."""
+        if self.likeness:
+            rows = [(show(one.name), *map(_share, one[1:5])) for one in self.likeness]
+            headers = ("name", "cosine", "|A - B| / |B|", "|A|", "|B|")
+            yield ""
+            yield from plain_table(Table(headers, rows, (False, True, True, True, True)), width)
 
     def _repr_html_(self) -> str:
         rows = [(kind, f"{number:,}") for kind, number in self.counts.items() if number]
@@ -136,6 +147,10 @@ def _lines(report: DiffReport) -> Iterator[str]:
     yield from listed("close", _largest_first(report.close))
     yield from listed("not compared", [show(what) for what in report.not_compared])
     yield report.verdict
+
+
+def _share(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "-"
 
 
 _NOUNS = {

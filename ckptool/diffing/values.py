@@ -21,6 +21,7 @@ from ckptool.tensors.reading import LazyTensor, in_memory
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
 from ckptool.torch_ops import differences
 from ckptool.torch_ops.differences import BlockDiff, Number, Tolerance
+from ckptool.torch_ops.likeness import Likeness, Products
 
 PIECE_NBYTES: Final = 1 << 20
 """Two such pieces stay in a processor's cache between being read and being compared."""
@@ -99,6 +100,22 @@ class ValueComparer:
             self._known[key] = self._difference(name, a, b), a, b
         found, _, _ = self._known[key]
         return None if found is None else found._replace(name=name)
+
+    def likeness(self, name: str, a: TensorInfo, b: TensorInfo) -> Likeness:
+        """
+        Return how alike two tensors are as vectors. Both are read whole.
+
+        Raises:
+            UnsupportedFeature: A type is not known.
+            MissingPackage: numpy is not installed.
+        """
+        products = Products()
+        numel = max(1, PIECE_NBYTES // max(a.dtype.itemsize, b.dtype.itemsize))
+        for left, right in zip(
+            self._chunks(name, a, numel, self._paths[0]), self._chunks(name, b, numel, self._paths[1]), strict=True
+        ):
+            products.add(left, a.dtype.name, right, b.dtype.name)
+        return products.likeness(name)
 
     def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
         """Say whether two storages of equal size hold the same bytes."""

@@ -66,6 +66,7 @@ def read(probe: Probe) -> Parsed:
         TRAITS,
         contents,
         root=pickled.root,
+        pickles=(pickled,),
         rebuilder=rebuilder,
         streams=(Stream("", probe.source, 0, pickled.end, pickled.globals, pickled.blocks, has_arrays=True),),
         notes=tuple(notes),

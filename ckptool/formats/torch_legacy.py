@@ -70,6 +70,7 @@ def read(probe: Probe) -> Parsed:
         TRAITS,
         contents,
         root=stream.tree.root,
+        pickles=stream.pickles,
         rebuilder=rebuilder,
         streams=(Stream("", probe.source, 0, stream.start, stream.globals),),
         class_sources=class_sources(stream.tree),
@@ -121,9 +122,9 @@ class LegacyStream:
         keys = read_pickle(source, self.tree.end)
         self.start = keys.end
         """Where the pickles end and the storages begin."""
-        pickles = (magic, protocol, system, self.tree, keys)
-        self.globals = tuple(found for pickled in pickles for found in pickled.globals)
-        self.notes = tuple(note for pickled in pickles for note in pickled.notes)
+        self.pickles = (magic, protocol, system, self.tree, keys)
+        self.globals = tuple(found for pickled in self.pickles for found in pickled.globals)
+        self.notes = tuple(note for pickled in self.pickles for note in pickled.notes)
         if computed:
             self.notes = ("its magic number is not there, but computed by a call", *self.notes)
         self._storages: dict[str, TypedStorage] = {}

@@ -92,6 +92,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModelGraph 
         traits,
         contents,
         root=pickled.root,
+        pickles=(pickled,),
         rebuilder=rebuilder,
         streams=(Stream(f"{root}data.pkl", tree, 0, pickled.end, pickled.globals),),
         archives=(archive,),

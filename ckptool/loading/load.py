@@ -13,7 +13,7 @@ import torch
 
 from ckptool.checking.finding import command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete
+from ckptool.checkpoints.completeness import holds_storage, refuse_broken, refuse_incomplete
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
 from ckptool.errors import (
     CkptoolError,
@@ -35,7 +35,8 @@ from ckptool.loading.plain_values import values_with_tensors
 from ckptool.messages import show
 from ckptool.names import renaming
 from ckptool.pickles.nodes import gc_paused
-from ckptool.sources.files import Origin, shown_path
+from ckptool.sources.files import Origin
+from ckptool.sources.naming import shown_path
 from ckptool.tensors.payloads import check_storages
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
@@ -225,7 +226,8 @@ def _refuse_tensors_in(checkpoint: Checkpoint, weights: Weights, unmade: Mapping
     key = weights.state_dict.key
     for name, value in unmade.items():
         head = f"{key}.{weights.old_names[name]}" if key else weights.old_names[name]
-        if any(tensor.startswith(f"{head}.") for tensor in checkpoint.tensors):
+        node = weights.others[name]
+        if any(one.startswith(f"{head}.") for one in checkpoint.tensors) or holds_storage(checkpoint.rebuilder, node):
             error = IncompleteWeights(
                 f"entry {name!r} holds tensors in {value.message}, which only code can make",
                 hint="To go on without such entries, say `allow_missing=True`.",

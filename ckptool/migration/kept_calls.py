@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.errors import CkptoolError, MigrationRefused
@@ -24,9 +24,13 @@ class Calls(NamedTuple):
     """The calls that reach the system, as text, and what each does."""
 
 
-def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[str, ...]:
+def kept_calls(
+    checkpoint: Checkpoint, plan: Plan, changes: Changes, reopened: Callable[[], Checkpoint]
+) -> tuple[str, ...]:
     """
     Return the classes and functions that unpickling the new file would call, beyond what makes data.
+
+    The tree of the checkpoint is not needed; where something is refused, ``reopened`` gives one that has it.
 
     Raises:
         MigrationRefused: One of them runs commands or text, opens files or connections, or changes the interpreter.
@@ -36,7 +40,7 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
         (shown, why), *more = found.system.items()
         others = f" and {counted(len(more), 'call')} more" if more else ""
         way = "Leave it out with `drop=`."
-        if plan.weights is None and _are_weights_without(checkpoint, changes):
+        if plan.weights is None and _are_weights_without(reopened, changes):
             way = "Take the weights alone with `form='state_dict'`, or leave it out with `drop=`."
         raise MigrationRefused(
             f"unpickling the new file would call {show(shown)}, which {why}{others}",
@@ -46,13 +50,14 @@ def kept_calls(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> tuple[st
     return found.names
 
 
-def _are_weights_without(checkpoint: Checkpoint, changes: Changes) -> bool:
+def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -> bool:
     """Say whether a state dict of the weights alone would be written, and call nothing that reaches the system."""
     try:
-        plan = make_plan(checkpoint, None, changes._replace(form="state_dict"), sketch=True)
+        with reopened() as checkpoint:
+            plan = make_plan(checkpoint, None, changes._replace(form="state_dict"), sketch=True)
+            return not _calls_of(checkpoint, plan).system
     except CkptoolError:
         return False
-    return not _calls_of(checkpoint, plan).system
 
 
 def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:

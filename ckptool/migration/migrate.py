@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -80,20 +81,22 @@ def migrate(
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
     asked = _checked(asked)
-    with open_checkpoint(os.fspath(src), limits=limits) as checkpoint, about(checkpoint.path):
+    opened = partial(open_checkpoint, os.fspath(src), limits=limits)
+    with opened() as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
             plan = make_plan(checkpoint, target, asked)
             selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
         refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
-        planned = report.planned(checkpoint, plan, asked)._replace(calls=kept_calls(checkpoint, plan, asked))
+        planned = report.planned(checkpoint, plan, asked)
+        checkpoint.release_tree()  # it is in the plan by now, as bytes
+        planned = planned._replace(calls=kept_calls(checkpoint, plan, asked, opened))
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        checkpoint.release_tree()  # it is in the plan by now, as bytes
         work = Work(checkpoint, plan, asked, limits if verify else None)
         on_written = _cancellable(progress, limits.cancellation)
         if plan.folder is not None:

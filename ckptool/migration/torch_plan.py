@@ -23,6 +23,7 @@ from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.sharing import shared_nodes
 from ckptool.pickles.writer import write_pickle
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
@@ -206,11 +207,17 @@ def plan_same(
     edited = edit_everything(checkpoint, changes, location, wrappers=wrappers, drop=drop, model=model, casting=casting)
     rewriter = edited.rewriter
     is_sketched = sketch and len(edited.kept) > _MANY and all(map(_is_plain, edited.kept.values()))
-    pickled = b"" if is_sketched else write_pickle(edited.root, rewriter, checkpoint.source.cancellation)
+    pickled = b"" if is_sketched else _written(checkpoint, edited)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     storages = tuple(rewriter.storages)
     return TorchPlan(root, pickled, storages, edited.expected, rewriter.retagged, edited.renamed, edited.dropped)
+
+
+def _written(checkpoint: Checkpoint, edited: EditedTree) -> bytes:
+    whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
+    shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
+    return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared)
 
 
 def _is_plain(tensor: LazyTensor | None) -> bool:

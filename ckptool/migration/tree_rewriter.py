@@ -98,8 +98,9 @@ class TreeRewriter:
         answer = self._answers.get(id(node))
         if answer is None:
             answer = self._persistent_id(node) if isinstance(node, PersistentId) else self._call(node)
-            self._kept.append(node)
-            self._answers[id(node)] = answer
+            if answer is not node:
+                self._kept.append(node)
+                self._answers[id(node)] = answer
         return answer
 
     def tensor(self, info: TensorInfo, *, detached: bool = False) -> Inert:

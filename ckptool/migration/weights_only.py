@@ -70,9 +70,9 @@ def _refused(checkpoint: Checkpoint, entries: Mapping[str, Inert]) -> Iterator[t
     """Yield the names of entries that ``torch.load`` refuses, and the name or opcode for which it does."""
     from ckptool.pickles.weights_only import why_refused
 
+    if why_refused(_pickle_of(checkpoint, list(entries.values()))) is None:
+        return  # all at once: most files have many that are alike
     for name, entry in each(entries.items(), checkpoint.source.cancellation):
-        if entry is None or type(entry) in (bool, float, str):
-            continue
         why = why_refused(_pickle_of(checkpoint, entry))
         if why is not None:
             yield name, why

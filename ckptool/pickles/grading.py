@@ -51,7 +51,7 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
-_LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
+LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
 
 
@@ -135,6 +135,11 @@ def result(effect: Effect) -> Inert:
     if name == "cloudpickle.cloudpickle._builtin_type" and args and isinstance(args[0], str):
         return Global("types", args[0], effect.offset)
     return None
+
+
+def keeps_calls(func: Global) -> bool:
+    """Say whether the state of an object of this class is what it calls."""
+    return canonical(func.module, func.name).startswith("functools.")
 
 
 def loads_bytes(effect: Effect) -> bool:
@@ -282,7 +287,7 @@ def _change(effect: Effect) -> Iterator[Verdict]:
             name = nodes.class_name(target)
             yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
     earlier = {key: value for key, value in nodes.state_pairs(target.state) if isinstance(key, str)}
-    own = [key for key in _LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
+    own = [key for key in LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
     for key in own:
         yield from _call(Effect("calls", earlier[key], (given,), effect.offset))
     if target.state is not None and any(not isinstance(key, str) for key, _ in nodes.state_pairs(target.state)):
@@ -290,7 +295,7 @@ def _change(effect: Effect) -> Iterator[Verdict]:
             "system", nodes.class_name(target), effect.how, table.UNFOLLOWED, lambda: nodes.class_name(target)
         )
     func = nodes.global_of(target.func)
-    if func is not None and canonical(func.module, func.name).startswith("functools."):
+    if func is not None and keeps_calls(func):
         passed = _passed(given if isinstance(given, tuple) else (given,))
         if passed is not None:
             name = canonical(func.module, func.name)

@@ -17,10 +17,10 @@ from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _WINDOW: Final = 1 << 16
-_WIDEST: Final = 1 << 22
+_WIDEST: Final = 1 << 18
 _MOST_NAMES: Final = 100_000
-_MOST_EMPTY: Final = 1_000_000
-"""Lists that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for an empty one."""
+_MOST_EMPTY: Final = 250_000
+"""Containers that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for each."""
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
@@ -63,13 +63,17 @@ class Machine:
         self.marks: list[list[Inert]] = []
         self.memo: list[Inert] | dict[int, Inert] = []
         """By index: a list as long as they come in order, which is how nearly everybody writes them."""
+        self.doubled: list[Inert] = []
+        """What stands on the stack once more."""
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent_ids: list[PersistentId] = []
         self.blocks: list[range] = []
         """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
+        self.calls: list[Call] = []
+        """In order, those of what is dropped among them."""
         self.empty = 0
-        """Lists and sets that were begun, by an opcode of one byte each."""
+        """Lists, dicts and sets that were begun, by an opcode of one byte each."""
         self.left = _most_read(source)
         """Bytes of opcodes that may still be read, long arguments apart."""
         # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
@@ -192,9 +196,10 @@ class Machine:
         self.left -= self.pos - self._argument_nbytes
         self._argument_nbytes = needed if needed > _WINDOW else 0
         most = _MOST_EMPTY + (begin - self.start) // 2
-        if self.empty > most or len(self.marks) > most:
+        scattered = len(self.memo) if isinstance(self.memo, dict) else 0
+        if max(self.empty, len(self.marks), 3 * scattered) > most:  # to name an index takes five bytes more
             raise LimitExceeded(
-                f"a pickle that begins more than {most:,} lists in {begin - self.start:,} bytes",
+                f"a pickle of more than {most:,} empty objects in {begin - self.start:,} bytes",
                 kind="pickle-bomb",
                 offset=begin,
             )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -75,13 +76,17 @@ class Call:
     ``how`` keeps apart REDUCE (``func(*args)``) and NEWOBJ (``func.__new__(func, *args)``).
     """
 
-    __slots__ = ("args", "func", "how", "items", "kwargs", "pairs", "state")
+    __slots__ = ("args", "func", "how", "items", "kwargs", "offset", "pairs", "state")
 
-    def __init__(self, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
+    def __init__(
+        self, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None, offset: int = 0
+    ) -> None:
         self.func = func
         self.args = args
         self.how = how
         self.kwargs = kwargs
+        self.offset = offset
+        """Of the opcode that calls, from the start of its source in bytes."""
         self.state: Inert = None
         self.items: list[Inert] | None = None
         self.pairs: Pairs | None = None
@@ -191,10 +196,18 @@ def class_of(node: Inert) -> Global | None:
     """
     if not isinstance(node, Call):
         return None
-    func = global_of(node.func)
+    func = global_of(node.func) or partial_of(node.func)
     if func is not None and func.module in ("copyreg", "copy_reg") and isinstance(node.args, tuple) and node.args:
         return global_of(node.args[0])
     return func
+
+
+def partial_of(node: Inert) -> Global | None:
+    """Return the function that ``functools.partial`` was given, or None."""
+    func = global_of(node.func) if isinstance(node, Call) else None
+    if not isinstance(node, Call) or func is None or (func.module, func.name) != ("functools", "partial"):
+        return None
+    return global_of(node.args[0]) if isinstance(node.args, tuple) and node.args else None
 
 
 def _defined_class(node: Inert) -> str | None:
@@ -357,16 +370,19 @@ def is_leaf(node: Inert) -> bool:
     kind = type(node)
     if kind is tuple or kind is list:
         return not node or (len(node) <= _FEW and CONTAINERS.isdisjoint(map(type, node)))
-    return (kind is Dict and not node.pairs) or (kind is Set and not node.items)
+    if kind is Dict:
+        flat = chain.from_iterable(node.pairs) if len(node.pairs) <= _FEW else (node,)
+        return CONTAINERS.isdisjoint(map(type, flat))
+    return kind is Set and not node.items
 
 
 def is_bare(node: Inert) -> bool:
-    """Say whether a call or a persistent id holds no container but an empty tuple of arguments."""
+    """Say whether a call or a persistent id holds no container but arguments and a state that are leaves."""
     if type(node) is PersistentId:
         return type(node.pid) not in CONTAINERS
-    if node.args != () or node.items or node.pairs or node.kwargs is not None:
+    if node.items or node.pairs or node.kwargs is not None:
         return False
-    return type(node.state) not in CONTAINERS or is_leaf(node.state)
+    return all(type(one) not in CONTAINERS or is_leaf(one) for one in (node.args, node.state))
 
 
 CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.errors import MalformedFile, UnsafePickle
 from ckptool.pickles.machine import Machine
-from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Inert, PersistentId, Set
+from ckptool.pickles.nodes import NO_ITEMS, Call, CallKind, Dict, Inert, Pairs, PersistentId, Set
 
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
@@ -69,8 +69,7 @@ def _decimal(machine: Machine, digits: bytes) -> Inert:
 
 def _memo_index(machine: Machine) -> int:
     index = _decimal(machine, machine.line())
-    # Larger ones, which nobody writes, could be chosen to have one hash.
-    if not (isinstance(index, int) and 0 <= index < 1 << 32):
+    if not (isinstance(index, int) and 0 <= index < 1 << 32):  # larger ones could be chosen to have one hash
         raise machine.malformed("a memo index that is not a number from 0 to 4,294,967,295")
     return index
 
@@ -155,43 +154,45 @@ def op_stack_global(machine: Machine) -> None:
 
 
 def op_extension(machine: Machine) -> None:
-    raise UnsafePickle(
-        f"extension code at byte {machine.base + machine.pos:,}: only the process that wrote it knows its meaning",
-        kind="unsafe-extension",
-        offset=machine.base + machine.pos,
-    )
+    raise _unsafe(machine, "extension code", "only the process that wrote it knows its meaning", "unsafe-extension")
 
 
 def op_next_buffer(machine: Machine) -> None:
-    raise UnsafePickle(
-        f"out-of-band buffer at byte {machine.base + machine.pos:,}: the data was never in this file",
-        kind="unsafe-buffer",
-        offset=machine.base + machine.pos,
-    )
+    raise _unsafe(machine, "out-of-band buffer", "the data was never in this file", "unsafe-buffer")
+
+
+def _unsafe(machine: Machine, what: str, why: str, kind: str) -> UnsafePickle:
+    offset = machine.base + machine.pos
+    return UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
 
 
 def op_inst(machine: Machine) -> None:
     module, name = machine.lines(2)
     args = tuple(machine.pop_mark())
-    machine.push(Call(machine.intern(str(module, "utf-8"), str(name, "utf-8")), args))
+    _called(machine, machine.intern(str(module, "utf-8"), str(name, "utf-8")), args)
 
 
 def op_obj(machine: Machine) -> None:
     machine.pos += 1
     cls, *args = machine.pop_mark()
-    machine.push(Call(cls, tuple(args)))
+    _called(machine, cls, tuple(args))
+
+
+def _called(machine: Machine, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
+    machine.push(Call(func, args, how, kwargs, machine.base + machine.opcode))
+    machine.calls.append(machine.stack[-1])
 
 
 def op_newobj(machine: Machine) -> None:
     machine.pos += 1
-    args = machine.stack.pop()
-    machine.stack[-1] = Call(machine.stack[-1], args, "newobj")
+    args, cls = machine.stack.pop(), machine.stack.pop()
+    _called(machine, cls, args, "newobj")
 
 
 def op_newobj_ex(machine: Machine) -> None:
     machine.pos += 1
-    kwargs, args = machine.stack.pop(), machine.stack.pop()
-    machine.stack[-1] = Call(machine.stack[-1], args, "newobj_ex", kwargs)
+    kwargs, args, cls = (machine.stack.pop() for _ in range(3))
+    _called(machine, cls, args, "newobj_ex", kwargs)
 
 
 def op_build(machine: Machine) -> None:
@@ -227,6 +228,7 @@ def op_pop_mark(machine: Machine) -> None:
 def op_dup(machine: Machine) -> None:
     machine.pos += 1
     machine.push(machine.stack[-1])
+    machine.doubled.append(machine.stack[-1])
 
 
 def op_get(machine: Machine) -> None:
@@ -277,35 +279,34 @@ def op_dict(machine: Machine) -> None:
 def op_setitem(machine: Machine) -> None:
     machine.pos += 1
     value, key = machine.stack.pop(), machine.stack.pop()
-    _update(machine, machine.stack[-1], [key, value])
+    _update(machine, machine.stack[-1], [(key, value)])
 
 
 def op_setitems(machine: Machine) -> None:
     machine.pos += 1
     flat = machine.pop_mark()
-    _update(machine, machine.stack[-1], flat)
+    _update(machine, machine.stack[-1], _pairs(machine, flat))
 
 
-def _update(machine: Machine, target: Inert, flat: list[Inert]) -> None:
+def _update(machine: Machine, target: Inert, pairs: Pairs) -> None:
     if isinstance(target, Dict):
-        target.update(_pairs(machine, flat))
+        target.update(pairs)
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
-        target.pairs.extend(_pairs(machine, flat))
+        target.pairs.extend(pairs)
     else:
         raise machine.malformed("pairs for something that is no dict")
 
 
-def _pairs(machine: Machine, flat: list[Inert]) -> list[tuple[Inert, Inert]]:
+def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
     if len(flat) % 2:
         raise machine.malformed(f"a dict of {len(flat):,} keys and values")
-    return list(zip(flat[::2], flat[1::2], strict=True))
+    return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no room to spare
 
 
 def op_additems(machine: Machine) -> None:
     machine.pos += 1
-    values = machine.pop_mark()
-    target = machine.stack[-1]
+    values, target = machine.pop_mark(), machine.stack[-1]
     if isinstance(target, Set):
         target.update(values)
     else:

@@ -15,6 +15,7 @@ See Python's Lib/pickletools.py, which documents every opcode.
 """
 
 import struct
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -44,6 +45,12 @@ class Pickle(NamedTuple):
     """Every reference to something outside, in order."""
     blocks: tuple[range, ...] = ()
     """Where bytes lie between the opcodes, in order."""
+    calls: Sequence[Call] = ()
+    """Everything that unpickling calls, in order, with what was done to each result; of dropped ones, too."""
+    memo: Sequence[Inert] | Mapping[int, Inert] = ()
+    """What it remembers, by index."""
+    doubled: Sequence[Inert] = ()
+    """What it put on the stack once more, without the memo."""
     left: int = 0
     """Values left under the root: unpicklers drop them, and what they called was called."""
 
@@ -96,6 +103,9 @@ def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = 
         tuple(machine.globals.values()),
         tuple(machine.persistent_ids),
         tuple(machine.blocks),
+        machine.calls,
+        machine.memo,
+        machine.doubled,
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
     )
 
@@ -111,6 +121,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     memo: Any = machine.memo
     following = machine.next_index()
     rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
+    calls, base = machine.calls, machine.base
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -167,7 +178,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         continue
                     if op == 0x81:  # NEWOBJ
                         args = stack.pop()
-                        stack[-1] = Call(stack[-1], args, "newobj")
+                        stack[-1] = Call(stack[-1], args, "newobj", None, base + pos)
+                        calls.append(stack[-1])
                         pos += 1
                         continue
                     if op == 0x88:  # NEWTRUE
@@ -185,6 +197,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         pos += 5
                         continue
                     if op == 0x7D:  # EMPTY_DICT
+                        machine.empty += 1
                         stack.append(Dict())
                         pos += 1
                         continue
@@ -205,7 +218,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 continue
             elif op == 0x52:  # REDUCE
                 args = stack.pop()
-                stack[-1] = Call(stack[-1], args)
+                stack[-1] = Call(stack[-1], args, "reduce", None, base + pos)
+                calls.append(stack[-1])
                 pos += 1
                 continue
             elif op == 0x58:  # BINUNICODE
@@ -262,6 +276,6 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 raise NeedMore(pos + 1)
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
-            data = machine.data  # what is skipped may end behind the window
+            data, base = machine.data, machine.base  # what is skipped may end behind the window
     finally:
         machine.pos, machine.stack = pos, stack

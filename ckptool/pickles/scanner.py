@@ -7,6 +7,7 @@ before, so every length has been compared with the source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
@@ -49,6 +50,8 @@ _COUNTED: Final = {
 }
 """Size in bytes of the count before as many bytes of argument."""
 _LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
+LINES_OF_TEXT: Final = frozenset(b"SV")
+"""Opcodes of strings that a walk does not look at."""
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
 _FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
@@ -71,6 +74,21 @@ _STEPS: Final = [
 """From an opcode to the next; 0 where that takes a look at its argument."""
 
 
+_DULL: Final = re.compile(rb"(?:[()\]}NRQtbuaes\x81\x85-\x89]+|[Khq].|[Jjr].{4}|M.{2}|G.{8}){1,1000}", re.DOTALL).match
+"""Opcodes of protocol 2 without text: they make up nearly all of a pickle, and nothing is to be kept of them."""
+_TEXTS: Final = b"|".join(
+    rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 64)
+)
+"""Short texts that can be no pickles, each with its size in front."""
+_OF_STORAGE: Final = re.compile(
+    rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS,
+    re.DOTALL,
+).match
+"""Data, and names of classes that are given to the loader and not called."""
+_CLASS: Final = re.compile(rb"c(torch)\n(\w+)\n").finditer
+_LONGEST_OF_STORAGE: Final = 512
+
+
 class Carrier(NamedTuple):
     """A string that may be a pickle, or an archive of some, by its first bytes."""
 
@@ -83,7 +101,7 @@ class Scan(NamedTuple):
     """What was seen on the way through."""
 
     opcodes: dict[int, int]
-    """Every opcode that is used, and the offset of its first use."""
+    """Every opcode that is used, and the offset of its first use; but for those of protocol 2 that have no text."""
     carriers: tuple[Carrier, ...] = ()
     """All strings that begin like one, or like an archive."""
     split_frame: int | None = None
@@ -104,7 +122,21 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
     return (value[0] == _PROTO and len(value) > 1 and value[1] <= _MAX_PROTOCOL) or value.startswith(_HOLDERS)
 
 
-def scan(source: Source, start: int, end: int) -> Scan:
+def storage_pickle(source: Source, start: int) -> tuple[int, list[tuple[int, str, str]]] | None:
+    """
+    Return the end of a pickle that only says where a storage is, and the classes it names: offset, module, name.
+
+    Plain pickles have two of them for each tensor. None for any other pickle, in which more may happen.
+    """
+    data = source.read(start, min(_LONGEST_OF_STORAGE, source.nbytes - start))
+    found = _OF_STORAGE(data)
+    if found is None:
+        return None
+    names = [(start + one.start(), str(one[1], "ascii"), str(one[2], "ascii")) for one in _CLASS(data, 0, found.end())]
+    return start + found.end(), names
+
+
+def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot loop: calls would double its time
     """
     Walk the pickles that fill ``source[start:end]``, one after the other.
 
@@ -127,6 +159,10 @@ def scan(source: Source, start: int, end: int) -> Scan:
         if pos + _LONGEST_FIXED > len(data) and base + len(data) < end:
             base += pos
             pos, data = 0, source.read(base, min(_WINDOW, end - base))
+        dull = _DULL(data, pos, stop - base)
+        if dull is not None:
+            pos = dull.end()
+            continue
         op = data[pos]
         if op not in opcodes:
             opcodes[op] = base + pos

@@ -11,17 +11,21 @@ say (nested class names, sets, keyword arguments).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import chain
 from struct import Struct, pack
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
+Ids: TypeAlias = Collection[int] | None
 
 _BATCH: Final = 1000
+_ALONE: Final = 0
+"""The key of a node that nothing refers to again."""
 _U32: Final = Struct("<I").pack
 _PYTHON_3_NAMES: Final = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _REBUILD_TENSOR: Final = Global("torch._utils", "_rebuild_tensor_v2")
@@ -48,13 +52,20 @@ class PlainTensor(NamedTuple):
 
 
 def write_pickle(
-    root: Inert, substitute: Substitute = lambda node: node, cancellation: Cancellation | None = None
+    root: Inert,
+    substitute: Substitute = lambda node: node,
+    cancellation: Cancellation | None = None,
+    shared: Ids = None,
 ) -> bytes:
-    """Return a pickle of the tree under ``root``, with ``substitute`` applied."""
+    """
+    Return a pickle of the tree under ``root``, with ``substitute`` applied.
+
+    ``shared`` are the ids of all nodes that may be met again, if that is known: to remember one costs more than itself.
+    """
     try:
-        return _Writer(substitute, 2, cancellation).write(root)
+        return _Writer(substitute, 2, cancellation, shared).write(root)
     except _NeedsProtocol4:
-        return _Writer(substitute, 4, cancellation).write(root)
+        return _Writer(substitute, 4, cancellation, shared).write(root)
 
 
 class _NeedsProtocol4(Exception):
@@ -72,7 +83,8 @@ class _Step:
 
 
 class _Writer:
-    def __init__(self, substitute: Substitute, protocol: int, cancellation: Cancellation | None) -> None:
+    def __init__(self, substitute: Substitute, protocol: int, cancellation: Cancellation | None, shared: Ids) -> None:
+        self._shared = shared
         self._substitute = substitute
         self._protocol = protocol
         self._cancellation = cancellation
@@ -85,7 +97,8 @@ class _Writer:
 
     def write(self, root: Inert) -> bytes:
         self._out += bytes([0x80, self._protocol])
-        todo, memo, substitute, cancellation = self._todo, self._memo, self._substitute, self._cancellation
+        todo, memo, shared = self._todo, self._memo, self._shared
+        substitute, cancellation = self._substitute, self._cancellation
         todo.append(root)
         while todo:
             if cancellation is not None:
@@ -98,10 +111,15 @@ class _Writer:
             if kind in _ATOMS:
                 _WRITERS[kind](self, node, 0)
                 continue
+            is_alone = shared is not None and id(node) not in shared
             if kind in _SUBSTITUTED:
                 original, node = node, substitute(node)
                 if node is not original:
                     self._kept.append(node)
+                    is_alone = False
+            if is_alone:
+                _WRITERS[kind](self, node, _ALONE)
+                continue
             known = memo.get(id(node))
             if known is not None:
                 self._get(known)
@@ -117,7 +135,8 @@ class _Writer:
         self._out += data
 
     def _remember(self, key: object) -> None:
-        self._out += self._put(key)
+        if key != _ALONE:
+            self._out += self._put(key)
 
     def _get(self, index: int) -> None:
         self._out += _encode_get(index)
@@ -214,10 +233,13 @@ class _Writer:
         self._append(value)
 
     def _append(self, items: list[Inert]) -> None:
-        steps: list[Inert] = []
-        for start in range(0, len(items), _BATCH):
-            steps += [_MARK, *items[start : start + _BATCH], _APPENDS]
-        self._then(*steps)
+        self._append_from((items, 0))
+
+    def _append_from(self, rest: tuple[list[Inert], int]) -> None:
+        items, start = rest
+        if start < len(items):
+            following = _Step(_Writer._append_from, (items, start + _BATCH))
+            self._then(_MARK, *items[start : start + _BATCH], _APPENDS, following)
 
     def _dict(self, value: Dict, key: int) -> None:
         self._out += b"}"
@@ -225,10 +247,13 @@ class _Writer:
         self._set_items(value.pairs)
 
     def _set_items(self, pairs: Pairs) -> None:
-        steps: list[Inert] = []
-        for start in range(0, len(pairs), _BATCH):
-            steps += [_MARK, *(side for pair in pairs[start : start + _BATCH] for side in pair), _SETITEMS]
-        self._then(*steps)
+        self._set_items_from((pairs, 0))
+
+    def _set_items_from(self, rest: tuple[Pairs, int]) -> None:
+        pairs, start = rest
+        if start < len(pairs):
+            following = _Step(_Writer._set_items_from, (pairs, start + _BATCH))
+            self._then(_MARK, *chain.from_iterable(pairs[start : start + _BATCH]), _SETITEMS, following)
 
     def _set(self, value: Set, key: int) -> None:
         if self._protocol < 4:

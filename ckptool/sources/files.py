@@ -12,14 +12,16 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import stat
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import BinaryIO, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
-from ckptool.errors import FileUnavailable, SourceChanged
+from ckptool.errors import SourceChanged
 from ckptool.sources.paths import identity_of, is_network
+from ckptool.sources.regular import open_regular, status_of, unreadable
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -31,9 +33,14 @@ from ckptool.sources.source import (
     read_in_steps,
 )
 
+if TYPE_CHECKING:
+    from ckptool.sources.pool import Pool
+
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 
+_NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+"""Before, a mapping kept a descriptor of its file for itself."""
 _MOST_ROWS = 1024
 """Buffers that one call fills: IOV_MAX of Linux."""
 
@@ -47,9 +54,9 @@ class FileSource:
     def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
         self.cancellation = cancellation
         self._siblings: list[FileSource] = []
-        self._fd = _open_regular(path) if fd is None else fd
+        self._fd = open_regular(path) if fd is None else fd
         self.path = path
-        status = _status(self._fd)
+        status = status_of(self._fd)
         self._identity = identity_of(status)
         self._links = status.st_nlink
         self.nbytes = status.st_size
@@ -68,7 +75,7 @@ class FileSource:
                     raise changed(offset, nbytes, len(data), self.path)
                 data += more
         except OSError as error:
-            raise _unreadable(error, offset, self.path) from error
+            raise unreadable(error, offset, self.path) from error
         finally:
             if self._fd < 0:
                 raise ValueError(CLOSED)
@@ -83,7 +90,7 @@ class FileSource:
             try:
                 count = os.preadv(self._fd, [buffer[filled : filled + step]], offset + filled)
             except OSError as error:
-                raise _unreadable(error, offset + filled, self.path) from error
+                raise unreadable(error, offset + filled, self.path) from error
             finally:
                 self.fileno()
             if not count:
@@ -98,7 +105,7 @@ class FileSource:
             try:
                 count = os.preadv(self._fd, group, offset)
             except OSError as error:
-                raise _unreadable(error, offset, self.path) from error
+                raise unreadable(error, offset, self.path) from error
             finally:
                 self.fileno()
             for row in group if count < nbytes else ():
@@ -117,7 +124,7 @@ class FileSource:
         # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         try:
-            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection)
+            return mmap.mmap(self.fileno(), self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
         except ValueError as error:
             raise changed(0, self.nbytes, self._status().st_size, self.path) from error
         finally:
@@ -143,16 +150,21 @@ class FileSource:
         Raises:
             CkptoolError: It is missing, or not to be opened by what a file says.
         """
-        from ckptool.sources.siblings import open_sibling
+        from ckptool.sources import siblings
+        from ckptool.sources.pool import POOL
 
-        fd = open_sibling(self.path, self.place, name)
         path = os.path.join(os.path.dirname(self.path), name)  # noqa: PTH118, PTH120 - a name
-        found = FileSource(path, self.cancellation, fd=fd)
+        found = PooledFile(path, self.cancellation, POOL, partial(siblings.open_sibling, self.path, self.place, name))
         self._siblings.append(found)
-        if self._fd < 0:
+        if self.is_closed:
             found.close()
             raise ValueError(CLOSED)
         return found
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed for good."""
+        return self._fd < 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -161,7 +173,7 @@ class FileSource:
 
     def _status(self) -> os.stat_result:
         try:
-            return _status(self.fileno())
+            return status_of(self.fileno())
         finally:
             self.fileno()
 
@@ -184,17 +196,105 @@ class FileSource:
             check_names(self._siblings)
 
     def close(self) -> None:
+        self._close_descriptor()
+        for one in self._siblings:
+            one.close()
+
+    def _close_descriptor(self) -> None:
         fd = self._fd
         with suppress(AttributeError, OSError):  # closed already, by another thread too; nothing was written to it
             del self._fd
             os.close(fd)
-        for one in self._siblings:
-            one.close()
 
     def __del__(self) -> None:
         if self._fd >= 0:
             self._siblings.clear()  # tensors may still read from them
             self.close()
+
+
+class PooledFile(FileSource):
+    """A file of a checkpoint that may be many. ``reopen`` returns a new descriptor of what has its name now."""
+
+    def __init__(self, path: str, cancellation: Cancellation | None, pool: Pool, reopen: Callable[[], int]) -> None:
+        self.users = 0
+        self._pool = pool
+        self._reopen = reopen
+        super().__init__(path, cancellation, fd=pool.opened(reopen))
+        pool.add(self)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it has no descriptor now."""
+        return self._fd < 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed for good."""
+        return self._reopen is _closed
+
+    def reopen(self) -> int:
+        """Return a new descriptor of what has its name now."""
+        return self._reopen()
+
+    def open_again(self, fd: int) -> None:
+        """Take a new descriptor; called by the pool alone."""
+        self._fd = fd
+        try:
+            super().check_unchanged()
+        except BaseException:
+            self.rest()
+            raise
+
+    def rest(self) -> None:
+        """Give the descriptor up until the next read."""
+        self._close_descriptor()
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        with self._pool.using(self):
+            return super().read(offset, nbytes)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from ``offset``."""
+        with self._pool.using(self):
+            super().read_into(offset, buffer)
+
+    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
+        """Fill several buffers from ``offset``, one after the other."""
+        with self._pool.using(self):
+            super().read_rows(offset, rows)
+
+    def map(self) -> mmap.mmap:
+        """
+        Map the whole file; the mapping stays when the file is closed.
+
+        Raises:
+            OSError: Mappings of other files have so many descriptors that few are left.
+        """
+        from ckptool.sources.pool import refuse_many_mappings
+
+        with self._pool.using(self):
+            refuse_many_mappings(self.fileno())
+            return super().map()
+
+    def is_remote(self) -> bool:
+        """Say whether it is read over a network."""
+        with self._pool.using(self):
+            return super().is_remote()
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if the file was written to since it was opened."""
+        with self._pool.using(self):
+            super().check_unchanged()
+
+    def close(self) -> None:
+        """Close it for good."""
+        self._reopen = _closed  # it may keep a folder
+        self._pool.drop(self)
+        super().close()
+
+
+def _closed() -> int:
+    raise ValueError(CLOSED)
 
 
 def check_names(files: Collection[FileSource]) -> None:
@@ -249,22 +349,6 @@ def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None
     return cast("FillsBuffers", source) if own else _Copying(source), offset
 
 
-def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return what to call a file in messages: its path; of an address, what is not secret in it."""
-    text = os.fspath(path)
-    if "://" not in text:
-        return text
-    from ckptool.sources.remote.address import as_remote, is_address
-
-    return as_remote(text).shown if is_address(text) else text
-
-
-def local_name(path: str) -> str:
-    """Return what a copy of a file would be called here: its path; of an address, the name at its end."""
-    shown = shown_path(path)
-    return shown.rpartition("/")[2] if "://" in shown else path
-
-
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:
     """
     Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
@@ -291,7 +375,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
                 return open_remote(path, cancellation)
         if hasattr(os, "pread"):
             return FileSource(path, cancellation), path
-        fd = _open_regular(path)  # Windows has no pread
+        fd = open_regular(path)  # Windows has no pread
         return StreamSource(os.fdopen(fd, "rb"), cancellation, owned=True), path
     given: object = origin
     if not hasattr(given, "seekable") or isinstance(given, io.TextIOBase):
@@ -308,54 +392,3 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
     if origin.seekable():
         return StreamSource(origin, cancellation), shown
     return BytesSource(origin.read(), cancellation, is_file=True), shown
-
-
-def _open_regular(path: str) -> int:
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        fd = os.open(path, flags)
-    except OSError as error:
-        if os.name == "nt" and os.path.isdir(path):  # noqa: PTH112 - a system call, like the others here
-            raise _folder() from error  # it is not permitted to open one there
-        from ckptool.sources.unavailable import unavailable  # most files are there
-
-        raise unavailable(path, error) from error
-    except ValueError as error:  # a NUL in the path
-        raise FileUnavailable("not a path", kind="missing") from error
-    try:
-        mode = _status(fd).st_mode
-    except BaseException:
-        os.close(fd)
-        raise
-    if stat.S_ISREG(mode):
-        return fd
-    os.close(fd)
-    if stat.S_ISDIR(mode):
-        raise _folder()
-    from ckptool.sources.unavailable import not_a_file
-
-    kinds = (
-        (stat.S_ISFIFO, "a pipe"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-    )
-    what = next((name for test, name in kinds if test(mode)), "not a regular file")
-    raise not_a_file(what)
-
-
-def _folder() -> FileUnavailable:
-    return FileUnavailable("a directory, not a file", kind="directory")
-
-
-def _status(fd: int) -> os.stat_result:
-    try:
-        return os.fstat(fd)
-    except OSError as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: OSError, offset: int | None = None, path: str | None = None) -> FileUnavailable:
-    """Return the error for a bad disk, or a network that is gone."""
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    where = "" if offset is None else f" at byte {offset:,}"
-    return FileUnavailable(f"cannot be read{where}: {reason}", kind="io", offset=offset, path=path)

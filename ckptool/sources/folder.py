@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
-from ckptool.sources.files import FileSource, check_names
-from ckptool.sources.pool import Pool, PooledFile
-from ckptool.sources.siblings import is_link, open_below, open_folder, open_folder_below
+from ckptool.errors import CkptoolError, LimitExceeded
+from ckptool.sources.files import FileSource, PooledFile, check_names
+from ckptool.sources.pool import POOL, PooledFolder
+from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
 from ckptool.sources.source import CLOSED, Source
 
 _MOST_NAMES = 1_000_000
@@ -32,21 +32,20 @@ class FolderSource:
     is_compressed = False
     is_folder = True
     nbytes = 0
-    _fd = -1
+    _is_closed = True
 
-    def __init__(self, path: str, cancellation: Cancellation | None = None, *, fd: int | None = None) -> None:
+    def __init__(
+        self, path: str, cancellation: Cancellation | None = None, opening: Callable[[], int] | None = None
+    ) -> None:
         check_cancelled(cancellation)
         self.path = path
         self.cancellation = cancellation
         self._opened: dict[str, FileSource] = {}
         self._others: list[Source] = []
-        self._pool = Pool()
         self._lock = threading.Lock()
         self._listed: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        try:
-            self._fd = open_folder(path) if fd is None else fd
-        except OSError as error:
-            raise FileUnavailable(f"cannot be opened: {os.strerror(error.errno or 0).lower()}") from error
+        self._directory = PooledFolder(path, opening or partial(open_folder, path))
+        self._is_closed = False
         self.files, self.folders = self.names("")
 
     def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -60,7 +59,8 @@ class FolderSource:
             return known
         files: list[str] = []
         folders: list[str] = []
-        with suppress(OSError), os.scandir(os.path.join(self.path, folder) if folder else self.path) as entries:  # noqa: PTH118 - a name
+        path = os.path.join(self.path, folder) if folder else self.path  # noqa: PTH118 - a name
+        with suppress(OSError), POOL.opened(partial(_scan, path)) as entries:
             for entry in entries:
                 check_cancelled(self.cancellation)
                 with suppress(OSError):
@@ -88,25 +88,18 @@ class FolderSource:
             known = self._opened.get(name)
             if known is not None:
                 return known
-            fd = self._descriptor(name)
-            path = os.path.join(self.path, name)  # noqa: PTH118 - a name
-            reopen = partial(self._descriptor, name)
-            found = self._opened[name] = PooledFile(path, self.cancellation, fd=fd, pool=self._pool, reopen=reopen)
+            found = self._opened[name] = self.detached(name)
             return found
-
-    def _descriptor(self, name: str) -> int:
-        if self._fd < 0:
-            raise ValueError(CLOSED)
-        try:
-            return open_below(self._fd, name)
-        except CkptoolError as error:
-            error.message = f"{name!r}: {error.message}"
-            raise
 
     def detached(self, name: str) -> FileSource:
         """Return the file under a name, as ``open`` does; but it does not end with the folder."""
+        self._check_open()
         path = os.path.join(self.path, name)  # noqa: PTH118 - a name
-        return FileSource(path, self.cancellation, fd=self._descriptor(name))
+        return PooledFile(path, self.cancellation, POOL, partial(_open_in, self._directory, name))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError(CLOSED)
 
     def content(self, name: str, most: int) -> bytes:
         """
@@ -142,10 +135,9 @@ class FolderSource:
         Raises:
             FileUnavailable: It is a link, or not there any more.
         """
-        if self._fd < 0:
-            raise ValueError(CLOSED)
-        fd = open_folder_below(self._fd, name)
-        return FolderSource(os.path.join(self.path, name), self.cancellation, fd=fd)  # noqa: PTH118 - a name
+        self._check_open()
+        path = os.path.join(self.path, name)  # noqa: PTH118 - a name
+        return FolderSource(path, self.cancellation, partial(_open_folder_in, self._directory, name))
 
     def adopt(self, source: Source) -> None:
         """Let a source end with this folder."""
@@ -153,14 +145,16 @@ class FolderSource:
 
     def is_link(self, name: str) -> bool:
         """Say whether a name in it is that of a link."""
-        return is_link(self._fd, name)
+        with self._directory.descriptor() as fd:
+            return is_link(fd, name)
 
     def nbytes_of(self, name: str) -> int | None:
         """Return the size of a file in it; None if it is not there any more."""
-        try:
-            return os.stat(name, dir_fd=self._fd).st_size
-        except OSError:
-            return None
+        with self._directory.descriptor() as fd:
+            try:
+                return os.stat(name, dir_fd=fd).st_size
+            except OSError:
+                return None
 
     def opened(self) -> Iterator[tuple[str, FileSource]]:
         """Yield the files that were opened so far, by name."""
@@ -168,8 +162,7 @@ class FolderSource:
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
         """There is nothing to read: ``nbytes`` is 0."""
-        if self._fd < 0:
-            raise ValueError(CLOSED)
+        self._check_open()
         return b""
 
     def file_offset(self, offset: int) -> None:  # noqa: ARG002 - a source
@@ -186,14 +179,32 @@ class FolderSource:
 
     def close(self) -> None:
         """Close the folder and its files."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._is_closed = True
+        self._directory.close()
         for one in (*self._opened.values(), *self._others):
             one.close()
 
-    def __del__(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):
-                os.close(fd)
+
+def _scan(path: str) -> os._ScandirIterator[str]:
+    """Return what is in a folder; a lack of descriptors is an error of ours."""
+    try:
+        return os.scandir(path)
+    except OSError as error:
+        found = unavailable(error)
+        if found.kind == NO_DESCRIPTOR:
+            raise found from error
+        raise
+
+
+def _open_in(directory: PooledFolder, name: str) -> int:
+    try:
+        with directory.descriptor() as fd:
+            return open_below(fd, name)
+    except CkptoolError as error:
+        error.message = f"{name!r}: {error.message}"
+        raise
+
+
+def _open_folder_in(directory: PooledFolder, name: str) -> int:
+    with directory.descriptor() as fd:
+        return open_folder_below(fd, name)

@@ -26,6 +26,8 @@ _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
 _LONGEST_LINK = 9 * len("../") + len("blobs/") + 64
+NO_DESCRIPTOR = "descriptors"
+"""The kind of error where no more files may be open."""
 LINK = "shard-link"
 """The kind of error for a link that is not followed."""
 _LINKS = (errno.ELOOP, errno.EMLINK)
@@ -69,10 +71,7 @@ def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
     """
     components(name)
     parent, own = os.path.split(path)
-    try:
-        folder = os.open(parent or ".", _FOLDER)
-    except OSError as error:
-        raise _unavailable(error) from error
+    folder = open_folder(parent or ".")
     try:
         if identity not in (_place_under(own, folder, follow=True), _place_below(own, folder)):
             raise SourceChanged("another file has its name by now", hint="Read it again once it is complete.")
@@ -82,8 +81,16 @@ def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
 
 
 def open_folder(path: str) -> int:
-    """Return a descriptor of a directory, which names can be opened below. Raises OSError."""
-    return os.open(path, _FOLDER)
+    """
+    Return a descriptor of a directory, which names can be opened below.
+
+    Raises:
+        FileUnavailable: It is missing, no directory, or not permitted.
+    """
+    try:
+        return os.open(path, _FOLDER)
+    except OSError as error:
+        raise unavailable(error) from error
 
 
 def open_folder_below(folder: int, name: str) -> int:
@@ -98,7 +105,7 @@ def open_folder_below(folder: int, name: str) -> int:
     except OSError as error:
         if _link(name, folder) is not None:
             raise _refused_link() from error
-        raise _unavailable(error) from error
+        raise unavailable(error) from error
 
 
 def open_below(folder: int, name: str) -> int:
@@ -137,13 +144,13 @@ def open_below(folder: int, name: str) -> int:
             if fd is None:
                 raise _refused_link()
         except OSError as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         try:
             text = _text(fd) if link is None else ""
             copied = blob(text) if text else None
         except OSError as error:
             os.close(fd)
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         if copied is not None:
             os.close(fd)
             fd = copied
@@ -197,14 +204,17 @@ def _place_below(name: str, folder: int) -> tuple[int, int] | None:
         os.close(fd)
 
 
-def _unavailable(error: OSError) -> FileUnavailable:
+def unavailable(error: OSError) -> FileUnavailable:
+    """Return the error for a file or a folder that the system does not open."""
     if error.errno == errno.ENOENT:
         return FileUnavailable("no such file", kind="missing")
     if error.errno in _LINKS:
         return _refused_link()
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    hint = "Allow more open files: ulimit -n 4096" if error.errno == errno.EMFILE else None
-    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable", hint=hint)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "Allow more open files: ulimit -n 4096"
+        return FileUnavailable(f"cannot be opened: {reason}", kind=NO_DESCRIPTOR, hint=hint)
+    return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
 
 
 def _refused_link() -> FileUnavailable:

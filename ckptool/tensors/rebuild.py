@@ -54,6 +54,8 @@ class Rebuilder:
         self._resolve = resolve
         self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
+        self._others: dict[int, Global] = {}
+        """What makes no tensors. Of their calls nothing is kept: each costs as much again as the call itself."""
         self._takes_arrays = False
         self._arrays: dict[int, BytesSource] = {}
         """The bytes of arrays, by the id of the string that has them, which lives as long as the source."""
@@ -89,15 +91,27 @@ class Rebuilder:
             storage, offset, size, stride, requires_grad, _ = node.args
             known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
             return plain
+        if kind is Call and not self._takes_arrays and self._is_other(node.func):
+            return None
         known[key] = None  # a tensor inside itself is not a tensor
         self._unfinished.add(key)
         known[key] = info = self._recognise(node)
         self._unfinished.remove(key)
-        if info is not None and info.parts:
+        if info is None and kind is PersistentId:
+            del known[key]
+        elif info is not None and info.parts:
             count = sum(1 + self._part_counts.get(id(part), 0) for _, part in info.parts)
             self._part_counts[id(info)] = count
             self._spend(count)
         return info
+
+    def _is_other(self, func: Inert) -> bool:
+        if type(func) is not Global or id(func) in self._others:
+            return True
+        if (func.module, func.name) in _RULES or _is_tensor_class(func):
+            return False
+        self._others[id(func)] = func
+        return True
 
     def take_arrays(self, *, take: bool = True) -> None:
         """From now on, take arrays of numpy for tensors, too, or no longer: where they are weights, and not data."""
@@ -148,7 +162,7 @@ class Rebuilder:
         if isinstance(node, PersistentId):
             found = self._resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None
-        func = node.func
+        func = nodes.partial_of(node.func) if isinstance(node.func, Call) else node.func
         if not isinstance(func, Global):
             return None
         rule = _RULES.get((func.module, func.name))
@@ -160,7 +174,7 @@ class Rebuilder:
                 return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
             finally:
                 self._depth -= 1
-        if func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor"):
+        if _is_tensor_class(func):
             return self._old_tensor(node)
         return self._array(node) if self._takes_arrays else None
 
@@ -268,6 +282,22 @@ class Rebuilder:
         parts = tuple((name, part) for name, part in attributes if id(part) not in known)
         return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
 
+    def _on_manifold(self, node: Call, _: Args) -> TensorInfo | None:
+        """A tensor of geoopt: ``partial(this, build_fn=f)(*arguments of f, state, class, manifold, requires_grad)``."""
+        made = node.func.state if isinstance(node.func, Call) else None
+        build = nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) else None
+        if not isinstance(node.args, tuple) or len(node.args) < 4:
+            return None
+        *arguments, _state, cls, manifold, requires_grad = node.args
+        info = self._recognise(Call(build, tuple(arguments)))
+        if info is None:
+            return None
+        parts = (*info.parts, *self._tensors([("manifold", manifold)]))
+        kind = "parameter" if nodes.class_name(cls).endswith("Parameter") else info.kind
+        return info._replace(
+            subclass=nodes.class_name(cls), requires_grad=as_flag(requires_grad), kind=kind, parts=parts
+        )
+
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         data, _dtype, device, requires_grad, *_rest = args
@@ -347,6 +377,11 @@ _PLAIN_CLASSES = {
     ("torch.nn.parameter", "Buffer"),
 }
 
+
+def _is_tensor_class(func: Global) -> bool:
+    return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")
+
+
 _Rule: TypeAlias = "Callable[[Rebuilder, Call, Args], TensorInfo | None]"
 
 _RULES: dict[tuple[str, str], _Rule] = {
@@ -369,6 +404,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
     ("torch", "tensor"): Rebuilder._from_number,
+    ("geoopt.tensor", "_rebuild_manifold_tensor"): Rebuilder._on_manifold,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),
     ("torch.nn.parameter", "UninitializedBuffer"): lambda _, _call, args: composites.uninitialized(args),

@@ -200,6 +200,27 @@ class Tally:
         return tuple(int(number) for number in np.bincount(at, weights=self.counts[there], minlength=BLOCKS))
 
 
+def as_float64(data: bytes | bytearray, dtype: str) -> NDArray[Any]:
+    """
+    Return packed, little-endian elements of a type as float64; complex ones as two.
+
+    Raises:
+        UnsupportedFeature: The type is not known.
+    """
+    np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
+    if dtype in _WIDE:
+        wide: NDArray[Any] = np.frombuffer(data, dtype=_WIDE[dtype]).astype("f8")
+        return wide
+    values = _values(dtype)
+    found: NDArray[Any]
+    if dtype == _FLOAT4:  # two values in each byte
+        patterns = np.frombuffer(data, dtype="u1")
+        found = values[np.stack((patterns & 15, patterns >> 4), axis=-1).ravel()]
+    else:
+        found = values[np.frombuffer(data, dtype="<u2" if len(values) == _PATTERNS else "u1")]
+    return found
+
+
 def _or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 

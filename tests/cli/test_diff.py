@@ -98,8 +98,8 @@ def test_json_has_the_published_shape() -> None:
     )
     assert set(found) == {
         "schema", "same", "a", "b", "scope", "tensors", "only_a", "only_b", "order", "shapes", "dtypes", "devices",
-        "layouts", "ties_a", "ties_b", "metadata", "others", "values", "close", "values_compared", "not_compared",
-        "wrapped", "counts",
+        "layouts", "ties_a", "ties_b", "metadata", "others", "values", "close", "likeness", "values_compared",
+        "not_compared", "wrapped", "counts",
     }  # fmt: skip
     assert found["counts"]["values"] == 4
     values = {value["name"]: value for value in found["values"]}

@@ -277,3 +277,20 @@ def test_shards_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert printed.index(names[1]) < printed.index(names[0])
     found = json.loads(CliRunner().invoke(cli, ["inspect", "--json", str(index)]).output)
     assert [shard["name"] for shard in found["shards"]] == names
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (999_499, ""),
+        (999_999, " (1M)"),
+        (494_032_768, " (494M)"),
+        (999_700_000, " (1B)"),
+        (7_241_732_096, " (7.24B)"),
+        (1_800_000_000_000, " (1.8T)"),
+    ],
+)
+def test_large_counts_are_said_as_people_say_them_too(number: int, shown: str) -> None:
+    from ckptool.messages import rough
+
+    assert rough(number) == shown

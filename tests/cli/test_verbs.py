@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,38 @@ def test_a_misspelt_verb_is_answered_with_the_nearest(word: str, meant: str) -> 
     assert f"Did you mean '{meant}'?" in found.output
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"), [("--treee", "--tree"), ("--verison", "--version"), ("--depht", "--depth")]
+)
+def test_a_misspelt_option_is_answered_with_the_nearest_alone(option: str, meant: str) -> None:
+    found = run("inspect", FIXTURE, option)
+
+    assert found.exit_code == 2
+    assert f"No such option '{option}'. Did you mean '{meant}'?" in found.output.replace("(", "").replace("?)", "?")
+
+
+def test_a_misspelt_verb_in_front_of_a_file_is_no_file() -> None:
+    assert "'inspct' is no verb, and no file that is there. Did you mean 'inspect'?" in run("inspct", FIXTURE).output
+
+
+def test_help_and_version_are_words_too() -> None:
+    assert run("version").output == run("--version").output
+    assert run("help").output == run("--help").output
+    assert run("help", "diff").output == run("diff", "--help").output
+
+
+def test_what_is_done_in_python_is_said_to_be() -> None:
+    assert "ckptool.load(path)" in run("load", FIXTURE).output
+
+
+@pytest.mark.parametrize("arguments", [["--key", "model"], ["--model-arg", "n=4"]])
+def test_check_refuses_options_that_would_do_nothing(arguments: list[str]) -> None:
+    found = run("check", FIXTURE, *arguments)
+
+    assert found.exit_code == 2
+    assert f"{arguments[0]} is" in found.output
+
+
 def test_a_misspelt_option_is_answered_with_the_nearest() -> None:
     assert "'--quiet'" in run("inspect", FIXTURE, "--quite").output
 
@@ -106,12 +139,38 @@ def test_standard_input_is_answered_alike() -> None:
     assert "standard input" in run("-").output
 
 
-@pytest.mark.skipif(os.name != "posix", reason="shells")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_it(shell: str) -> None:
-    environment = os.environ | {"_CKPTOOL_COMPLETE": f"{shell}_source"}
-    done = subprocess.run(
-        [sys.executable, "-m", "ckptool"], capture_output=True, text=True, env=environment, check=False
-    )
+def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
+    by_name = run("completion", shell).output
+    by_use = CliRunner().invoke(cli, ["completion"], env={"SHELL": f"/usr/bin/{shell}"}).output
 
-    assert "_CKPTOOL_COMPLETE" in done.stdout
+    assert by_name == by_use
+    assert f"_CKPTOOL_COMPLETE={shell}_complete" in by_name
+    assert CliRunner().invoke(cli, ["completion"], env={"SHELL": "/bin/tcsh"}).exit_code == 2
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["insp"], "inspect"),
+        (["inspect", "--tre"], "--tree"),
+        (["migrate", "--weights", "em"], "ema"),
+        (["mod"], "file"),
+        (["check", "mod"], "file"),
+    ],
+)
+def test_bash_completes_words_options_choices_and_files(words: list[str], expected: str, tmp_path: Path) -> None:
+    command = tmp_path / "ckptool"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ckptool "$@"\n')
+    command.chmod(0o755)
+    script = f"""
+        eval "$(ckptool completion bash)"
+        compopt() {{ echo file; }}
+        COMP_WORDS=(ckptool {" ".join(words)}); COMP_CWORD={len(words)}
+        _ckptool_completion ckptool; echo "${{COMPREPLY[@]}}"
+    """
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=False)
+
+    assert done.stdout.split() == [expected], done.stderr

@@ -610,19 +610,18 @@ def test_any_damage_to_any_file_gives_a_result_or_an_error_of_ours(kind: str, tm
     assert len(refused) > 2
 
 
-def test_more_shards_than_may_be_open_are_told_of(tmp_path: Path) -> None:
+def test_more_shards_than_may_be_open_can_be_read(tmp_path: Path) -> None:
     names = [f"s{number}" for number in range(60)]
     path = small(tmp_path, {name: name for name in names}, **{name: {name: build.floats()} for name in names})
     before = descriptors()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 30, limits[1]))
     try:
-        with pytest.raises(FileUnavailable) as caught:
-            open_checkpoint(path)
+        with open_checkpoint(path) as checkpoint:
+            assert [len(checkpoint.tensors[name].read()) for name in names] == [len(build.floats())] * 60
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    assert "ulimit" in (caught.value.hint or "")
     assert descriptors() == before
 
 

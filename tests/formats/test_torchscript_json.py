@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckptool
-from ckptool import Checkpoint, CkptoolError, MalformedFile, open_checkpoint
+from ckptool import Checkpoint, CkptoolError, LimitExceeded, Limits, MalformedFile, open_checkpoint
 from tests import build
 
 VALUES = torch.arange(12.0)
@@ -117,6 +117,7 @@ def test_it_is_migrated_checked_and_filled_in(tmp_path: Path) -> None:
         "no module": {"mainModule": None},
         "no list": {"tensors": {}},
         "no objects": {"tensors": ["x"]},
+        "one no object": {"tensors": [*INDEX["tensors"], "x"]},
         "no record": changed(0, data={"key": "tensors/9"}),
         "no key": changed(0, data=None),
         "no type": changed(0, dataType=None),
@@ -134,6 +135,33 @@ def test_it_is_migrated_checked_and_filled_in(tmp_path: Path) -> None:
 def test_an_index_that_lies_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CkptoolError):
         opened(**changes)
+
+
+@pytest.mark.parametrize(("offset", "read"), [(8, True), ("8", True), ("8".zfill(20), True), ("8".zfill(21), False)])
+def test_a_number_has_up_to_twenty_digits(offset: Any, read: bool) -> None:
+    if read:
+        assert opened(**changed(1, offset=offset)).tensors["0.bias"].read() == VALUES[8:].numpy().tobytes()
+    else:
+        with pytest.raises(MalformedFile, match="for a number"):
+            opened(**changed(1, offset=offset))
+
+
+def test_a_number_may_be_nothing_and_not_less() -> None:
+    for nothing in (0, None, "0"):
+        assert opened(**changed(0, offset=nothing)).tensors["0.weight"].read() == VALUES.numpy().tobytes()
+    for less in (-1, "-1", True, 0.0):
+        with pytest.raises(MalformedFile, match="for a number"):
+            opened(**changed(0, offset=less))
+
+
+@pytest.mark.parametrize(("limits", "read"), [((4, 7), True), ((3, 7), False), ((4, 6), False)])
+def test_a_program_has_as_many_names_and_as_long_ones_as_allowed(limits: tuple[int, int], read: bool) -> None:
+    most = Limits(tensors=limits[0], name_nbytes=limits[1])  # the longest module is called "1.deep."
+    if read:
+        assert len(open_checkpoint(program(), limits=most).tensors) == 4
+    else:
+        with pytest.raises(LimitExceeded):
+            open_checkpoint(program(), limits=most)
 
 
 def test_modules_in_modules_end_in_an_error() -> None:

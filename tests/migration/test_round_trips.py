@@ -30,8 +30,8 @@ FIXTURES = [json.loads(path.read_text()) for path in sorted(VALID.glob("*.json")
 FILES = [row["file"] for row in FIXTURES]
 PICKLED = [row["file"] for row in FIXTURES if row["format"] in ("torch_zip", "torch_legacy")]
 
-# Of two models in a list, neither is the weights; there are no names in a list of tensors.
-NO_WEIGHTS = [name for name in FILES if name.startswith(("list-", "tensor-list-"))]
+# There are no names in a list of tensors.
+NO_WEIGHTS = [name for name in FILES if name.startswith("tensor-list-")]
 # Layouts and types that safetensors has no words for, and tensors without values.
 NOT_PLAIN = ("sparse-", "quantised-", "device-meta-", "device-forged-meta-", "complex-", "every-dtype-")
 # torch.save writes untyped storages in the old format, and torch.load then trips over them; there is no XLA here.

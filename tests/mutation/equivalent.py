@@ -8,6 +8,7 @@ LOOKED_AT_AGAIN = "the block is fetched again, or the member read the careful wa
 BOUNDED_ELSEWHERE = "what is looked for there is held against its room once more"
 NEVER_BEYOND = "checked before: the left side is never the larger one"
 NEITHER_SIDE = "it is none of the opcodes on either side"
+ALONE_FILLS_IT = "a box without dimensions fills its tensor alone, which was seen before"
 EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
@@ -235,5 +236,45 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "start > 0",
         "start > 1",
     ): "the same mark cannot begin at two bytes in a row",
+    ("tensors/tiling", "check_tiling", "len(inside) <= 1", "len(inside) < 1"): ONLY_FASTER,
+    ("tensors/tiling", "check_tiling", "len(inside) <= 1", "len(inside) <= 0"): ONLY_FASTER,
+    ("tensors/tiling", "_overlap", "len(boxes) > 1", "len(boxes) >= 1"): ALONE_FILLS_IT,
+    ("tensors/tiling", "_overlap", "len(boxes) > 1", "len(boxes) > 0"): ALONE_FILLS_IT,
+    (
+        "tensors/tiling",
+        "__init__",
+        "max(8, isqrt(len(boxes)))",
+        "max(isqrt(len(boxes)), isqrt(len(boxes)))",
+    ): ONLY_FASTER,
+    ("tensors/tiling", "__init__", "max(8, isqrt(len(boxes)))", "max(9, isqrt(len(boxes)))"): ONLY_FASTER,
+    ("tensors/tiling", "__init__", "max(8, isqrt(len(boxes)))", "max(7, isqrt(len(boxes)))"): ONLY_FASTER,
+    ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) >= 1"): ONLY_FASTER,
+    ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) > 2"): ONLY_FASTER,
+    ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) > 0"): ONLY_FASTER,
+    ("tensors/scatter", "scatter", "width < WIDE", "width <= WIDE"): ONLY_FASTER,
+    ("tensors/scatter", "scatter", "width < WIDE", "width >= WIDE"): ONLY_FASTER,
+    (
+        "tensors/scatter",
+        "scatter",
+        "run < max(sizes[:inner], default=0)",
+        "run <= max(sizes[:inner], default=0)",
+    ): ONLY_FASTER,
+    ("tensors/scatter", "_by_columns", "min(rows, first + _BLOCK_ROWS)", "min(rows, rows)"): ONLY_FASTER,
+    ("tensors/pieces", "band_nbytes", "nbytes <= _BAND_NBYTES", "nbytes < _BAND_NBYTES"): (
+        "a row of just that size is so many of the next dimension's"
+    ),
+    ("tensors/pieces", "_opened", "len(piece.sizes) == 1", "len(piece.sizes) <= 1"): (
+        "a piece without dimensions was given one"
+    ),
+    ("tensors/pieces", "_is_run", "size != 1", "size > 1"): "pieces without elements were left out",
+    ("tensors/pieces", "_copy", "width >= WIDE", "width > WIDE"): ONLY_FASTER,
+    ("tensors/pieces", "_copy", "width >= WIDE", "width < WIDE"): ONLY_FASTER,
+    ("tensors/pieces", "_known_crc32", "info.nbytes == storage.nbytes", "info.nbytes >= storage.nbytes"): NEVER_BEYOND,
+    (
+        "formats/torchscript_json",
+        "_objects",
+        "len(found) != len(_list(owner, key))",
+        "len(found) < len(_list(owner, key))",
+    ): NEVER_BEYOND,
 }
 """``(module, function, before, after)``, and the reason."""

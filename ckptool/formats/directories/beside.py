@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from typing import Final
 
 from ckptool.checkpoints.parsed import Beside
@@ -21,6 +22,7 @@ _JSON_NBYTES: Final = 4 << 20
 _WORDS: Final = 80
 """Characters of one fact that a file says."""
 _LISTED: Final = 8
+_ADAPTER: Final = "adapter_config.json"
 _UNFINISHED: Final = ".incomplete"
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
@@ -74,6 +76,18 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
         return {}
 
 
+def base_model(path: str) -> str | None:
+    """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
+    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir  # noqa: PTH112, PTH120 - names
+    try:
+        folder = FolderSource(place)
+    except CkptoolError:
+        return None
+    with closing(folder):
+        found = json_object(folder, _ADAPTER).get("base_model_name_or_path")
+    return found[:_WORDS] if isinstance(found, str) and found else None
+
+
 def _file(folder: FolderSource, name: str, role: str, about: str | None = None) -> Beside:
     return Beside(name, role, os.path.join(folder.path, name), folder.nbytes_of(name), about)  # noqa: PTH118 - a name
 
@@ -97,7 +111,7 @@ def _fact(value: object) -> str:
 
 
 _TEXTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "adapter_config.json": (
+    _ADAPTER: (
         "adapter",
         {"peft_type": "", "base_model_name_or_path": "of", "r": "r", "lora_alpha": "alpha", "target_modules": "on"},
     ),

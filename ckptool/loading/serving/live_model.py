@@ -11,9 +11,8 @@ until the copy is done.
 
 ``swap`` builds a second module around the new weights and exchanges the reference: no call ever waits, calls that
 have begun end with the old weights. It costs the same, for as long as a call with the old weights runs; what was
-compiled or captured for the old module is not there for the new one. The old weights' memory is given out again as
-soon as nothing holds their module: on CUDA streams other than the default one, call inside ``use``, and leave it when
-the results are there, for what a call has launched may read them after it has returned.
+compiled or captured for the old module is not there for the new one. The old weights' memory is given out again when
+nothing holds their module any more and its devices have done all that calls have launched, on whatever streams.
 
 ``mmap`` makes the new weights pages of the file, which all processes share and the system may drop: to swap, they are
 what serves, until the next reload, so any number of workers has them once; in place, they are what is copied from,

@@ -110,7 +110,6 @@ def wrapped(canary: bytes) -> dict[str, bytes]:
 
 OURS = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER"}
 """What asks this process for something, and not the file: refused and not only recorded."""
-MALFORMED = {"BINPERSID of a class"}
 
 
 def _cases() -> Iterator[Case]:

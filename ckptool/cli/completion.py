@@ -1,0 +1,29 @@
+"""``ckptool completion``: what makes a shell complete verbs, options and files."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
+def completion(shell: str | None) -> None:
+    """
+    Print what makes a shell complete verbs, options and files.
+
+    Without a name, it is for the shell that you use ($SHELL). Put the line for it, below, into the file that it reads
+    when it starts.
+    """
+    from click.shell_completion import get_completion_class
+
+    from ckptool.cli import cli
+
+    name = shell or os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119 - of a program
+    found = get_completion_class(name) if name in _SHELLS else None
+    if found is None:
+        raise click.UsageError(f"name a shell: {', '.join(_SHELLS)}")
+    click.echo(found(cli, {}, "ckptool", "_CKPTOOL_COMPLETE").source())

@@ -1,0 +1,101 @@
+"""
+What a pickle does, from the list of its calls, once it was read as a tree.
+
+That is enough for nearly all files: they call what is known by its name, and change no more than what they have made.
+Where there is more to it than that, ``tracer`` has to follow the pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from ckptool.pickles import grading
+from ckptool.pickles.dangerous_names import INSIDE, MAKERS
+from ckptool.pickles.effects import Effect
+from ckptool.pickles.grading import Verdict
+from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.scanner import may_hold_pickles
+
+_SPECIAL: Final = INSIDE | grading.LOOKED_UP
+
+
+class Told(NamedTuple):
+    """What calls of one name come to."""
+
+    offset: int
+    """Of the first."""
+    verdict: Verdict
+    times: int
+
+
+def told(names: Iterable[Global], calls: Sequence[Call]) -> list[Told] | None:
+    """
+    Return what a pickle comes to, in order; None where it has to be followed.
+
+    ``names`` and ``calls`` are all that it asks for, and all that it calls.
+    """
+    found: dict[tuple[str, str], Told] = {}
+    done = {id(name) for name in names if grading.is_done(name.module, name.name)}
+
+    def note(offset: int, verdicts: Iterable[Verdict]) -> bool:
+        for one in verdicts:
+            if one.why is not None or one.name in MAKERS:
+                return False  # what it is given, and what becomes of the result, decides
+            known = found.get((one.how, one.name)) or Told(offset, one, 0)
+            found[one.how, one.name] = known._replace(times=known.times + 1)
+        return True
+
+    for name in names:
+        if not note(name.offset, grading.judge(Effect("refers", name, None, name.offset))):
+            return None
+    known: dict[tuple[int, str], list[Verdict]] = {}
+    plain_states: set[int] = set()
+    for call in calls:
+        if call.state is not None and id(call.state) not in plain_states:
+            if not _is_plain(call.state):
+                return None
+            plain_states.add(id(call.state))
+        if id(call.func) in done:
+            continue
+        key = (id(call.func), call.how)
+        its = known.get(key) if call.args == () and call.kwargs is None else None
+        if its is None:
+            its = _of_call(call)
+            if its is None:
+                return None
+            if call.args == () and call.kwargs is None:
+                known[key] = its
+        if not note(call.offset, its):
+            return None
+    return sorted(found.values(), key=lambda one: one.offset)
+
+
+def _of_call(call: Call) -> list[Verdict] | None:
+    """Return what a call comes to; None where what it gives is to be followed, or is called."""
+    if type(call.func) is not Global:
+        return None
+    effect = _effect(call)
+    known = grading.result(effect)
+    if known is not None:
+        return [] if type(known) is bytes else None
+    if type(call.args) is tuple and len(call.args) == 1 and type(call.args[0]) is Call:
+        inner = grading.result(_effect(call.args[0]))
+        effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
+    if grading.loads_bytes(effect):  # what is in them is looked at itself
+        return [] if may_hold_pickles(effect.arguments[0]) else None
+    if call.state is not None and grading.keeps_calls(call.func):
+        return None
+    return list(grading.judge(effect))
+
+
+def _effect(call: Call) -> Effect:
+    return Effect("calls" if call.how == "reduce" else "builds", call.func, call.args, call.offset, call.kwargs)
+
+
+def _is_plain(state: Inert) -> bool:
+    """Say whether a state sets attributes whose names are text and mean nothing to Python."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    return all(
+        type(key) is str and key not in _SPECIAL for part in parts if type(part) is Dict for key, _ in part.pairs
+    )

@@ -1,0 +1,192 @@
+"""Boxes: the last that fits, the first that does not, and how few they are."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+
+from ckptool import LimitExceeded, MalformedFile
+from ckptool.tensors.scatter import rows_in, scatter
+from ckptool.tensors.tensor import MAX_RANK, row_major
+from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, check_tiling, cut_up, intersection
+from tests.each import each
+
+PLACE = "ckptool.tensors.tiling"
+
+
+def refused(shape: tuple[int, ...], boxes: list[Box]) -> MalformedFile:
+    with pytest.raises(MalformedFile) as caught:
+        check_tiling("w", shape, boxes)
+    return caught.value
+
+
+def halves(rank: int) -> list[Box]:
+    """Return a cube of two elements along each side, cut into single elements."""
+    return [(place, (1,) * rank) for place in product((0, 1), repeat=rank)]
+
+
+# Tilings
+
+
+def test_a_shape_may_have_64_dimensions_and_not_one_more() -> None:
+    check_tiling("w", (1,) * MAX_RANK, [((0,) * MAX_RANK, (1,) * MAX_RANK)])
+    assert refused((1,) * (MAX_RANK + 1), []).kind == "bad-piece"
+
+
+@each("box", [((0,), (4, 1)), ((0, 0), (4,)), ((0, 0, 0), (4, 1)), ((0, 0), (4, 1, 1))])
+def test_a_box_has_the_dimensions_of_its_tensor(box: Box) -> None:
+    assert "dimensions" in refused((4, 1), [box]).message
+
+
+@each("box", [((-1,), (2,)), ((0,), (-1,)), ((2,), (-1,)), ((0,), (-2,)), ((3,), (2,)), ((4,), (1,)), ((0,), (5,))])
+def test_a_box_lies_inside_to_both_ends(box: Box) -> None:
+    assert "is not inside" in refused((4,), [box]).message
+
+
+def test_a_box_may_reach_to_both_ends_and_be_empty_there() -> None:
+    check_tiling("w", (4,), [((0,), (4,)), ((4,), (0,)), ((0,), (0,))])
+    check_tiling("w", (4,), [((0,), (1,)), ((1,), (3,))])
+
+
+def test_a_hole_is_told_from_an_overlap() -> None:
+    hole = refused((4,), [((0,), (1,)), ((2,), (2,))])
+    assert (hole.kind, hole.needed, hole.actual) == ("missing-piece", 4, 3)
+    assert refused((4,), [((0,), (2,)), ((1,), (2,))]).message.endswith("two pieces overlap at [1]")
+    assert refused((), [((), ()), ((), ())]).message.endswith("two pieces overlap at []")
+
+
+@each(("most", "named"), [(2, True), (1, False)])
+def test_an_overlap_is_looked_for_among_so_many(most: int, named: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{PLACE}._MOST_LOOKED_AT", most)
+        # Five of six elements are held once or twice: as many as there are.
+        error = refused((6,), [((0,), (2,)), ((2,), (2,)), ((3,), (2,))])
+    assert error.kind == "bad-piece"
+    assert error.message.endswith("two pieces overlap at [3]" if named else "two pieces overlap")
+
+
+@each(
+    ("rank", "corners", "places", "read"),
+    [
+        (3, 0, 0, True),
+        (4, 16 << 4, 3**4, True),
+        (4, (16 << 4) - 1, 3**4, False),
+        (4, 16 << 4, 3**4 - 1, False),
+    ],
+)
+def test_few_dimensions_may_be_cut_in_any_number_of_boxes(rank: int, corners: int, places: int, read: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{PLACE}._MOST_CORNERS", corners)
+        patch.setattr(f"{PLACE}._MOST_PLACES", places)
+        if read:
+            check_tiling("w", (2,) * rank, halves(rank))
+        else:
+            with pytest.raises(LimitExceeded):
+                check_tiling("w", (2,) * rank, halves(rank))
+
+
+# Boxes in boxes
+
+
+@each(
+    ("one", "other", "common"),
+    [
+        (((0,), (2,)), ((2,), (2,)), None),
+        (((0,), (3,)), ((2,), (2,)), ((2,), (1,))),
+        (((0, 0), (3, 3)), ((1, 3), (1, 1)), None),
+        (((0, 0), (3, 3)), ((1, 1), (9, 1)), ((1, 1), (2, 1))),
+        (((), ()), ((), ()), ((), ())),
+    ],
+)
+def test_boxes_that_touch_have_nothing_in_common(one: Box, other: Box, common: Box | None) -> None:
+    assert intersection(one, other) == intersection(other, one) == common
+
+
+def test_an_index_finds_what_meets_a_box_in_order() -> None:
+    boxes = [((row, column), (1, 2)) for row in range(30) for column in range(0, 20, 2)]
+    for box in [((0, 0), (1, 1)), ((3, 5), (7, 9)), ((0, 0), (30, 20)), ((29, 19), (1, 1))]:
+        expected = [(at, common) for at, one in enumerate(boxes) if (common := intersection(one, box)) is not None]
+        assert list(BoxIndex(boxes).meeting(box)) == expected
+
+
+@each(
+    ("start", "stop", "expected"),
+    [
+        (0, 24, [((0, 0, 0), (2, 3, 4))]),
+        (0, 12, [((0, 0, 0), (1, 3, 4))]),
+        (12, 24, [((1, 0, 0), (1, 3, 4))]),
+        (4, 12, [((0, 1, 0), (1, 2, 4))]),
+        (5, 7, [((0, 1, 1), (1, 1, 2))]),
+        (3, 21, [((0, 0, 3), (1, 1, 1)), ((0, 1, 0), (1, 2, 4)), ((1, 0, 0), (1, 2, 4)), ((1, 2, 0), (1, 1, 1))]),
+        (7, 7, []),
+    ],
+)
+def test_a_run_of_elements_is_few_boxes(start: int, stop: int, expected: list[Box]) -> None:
+    assert list(boxes_of((2, 3, 4), start, stop)) == expected
+
+
+@each(
+    ("numel", "expected"),
+    [
+        (12, [((5, 0), (3, 4))]),
+        (11, [((5, 0), (2, 4)), ((7, 0), (1, 4))]),
+        (8, [((5, 0), (2, 4)), ((7, 0), (1, 4))]),
+        (7, [((5, 0), (1, 4)), ((6, 0), (1, 4)), ((7, 0), (1, 4))]),
+        (4, [((5, 0), (1, 4)), ((6, 0), (1, 4)), ((7, 0), (1, 4))]),
+        (3, [((5 + row, at), (1, size)) for row in range(3) for at, size in ((0, 3), (3, 1))]),
+        (1, [((5 + row, at), (1, 1)) for row in range(3) for at in range(4)]),
+    ],
+)
+def test_a_box_is_cut_into_parts_as_large_as_allowed(numel: int, expected: list[Box]) -> None:
+    assert list(cut_up(((5, 0), (3, 4)), numel)) == expected
+
+
+def test_a_box_is_cut_along_the_first_dimension_that_can_be() -> None:
+    assert list(cut_up(((0, 0), (2, 9)), 9)) == [((0, 0), (1, 9)), ((1, 0), (1, 9))]
+    assert list(cut_up(((0, 3, 0), (1, 2, 2)), 3)) == [((0, 3, 0), (1, 1, 2)), ((0, 4, 0), (1, 1, 2))]
+
+
+# Elements to their places
+
+
+@each("itemsize", [1, 2, 4, 8, 16])
+@each(
+    ("shape", "box"),
+    [
+        ((4,), ((1,), (3,))),
+        ((3, 700), ((1, 0), (2, 700))),
+        ((3, 700), ((0, 1), (3, 600))),
+        ((2100, 5), ((0, 1), (2100, 3))),
+        ((1024, 3), ((0, 1), (1024, 1))),
+        ((1025, 3), ((0, 1), (1025, 1))),
+        ((2, 1100, 3, 2), ((0, 3, 1, 0), (2, 1090, 1, 2))),
+        ((5, 1, 4), ((1, 0, 1), (3, 1, 2))),
+        ((), ((), ())),
+    ],
+)
+def test_a_box_is_put_where_numpy_puts_it(shape: tuple[int, ...], box: Box, itemsize: int) -> None:
+    offsets, sizes = box
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 256, (*sizes, itemsize), dtype=np.uint8)
+    expected = np.zeros((*shape, itemsize), np.uint8)
+    expected[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))] = values
+    steps = row_major(shape)
+    begin = sum(at * step for at, step in zip(offsets, steps, strict=True))
+
+    buffer = bytearray(expected.nbytes)
+    scatter(values.tobytes(), sizes, memoryview(buffer), steps, begin, itemsize)
+    assert bytes(buffer) == expected.tobytes()
+
+    width, places = rows_in(sizes, steps, begin, itemsize)
+    rows = [expected.tobytes()[place : place + width] for place in places]
+    assert b"".join(rows) == values.tobytes()
+    assert width * len(rows) == prod(sizes) * itemsize
+
+
+def test_rows_are_as_long_as_they_can_be() -> None:
+    assert rows_in((2, 3, 4), (12, 4, 1), 0, 2) == (48, (0,))
+    assert (rows_in((2, 2, 4), (12, 4, 1), 0, 2)[0], [*rows_in((2, 2, 4), (12, 4, 1), 0, 2)[1]]) == (16, [0, 24])
+    assert (rows_in((1, 2, 3), (12, 4, 1), 5, 2)[0], [*rows_in((1, 2, 3), (12, 4, 1), 5, 2)[1]]) == (6, [10, 18])

@@ -1,0 +1,112 @@
+"""What a pickle calls is told from the list of its calls; opcode by opcode, where that says the same, it is not."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import pickle
+import pickletools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ckptool import check
+from ckptool.checking import allowed
+from ckptool.pickles.scanner import scan
+from ckptool.pickles.tracer import trace
+from ckptool.sources.source import BytesSource, Source
+from tests.build import call, named
+from tests.checking.test_would_run import DATA, PAYLOADS
+
+
+class Weights(dict[str, Any]):
+    """A mapping with a state."""
+
+
+class Words(list[str]):
+    """A list with a state, of an attribute that unpicklers look up."""
+
+
+def saved(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def of_state(made: Any, **state: Any) -> Any:
+    made.__dict__.update(state)
+    return made
+
+
+WEIGHTS = {f"layer{number}.weight": torch.ones(2, 3) for number in range(40)}
+VALUES: dict[str, Any] = {
+    "weights and options": {"model": WEIGHTS, "options": argparse.Namespace(rate=0.1, name="x")},
+    "a whole model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),
+    "numpy beside weights": {**WEIGHTS, "scalar": np.float64(1.5), "array": np.arange(9), "d": np.dtype("int8")},
+    "objects with items and a state": [of_state(Weights(a=1), rate=2), of_state(Words("abc"), extend=3)],
+    "many objects": [argparse.Namespace(number=number) for number in range(9)],
+    "a counter": collections.Counter("abcab"),
+    **{f"data: {name}": value for name, value in DATA.items()},
+}
+FILES: dict[str, Callable[[Any], bytes]] = {
+    "zip": saved,
+    **{f"protocol {protocol}": lambda value, protocol=protocol: pickle.dumps(value, protocol) for protocol in range(6)},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_calls_tell_what_following_tells(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = [FILES[file](value) for value in VALUES.values()]
+    contents += [b"\x80\4" + payload + b"." for payload in PAYLOADS.values()] if file == "protocol 4" else []
+    told = [check(content) for content in contents]
+    monkeypatch.setattr("ckptool.pickles.called.told", lambda *_: None)
+    followed = [check(content) for content in contents]
+    assert [(one.acts, one.loading) for one in told] == [(one.acts, one.loading) for one in followed]
+    assert [sorted(one.globals) for one in told] == [sorted(one.globals) for one in followed]
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the sources whose pickles are followed."""
+    sizes: list[int] = []
+
+    def follow(source: Source, *given: Any) -> Any:
+        sizes.append(source.nbytes)
+        return trace(source, *given)
+
+    for name in ("trace", "trace_with_arrays"):
+        monkeypatch.setattr(f"ckptool.checking.pickle_search.{name}", follow)
+    return sizes
+
+
+@pytest.mark.parametrize("which", ["weights and options", "a whole model", "many objects"])
+def test_what_calls_tell_is_not_followed(which: str, followed: list[int]) -> None:
+    report = check(saved(VALUES[which]))
+    assert {act.how for act in report.acts} <= {"builds", "refers"}
+    assert max(followed, default=0) < 64  # records such as the version
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_plain_pickles_of_tensors_are_not_followed(protocol: int, followed: list[int]) -> None:
+    assert check(pickle.dumps(WEIGHTS, protocol)).acts == ()
+    assert len(followed) <= 3  # the head of the first tensor, which all have
+    assert max(followed) < 1000
+
+
+def test_a_call_whose_result_is_dropped_is_told() -> None:
+    data = b"\x80\4" + call(named("argparse", "Namespace")) + b"0" + call(named("pkg", "f")) + b"N."
+    assert [(act.name, act.offset) for act in check(data).acts if act.how != "refers"] == [
+        ("argparse.Namespace", data.index(b"R")),
+        ("pkg.f", data.rindex(b"R")),
+    ]
+
+
+def test_what_a_walk_leaves_out_is_what_torch_takes() -> None:
+    codes = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
+    dull = {code[0] for code in codes if scan(BytesSource(code + bytes(8)), 0, 9).opcodes.keys().isdisjoint(code)}
+    assert 0x71 in dull
+    assert dull <= allowed.OPCODES

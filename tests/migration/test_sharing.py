@@ -1,0 +1,100 @@
+"""What a tree holds once is written without a note in the memo; what it holds more than once stays one object."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptool import migrate
+from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.sharing import shared_nodes
+from ckptool.pickles.writer import write_pickle
+from ckptool.sources.source import BytesSource
+from tests.build import call, named
+
+
+def shapes() -> dict[str, Any]:
+    inner: list[Any] = []
+    ring: list[Any] = [1]
+    ring.append((ring, {"ring": ring}))
+    data = b"\xff" * 400
+    return {
+        "twice": [inner, inner, {"a": inner}],
+        "once": [[], [], {}, (1, [2]), {"a": {}, "b": [()]}],
+        "ring": ring,
+        "bytes": [data, data],
+        "many": [[number] for number in range(400)] * 2,
+        "set": [frozenset({1}), {2}],
+    }
+
+
+def ties(value: Any) -> list[Any]:
+    """Return a nested value as a list of what is in it, where what was met before is its number."""
+    known: dict[int, int] = {}
+    found: list[Any] = []
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, (list, tuple, dict, bytes)) and one:
+            if id(one) in known:
+                found.append(("again", known[id(one)]))
+                continue
+            known[id(one)] = len(known)
+            found.append((type(one), len(one)))
+            todo += [] if isinstance(one, bytes) else [*one.items()] if isinstance(one, dict) else [*one]
+        else:
+            found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("shape", shapes())
+def test_what_is_written_again_has_the_same_ties(shape: str, protocol: int) -> None:
+    value = shapes()[shape]
+    source = BytesSource(pickle.dumps(value, protocol))
+    read = read_pickle(source)
+    alone = write_pickle(read.root, shared=shared_nodes(source, read))
+    assert ties(pickle.loads(alone)) == ties(value) == ties(pickle.loads(write_pickle(read.root)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\2](]2e.",
+        b"\x80\2](]r\xff\xff\xff\0j\xff\xff\xff\0e.",
+        b"](]p7\ng7\ne.",
+        b"](]p7\ng+7 \ne.",
+        b"\x80\4]\x94(](N2\x94h\0e.",
+    ],
+)
+def test_each_way_to_take_a_value_again_is_seen(data: bytes) -> None:
+    source = BytesSource(data)
+    read = read_pickle(source)
+    assert ties(pickle.loads(write_pickle(read.root, shared=shared_nodes(source, read)))) == ties(pickle.loads(data))
+
+
+def test_a_file_of_small_values_stays_as_small(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "lists": [[] for _ in range(2000)]}, tmp_path / "a.pth")
+    migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
+    loaded = torch.load(tmp_path / "b.pth", weights_only=True)
+    assert len({id(one) for one in loaded["lists"]}) == 2000
+    assert (tmp_path / "b.pth").stat().st_size < 4000
+
+
+def test_objects_that_are_met_again_stay_one(tmp_path: Path) -> None:
+    state = {"model": torch.nn.Linear(2, 2), "x": [1]}
+    torch.save({"a": state, "b": state, "c": state["model"], "d": state["x"]}, tmp_path / "a.pth")
+    migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
+    loaded = torch.load(tmp_path / "b.pth", weights_only=False)
+    assert loaded["a"] is loaded["b"]
+    assert loaded["c"] is loaded["a"]["model"]
+    assert loaded["d"] is loaded["a"]["x"]
+    made = call(named("builtins", "object"))
+    source = BytesSource(b"\x80\4](" + made + b"\x94h\0" + b"e.")
+    read = read_pickle(source)
+    first, second = pickle.loads(write_pickle(read.root, shared=shared_nodes(source, read)))
+    assert first is second
