@@ -19,7 +19,8 @@ from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.nodes import gc_paused
 from ckptool.sources import files, paths
-from ckptool.sources.files import Origin, open_source, shown_path
+from ckptool.sources.files import Origin, open_source
+from ckptool.sources.naming import shown_path
 
 
 class Format(Protocol):
