@@ -145,14 +145,8 @@ class Block:
 
 
 _MAPPING_CLASSES = frozenset(
-    {
-        ("collections", "OrderedDict"),
-        ("collections", "defaultdict"),
-        ("collections", "Counter"),
-        ("torch.nn.modules.container", "OrderedDict"),
-        ("builtins", "dict"),
-        ("__builtin__", "dict"),
-    }
+    {("collections", name) for name in ("OrderedDict", "defaultdict", "Counter")}
+    | {("torch.nn.modules.container", "OrderedDict"), ("builtins", "dict"), ("__builtin__", "dict")}
 )
 
 
