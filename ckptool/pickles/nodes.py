@@ -14,26 +14,12 @@ Nodes compare by identity, as objects in a pickle do: two names for one node are
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from ckptool.sources.source import Source
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause garbage collection: it would walk a growing tree again and again, a third of the time at 20,000 tensors."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # mypy cannot see through a recursive alias of this size in reasonable time; Any is what each consumer narrows.
