@@ -19,7 +19,6 @@ from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading
-from ckptool.pickles.dangerous_names import MAKERS
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
 from ckptool.pickles.nodes import Call, Global, Inert
@@ -185,7 +184,7 @@ class Search:
                 one = effect.target
                 self._name(one.module, one.name, record, one.offset, nested_at)
             for verdict in grading.judge(effect, self._looks if self._is_wary else None):
-                self._is_wary = self._is_wary or verdict.why is not None or verdict.name in MAKERS
+                self._is_wary = self._is_wary or grading.is_wary(verdict)
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
                 self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)

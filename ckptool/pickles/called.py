@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.pickles import grading
-from ckptool.pickles.dangerous_names import INSIDE, MAKERS
+from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
 from ckptool.pickles.grading import Verdict
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
@@ -40,7 +40,7 @@ def told(names: Iterable[Global], calls: Sequence[Call]) -> list[Told] | None:
 
     def note(offset: int, verdicts: Iterable[Verdict]) -> bool:
         for one in verdicts:
-            if one.why is not None or one.name in MAKERS:
+            if grading.is_wary(one):
                 return False  # what it is given, and what becomes of the result, decides
             known = found.get((one.how, one.name)) or Told(offset, one, 0)
             found[one.how, one.name] = known._replace(times=known.times + 1)

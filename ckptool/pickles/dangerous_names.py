@@ -75,11 +75,14 @@ DANGEROUS: Final = {
         " sympy.lambdify sympy.utilities.lambdify sympy.preview DataFrame.query DataFrame.eval Series.eval"
         " PIL.ImageMath attr._make._compile_and_eval attr._make._linecache_and_compile decorator.FunctionMaker"
         " dill._dill._eval_repr Config.fromfile"
-        " torch.utils.benchmark types.FunctionType torch._C._jit_load tensorflow.py_function tensorflow.numpy_function",
+        " torch.utils.benchmark types.FunctionType torch._C._jit_load"
+        " torch.jit.CompilationUnit torch._C.CompilationUnit tensorflow.py_function tensorflow.numpy_function",
         _LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
         " cPickle marshal.load marshal.loads shelve dill.load dill.loads cloudpickle.load"
         " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
-        " numpy.load torch.load torch.serialization.load torch.jit.load torch.hub torch.package"
+        " numpy.load torch.load torch.serialization.load"
+        " torch.cuda.CUDAPluggableAllocator torch.cuda.memory.CUDAPluggableAllocator"
+        " torch.jit.load torch.hub torch.package"
         " torch.ops.load_library torch.classes.load_library importlib imp builtins.__import__ zipimport"
         " pkgutil site sitecustomize _frozen_importlib _frozen_importlib_external _imp"
         " multiprocessing.reduction multiprocessing.connection logging.config xmlrpc"
@@ -100,6 +103,7 @@ DANGEROUS: Final = {
         " pandas.read_csv pandas.read_table pandas.read_fwf pandas.read_json pandas.read_html pandas.read_xml"
         " pandas.read_excel pandas.read_parquet pandas.read_feather pandas.read_orc pandas.read_hdf pandas.read_sql"
         " pandas.read_stata pandas.read_sas pandas.read_spss pandas.io.parsers pandas.io.sql pandas.io.common"
+        " torch._C.PyTorchFileReader torch._C.PyTorchFileWriter torchvision.io.read_image"
         " torchvision.io.read_file torchvision.io.write_file smart_open tensorflow.io torch.utils.tensorboard"
         " scipy.io.loadmat scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
         + "".join(

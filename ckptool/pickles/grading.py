@@ -17,7 +17,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
-from ckptool.pickles.reaching import Looks, canonical, listed, package_of, passed, reaching
+from ckptool.pickles.reaching import Looks, canonical, is_function, listed, package_of, passed, reaching
 
 Grade: TypeAlias = Literal["data", "code", "system"]
 """It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
@@ -25,7 +25,12 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
 _KNOWN: Final = table.STDLIB | {"torch", "numpy"}
-_MODULES_OF: Final = ("importlib.import_module", "builtins.__import__", "cloudpickle.cloudpickle.subimport")
+_MODULES_OF: Final = (
+    "importlib.import_module",
+    "builtins.__import__",
+    "cloudpickle.cloudpickle.subimport",
+    "dill._dill._import_module",
+)
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
 _WITH_MAKERS: Final = {
@@ -98,6 +103,11 @@ def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
         yield from _call(effect, looks)
     elif effect.how in ("sets", "adds"):
         yield from _change(effect, looks)
+
+
+def is_wary(verdict: Verdict) -> bool:
+    """Say whether from now on it matters what harmless calls are given: there is something that they might call."""
+    return verdict.why is not None or verdict.name in table.MAKERS or is_function(verdict.name)
 
 
 def result(effect: Effect) -> Inert:

@@ -63,6 +63,14 @@ def reaching(name: str, qualified: str) -> str | None:
     return table.TELLING_NAME if parts[-1] in table.TELLING else None
 
 
+@lru_cache(maxsize=1 << 12)
+def is_function(name: str) -> bool:
+    """Say whether this is a function of Python's library, by its spelling, that is not known to reach nothing."""
+    if package_of(name) not in table.STDLIB or name in table.PLAIN or name in table.HARMLESS:
+        return False
+    return not name.rpartition(".")[2].lstrip("_")[:1].isupper() and not table.HARMLESS_PATTERN.fullmatch(name)
+
+
 def listed(name: str) -> str | None:
     while name:
         reason = table.DANGEROUS.get(name)
@@ -85,12 +93,16 @@ def passed(values: tuple[Inert, ...], looks: Looks, *, made: bool = False) -> st
         kind = type(one)
         if kind is Global:
             name = canonical(one.module, one.name)
-            if one.name and reaching(name, one.name):
+            if one.name and (reaching(name, one.name) or (made and is_function(name))):
                 return name
         elif kind is Call:
             maker = nodes.global_of(one.func) if made else None
-            if maker is not None and canonical(maker.module, maker.name) in table.MAKERS:
-                return canonical(maker.module, maker.name)
+            name = canonical(maker.module, maker.name) if maker is not None else ""
+            if name in table.MAKERS:
+                return name
+            if name in table.KEEPERS and id(one) not in seen:
+                seen.add(id(one))
+                todo.append(one.args)
         elif kind is Unfollowed:
             return str(one.why)
         elif kind in _HOLDERS and id(one) not in seen:

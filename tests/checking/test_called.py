@@ -131,3 +131,30 @@ def test_what_many_calls_share_is_looked_at_for_so_long(asked: bytes) -> None:
     assert told["pkg.f"].times >= 1
     # What was not looked at is not taken for data.
     assert ("system" in {act.grade for act in told.values()}) == bool(asked)
+
+
+ABORT = named("os", "abort")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        call(named("builtins", "list"), call(named("builtins", "iter"), ABORT, 1)),
+        call(named("operator", "getitem"), call(named("collections", "defaultdict"), ABORT), "x"),
+        call(named("builtins", "list"), call(named("itertools", "accumulate"), [1, 2], ABORT)),
+        call(named("torch.optim.lr_scheduler", "LambdaLR"), "x", ABORT),
+        call(named("weakref", "ref"), call(named("argparse", "Namespace")), ABORT),
+        call(named("torch.jit", "CompilationUnit"), "def f(): pass"),
+        call(named("torch._C", "PyTorchFileWriter"), "x"),
+        call(named("torch.cuda.memory", "CUDAPluggableAllocator"), "x.so", "y", "z"),
+        call(call(named("builtins", "getattr"), call(named("dill._dill", "_import_module"), "os"), "abort")),
+    ],
+)
+def test_a_function_that_a_harmless_call_would_call_is_called(made: bytes) -> None:
+    assert "system" in {act.grade for act in check(b"\x80\4" + made + b".").acts if act.how != "refers"}
+
+
+@pytest.mark.parametrize("kept", [("collections", "defaultdict"), ("functools", "partial")])
+def test_a_function_that_is_kept_and_not_called_is_none(kept: tuple[str, str]) -> None:
+    acts = check(b"\x80\4" + call(named(*kept), named("math", "sqrt")) + b".").acts
+    assert "system" not in {act.grade for act in acts}
