@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ckptool import messages
 from ckptool.checking.finding import Finding, worst_of
@@ -21,19 +21,9 @@ from ckptool.errors import CkptoolError
 _LINES_AT_ONCE = 1000
 
 
-class Output(Protocol):
-    """One way to say what is in files."""
-
-    def opened(self, checkpoint: Checkpoint, path: str) -> None: ...
-
-    def failed(self, path: str, error: CkptoolError) -> None: ...
-
-    def passed_over(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-def output_for(options: dict[str, Any], selection: Selection, paths: Sequence[str], *, is_list: bool) -> Output:
+def output_for(
+    options: dict[str, Any], selection: Selection, paths: Sequence[str], *, is_list: bool
+) -> Reports | Brief | Plain | Objects:
     if options["as_json"] or options["as_lines"]:
         return Objects(selection, as_lines=options["as_lines"], is_list=is_list)
     if options["brief"]:
@@ -120,6 +110,9 @@ class Brief:
 
 class Plain:
     """What is to be pasted or parsed: nothing but what was asked for."""
+
+    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+        raise NotImplementedError
 
     def failed(self, _: str, error: CkptoolError) -> None:
         say(error_text(error), err=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
-from ckptool.checkpoints.adapters import Adapter, adapter_of
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.parsed import Beside
 from ckptool.checkpoints.summary import Summary
@@ -17,6 +16,7 @@ from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 
 if TYPE_CHECKING:
+    from ckptool.checkpoints.adapters import Adapter
     from ckptool.checkpoints.training import TrainingState
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
@@ -93,10 +93,14 @@ def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Find
 
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
     """Return the adapter that a file holds, with its base model where the file, or a configuration beside it, says."""
+    if not any("lora" in name for name in checkpoint.tensors):
+        return None  # most files are no adapters
+    from ckptool.checkpoints.adapters import adapter_of
+
     found = adapter_of(checkpoint)
     if found is None or found.base is not None:
         return found
-    from ckptool.formats.directories.beside import base_model  # most files are no adapters
+    from ckptool.formats.directories.beside import base_model
 
     return found._replace(base=base_model(checkpoint.path))
 

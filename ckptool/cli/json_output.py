@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import click
 
 from ckptool.checking.finding import Finding
-from ckptool.checkpoints.adapters import Adapter
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, sharing
 from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
@@ -25,6 +25,9 @@ from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.cuts import Cut, cut_of
 from ckptool.tensors.reading import LazyTensor
+
+if TYPE_CHECKING:
+    from ckptool.checkpoints.adapters import Adapter
 
 INSPECT = "ckptool.inspect/2"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -155,6 +154,8 @@ def _hint(word: str) -> str:
     """Return what was probably meant by a word that is no verb."""
     if word == "load":
         return _LOAD
+    from difflib import get_close_matches  # most words are verbs, or files
+
     near = get_close_matches(word, [*VERBS, *WORDS], n=1)
     return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
 

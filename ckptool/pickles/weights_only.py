@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 from ckptool.pickles.reader import read_pickle
-from ckptool.pickles.scanner import scan
 from ckptool.sources.source import BytesSource
 
 TORCH: Final = "2.13"
@@ -69,6 +68,8 @@ def is_allowed(module: str, name: str) -> bool:
 
 def why_refused(pickled: bytes) -> str | None:
     """Return the first name that it refuses in a pickle, or an opcode that it does not know; None if it opens."""
+    from ckptool.pickles.scanner import scan  # what is written is seldom looked at like this
+
     source = BytesSource(pickled)
     for one in read_pickle(source).globals:
         if not is_allowed(one.module, one.name):
