@@ -104,7 +104,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if entry.header > position:
             notes.append(_note_gap(source, position, entry.header))
         record, position = (
-            _read_placed(entry, name, place)
+            (place and _read_placed(entry, name, place))
             or _read_usual(ahead, entry, name, directory.offset, paddings)
             or _read_member(ahead, entry, name, directory.offset)
         )
@@ -145,9 +145,7 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
     return places
 
 
-def _read_placed(entry: Entry, name: str, place: Place | None) -> tuple[Record, int] | None:
-    if place is None:
-        return None
+def _read_placed(entry: Entry, name: str, place: Place) -> tuple[Record, int]:
     sizes = (entry.nbytes, entry.stored_nbytes)
     return make_record((name, place.offset, *sizes, METHODS[entry.method], entry.crc32)), place.end
 

@@ -23,8 +23,8 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.sources.files import shown_path
 from ckptool.sources.meter import Meter, Progress
+from ckptool.sources.naming import shown_path
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.needed import check_installed

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from ckptool.messages import show, show_nbytes
-from ckptool.sources.files import local_name
+from ckptool.sources.naming import local_name
 from ckptool.tables import cut_middle
 
 _SECONDS_UNTIL_SHOWN: Final = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
-from ckptool.sources.files import shown_path
+from ckptool.sources.naming import shown_path
 
 _PATTERN = frozenset("*?[")
 

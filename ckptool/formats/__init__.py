@@ -17,9 +17,10 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, LimitExceeded, UnknownFormat, about
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles.nodes import gc_paused
+from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, paths
-from ckptool.sources.files import Origin, open_source, shown_path
+from ckptool.sources.files import Origin, open_source
+from ckptool.sources.naming import shown_path
 
 
 class Format(Protocol):

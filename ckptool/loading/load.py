@@ -34,8 +34,9 @@ from ckptool.loading.memory.threads import check_cast
 from ckptool.loading.plain_values import values_with_tensors
 from ckptool.messages import show
 from ckptool.names import renaming
-from ckptool.pickles.nodes import gc_paused
-from ckptool.sources.files import Origin, shown_path
+from ckptool.pickles.gc_pause import gc_paused
+from ckptool.sources.files import Origin
+from ckptool.sources.naming import shown_path
 from ckptool.tensors.payloads import check_storages
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None

@@ -26,7 +26,7 @@ from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import device_tag
 from ckptool.migration.writing import Work, write_file, write_folder
-from ckptool.pickles.nodes import gc_paused
+from ckptool.pickles.gc_pause import gc_paused
 from ckptool.torch_ops.needed import check_installed
 
 if sys.version_info >= (3, 11):

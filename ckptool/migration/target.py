@@ -15,8 +15,9 @@ from typing import Final
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
-from ckptool.sources.files import FileSource, local_name
+from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.naming import local_name
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
 

@@ -279,20 +279,7 @@ class Rebuilder:
         return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
 
     def _on_manifold(self, node: Call, _: Args) -> TensorInfo | None:
-        """A tensor of geoopt: ``partial(this, build_fn=f)(*arguments of f, state, class, manifold, requires_grad)``."""
-        made = node.func.state if isinstance(node.func, Call) else None
-        build = nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) else None
-        if not isinstance(node.args, tuple) or len(node.args) < 4:
-            return None
-        *arguments, _state, cls, manifold, requires_grad = node.args
-        info = self._recognise(Call(build, tuple(arguments)))
-        if info is None:
-            return None
-        parts = (*info.parts, *self._tensors([("manifold", manifold)]))
-        kind = "parameter" if nodes.class_name(cls).endswith("Parameter") else info.kind
-        return info._replace(
-            subclass=nodes.class_name(cls), requires_grad=as_flag(requires_grad), kind=kind, parts=parts
-        )
+        return composites.on_manifold(node, self._recognise, self._tensors)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""

@@ -94,6 +94,16 @@ def test_parts_that_are_announced_are_fetched_once_and_in_bounded_memory() -> No
     assert most <= 6 * PART_NBYTES
 
 
+def test_a_size_that_a_server_makes_up_costs_nothing() -> None:
+    nbytes = 1 << 60
+    parts = Parts(lambda start, stop: bytes(1), nbytes, 4)
+    parts.announce([(0, nbytes)])
+    for position in (0, nbytes - 1, nbytes // 2, 5):
+        part = parts.at(position)
+        assert part.start <= position < part.stop <= part.start + PART_NBYTES
+    parts.close()
+
+
 @pytest.mark.parametrize("save", [zipped, legacy])
 def test_a_migration_fetches_little_more_than_the_file(save, tmp_path) -> None:
     wanted = tensors(200, NUMEL)

@@ -20,7 +20,7 @@ from ckptool.messages import FORMS, counted, counts, show_nbytes, some
 from ckptool.names.matching import KeyMatch, match
 from ckptool.names.missing import not_there
 from ckptool.pickles.nodes import Inert, lookup, mapping_pairs
-from ckptool.sources.files import shown_path
+from ckptool.sources.naming import shown_path
 
 _MOST_LISTED = 8
 

@@ -44,5 +44,5 @@ def read(folder: FolderSource, probe: Probe) -> NoReturn:  # noqa: ARG001 - a la
     raise UnsupportedFeature(
         f"a checkpoint of Megatron-core in the format zarr, of {counted(count, 'array')}, which is not read",
         kind="zarr",
-        hint="Load it in Megatron-LM, and save it with --dist-ckpt-format torch_dist.",
+        hint="Load it in Megatron-LM, and save it in its format torch_dist.",
     )

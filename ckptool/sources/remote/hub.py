@@ -58,7 +58,7 @@ def _chosen(names: Sequence[str], remote: Remote) -> str:
     found = [name for name in _WHOLE if name in names] or [name for name in names if is_likely(name)]
     if not found or (found[0] not in _WHOLE and len(found) > 1):
         what = "several files that may be checkpoints" if found else "no file that may be a checkpoint"
-        raise FileUnavailable(f"a repository with {what}", kind="directory", hint=_pick(found or names, remote))
+        raise FileUnavailable(f"a repository with {what}", kind="which-file", hint=_pick(found or names, remote))
     return found[0]
 
 

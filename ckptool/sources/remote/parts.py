@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeAlias
 
-from ckptool.sources.remote.ranges import Range, cut, merged, without
+from ckptool.sources.remote.ranges import Range, merged, without
 from ckptool.sources.source import CLOSED
 
 Data: TypeAlias = "bytes | memoryview"
@@ -71,7 +71,7 @@ class Parts:
             self._refuse_closed()
             self._newest = self._count
             wanted = merged(ranges, _NEAR)
-            self._plan = deque(cut(without(wanted, [(one.start, one.stop) for one in self._parts]), PART_NBYTES))
+            self._plan = deque(without(wanted, [(one.start, one.stop) for one in self._parts]))
 
     def want(self, start: int, stop: int, around: int) -> None:
         """Begin to fetch a range that is read now, with some bytes around it, unless it is there or was announced."""
@@ -90,7 +90,7 @@ class Parts:
             if found is None:
                 if not self._turn_to(position):
                     self._add_to_plan(position, position + 1)
-                found = self._begin(*self._plan.popleft())
+                found = self._begin_next()
             if found.number > self._newest:
                 self._newest = found.number
             self._advance()
@@ -128,6 +128,10 @@ class Parts:
         for at, (start, stop) in enumerate(self._plan):
             if start <= position < stop:
                 self._plan.rotate(-at)
+                begin = position - (position - start) % PART_NBYTES
+                if begin > start:
+                    self._plan[0] = begin, stop
+                    self._plan.append((start, begin))
                 return True
         return False
 
@@ -138,11 +142,11 @@ class Parts:
         least = min(PART_NBYTES, 4 * (ended - begun)) if goes_on else LEAST_NBYTES
         self._last = position, min(self._nbytes, max(stop, position + least))
         taken = merged([*((one.start, one.stop) for one in self._parts), *self._plan])
-        self._plan.extendleft(reversed(list(cut(without([self._last], taken), PART_NBYTES))))
+        self._plan.extendleft(reversed(list(without([self._last], taken))))
 
     def _advance(self) -> None:
-        while self._plan and self._make_room(self._room - (self._plan[0][1] - self._plan[0][0])):
-            self._begin(*self._plan.popleft())
+        while self._plan and self._make_room(self._room - min(PART_NBYTES, self._plan[0][1] - self._plan[0][0])):
+            self._begin_next()
         if not self._plan:
             self._make_room(_IDLE_NBYTES)
 
@@ -156,7 +160,12 @@ class Parts:
                     break
         return self._held <= most
 
-    def _begin(self, start: int, stop: int) -> Part:
+    def _begin_next(self) -> Part:
+        """Begin to fetch a part of what is planned first."""
+        start, end = self._plan.popleft()
+        stop = min(end, start + PART_NBYTES)
+        if stop < end:
+            self._plan.appendleft((stop, end))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="ckptool-fetch")
         return self._add(start, stop, self._pool.submit(self._fetch, start, stop))

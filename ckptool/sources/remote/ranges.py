@@ -35,10 +35,3 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> Iterator[Range]:
             after += 1
         if start < stop:
             yield start, stop
-
-
-def cut(ranges: Iterable[Range], most: int) -> Iterator[Range]:
-    """Yield ranges of at most so many bytes."""
-    for start, stop in ranges:
-        for begin in range(start, stop, most):
-            yield begin, min(begin + most, stop)
