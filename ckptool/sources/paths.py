@@ -12,8 +12,9 @@ TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 
 _INDEX: Final = ".index.json"
-_COMMITTING: Final = (".metadata", "latest", "latest_checkpointed_iteration.txt")
-"""What writers of several files write last."""
+_COMMITTING: Final = ".metadata"
+_POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
+"""What writers of several files write last: the index, and the name of the folder below that has the save."""
 _DEEPEST: Final = 4
 _MOST_WATCHED: Final = 10_000
 
@@ -86,6 +87,7 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
         if place.count(os.sep) - path.count(os.sep) >= _DEEPEST:
             folders.clear()
         folders.sort()
+        is_here = place == path and any(is_likely(name) or name.endswith(_INDEX) for name in names)
         for name in sorted(names):
             if len(files) >= _MOST_WATCHED:
                 return status.st_dev, status.st_ino, tuple(marks), tuple(files)
@@ -94,9 +96,9 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
             except OSError:  # it was there a moment ago
                 continue
             files.append(found)
-            if name.endswith(_INDEX) or name in _COMMITTING:
+            if name.endswith(_INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
                 marks.append(found)
-        if place == path and any(is_likely(name) or name.endswith(_INDEX) for name in names):
+        if is_here:
             break  # what is meant is here, whatever is below
     return status.st_dev, status.st_ino, tuple(marks), tuple(files)
 
