@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ckptool.migration.migrate import migrate
     from ckptool.migration.report import MigrationReport
     from ckptool.pickles.nodes import Global
+    from ckptool.sources.remote.address import Remote
     from ckptool.sources.source import Source
     from ckptool.tensors.dtypes import DType
     from ckptool.tensors.reading import LazyTensor
@@ -73,6 +74,7 @@ __all__ = [
     "MissingPackage",
     "OutOfMemory",
     "Reload",
+    "Remote",
     "Serving",
     "ShapeMismatch",
     "Source",
@@ -111,6 +113,7 @@ _MODULES = {
     "ckptool.migration.migrate": ("migrate",),
     "ckptool.migration.report": ("MigrationReport",),
     "ckptool.pickles.nodes": ("Global",),
+    "ckptool.sources.remote.address": ("Remote",),
     "ckptool.sources.source": ("Source",),
     "ckptool.tensors.dtypes": ("DType",),
     "ckptool.tensors.reading": ("LazyTensor",),

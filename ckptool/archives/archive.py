@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import DamagedFile, LimitExceeded
 from ckptool.limits import Limits
-from ckptool.sources.source import BytesSource, SliceSource, Source
+from ckptool.sources.source import BytesSource, SliceSource, Source, prefetch
 
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 
@@ -82,6 +82,11 @@ class Archive(Mapping[str, Record]):
         self._inflatable -= record.nbytes
         content = inflate(self.source, record, self.limits)
         return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        """Say which members will be read next: of a file far away, they are asked for at once."""
+        records = [record for record in map(self.records.get, names) if record is not None]
+        prefetch(self.source, [(record.offset, record.offset + record.stored_nbytes) for record in records])
 
     def damage(self, names: Iterable[str]) -> str | None:
         """Return what is wrong with the first of these small members that does not match its checksum, or None."""

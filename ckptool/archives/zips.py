@@ -21,6 +21,8 @@ Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_contai
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import repeat
 from operator import attrgetter
 from typing import Final
 
@@ -48,15 +50,17 @@ from ckptool.archives.zip_layout import (
     LOCAL_MAGIC,
     UNICODE_PATH_TAG,
 )
-from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
+from ckptool.archives.zip_placing import Place, header_ranges, placed
+from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import Source
+from ckptool.sources.source import SliceSource, Source, far_under, prefetch
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68
 """Bytes of extra fields that writers use to align payloads, at most."""
 _UNKNOWN = bytes(12)
+_UNREAD = "the local headers of {count} members were not read, which is done together with what they hold"
 _UNICODE_PATH = UNICODE_PATH_TAG.to_bytes(2, "little")
 # Patterns that most files do not need are compiled when they are needed: it takes as long as a module.
 _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
@@ -84,6 +88,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             needed=directory.members,
             actual=limits.entries,
         )
+    prefetch(source, [(directory.offset, directory.end)])
     entries = read_entries(source, directory)
     _refuse_twins(entries)
     records: dict[str, Record] = {}
@@ -91,13 +96,17 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     ahead = ReadAhead(source)
     paddings: set[bytes] = set()
     entries.sort(key=attrgetter("header"))
-    for entry, name in zip(entries, _names(entries), strict=True):
+    names = _names(entries)
+    places = _places(source, entries, names, directory.offset)
+    for entry, name, place in zip(entries, names, places, strict=True):
         if entry.header < position:
             raise ambiguous(f"member {show_member(entry.name)} begins inside another", entry.header)
         if entry.header > position:
             notes.append(_note_gap(source, position, entry.header))
-        record, position = _read_usual(ahead, entry, name, directory.offset, paddings) or _read_member(
-            ahead, entry, name, directory.offset
+        record, position = (
+            (place and _read_placed(entry, name, place))
+            or _read_usual(ahead, entry, name, directory.offset, paddings)
+            or _read_member(ahead, entry, name, directory.offset)
         )
         if name in records:
             raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
@@ -108,6 +117,37 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     if position < directory.offset:
         notes.append(_note_gap(source, position, directory.offset))
     return Archive(source, records, limits, tuple(notes))
+
+
+def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[Place | None]:
+    """
+    Return where payloads lie of which the local header is read later: in a file far away, with the payload.
+
+    All other local headers of such a file are asked for at once.
+    """
+    under = far_under(source)
+    if under is None:
+        return repeat(None, len(entries))
+    far, shift = under
+    places = list(placed(entries, limit))
+    prefetch(source, header_ranges(entries, places, limit))
+    left = [number for number, place in enumerate(places) if place is not None]
+
+    def compare(which: int) -> None:
+        entry, name, place = entries[left[which]], names[left[which]], places[left[which]]
+        ahead = ReadAhead(SliceSource(far.unchecked, shift, source.nbytes))
+        record, end = _read_member(ahead, entry, name, limit)
+        if (record.offset, end) != place:
+            raise _disagree(entry)
+
+    ranges = [(entries[number].header + shift, place.end + shift) for number in left if (place := places[number])]
+    far.compare_later(ranges, compare, _UNREAD)
+    return places
+
+
+def _read_placed(entry: Entry, name: str, place: Place) -> tuple[Record, int]:
+    sizes = (entry.nbytes, entry.stored_nbytes)
+    return make_record((name, place.offset, *sizes, METHODS[entry.method], entry.crc32)), place.end
 
 
 def _note_gap(source: Source, start: int, stop: int) -> str:
@@ -191,7 +231,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
         )
     same_name = name_n == len(name) and block.startswith(name, at)
     if not same_name or local_flags != flags or local_method != method:
-        raise ambiguous(f"member {show_member(name)}: its local header and the directory disagree", header)
+        raise _disagree(entry)
     extra = block[at + name_n : at + name_n + extra_n]
     if FULL32 in (local_stored, local_nbytes):
         if flags & FLAG_DESCRIPTOR and zip64_field(extra, name, header) is None:
@@ -211,8 +251,12 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
     else:
         agree = found == sizes
     if not agree:
-        raise ambiguous(f"member {show_member(name)}: its local header and the directory disagree", header)
+        raise _disagree(entry)
     return Record(decoded, offset, nbytes, stored_nbytes, METHODS[method], crc32), next_header
+
+
+def _disagree(entry: Entry) -> AmbiguousFile:
+    return ambiguous(f"member {show_member(entry.name)}: its local header and the directory disagree", entry.header)
 
 
 def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, int]) -> int:

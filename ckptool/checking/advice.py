@@ -16,7 +16,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, refuse_repeated
 from ckptool.messages import some
-from ckptool.pickles.nodes import Global, gc_paused
+from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.nodes import Global
 from ckptool.pickles.weights_only import is_allowed, why_refused
 
 if TYPE_CHECKING:

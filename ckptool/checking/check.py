@@ -24,6 +24,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.meter import Meter, Progress
+from ckptool.sources.naming import shown_path
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.needed import check_installed
@@ -163,7 +164,7 @@ def check(
     if values:
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
-    shown = os.fspath(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
+    shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, strict=strict)
@@ -203,6 +204,12 @@ def _examine(
     *,
     strict: bool,
 ) -> CheckReport:
+    whole = None
+    if depth != "structure":
+        from ckptool.checking import integrity, sparse_indices
+
+        meter = Meter(progress, _to_read(checkpoint, depth))
+        whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
     found, stock = _structure(checkpoint, devices, strict=strict)
     asked = list(stock.asked)
     members = tuple(_inside(checkpoint))
@@ -220,12 +227,7 @@ def _examine(
         from ckptool.checking import model_fit
 
         found += model_fit.examine(checkpoint, shapes, name, key)
-    whole = None
-    if depth != "structure":
-        from ckptool.checking import integrity, sparse_indices
-
-        meter = Meter(progress, _to_read(checkpoint, depth))
-        whole = integrity.verify(checkpoint, limits, meter)
+    if whole is not None:
         found += whole.findings
         found += sparse_indices.examine(checkpoint, limits)
         if depth == "values":

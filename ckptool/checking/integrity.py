@@ -19,6 +19,7 @@ from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.meter import Meter
+from ckptool.sources.source import prefetch
 from ckptool.tensors.tensor import TensorInfo
 
 _AGAIN: Final = "Download the file again, or take it from a backup."
@@ -49,6 +50,8 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
     """
     findings: list[Finding] = []
     records = matching = 0
+    for one in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
+        prefetch(one, [(0, one.nbytes)])
     inside = part_check.check(checkpoint, limits, meter)
     findings += inside.findings
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in inside.files)):

@@ -16,7 +16,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles import grading
-from ckptool.pickles.nodes import Call, gc_paused
+from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.nodes import Call
 from ckptool.pickles.scanner import Scan, scan_around
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source

@@ -17,6 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
+from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY
 
 
@@ -30,6 +31,14 @@ def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK101: oddities of the archive or stream in which nothing can be misread."""
     for note in checkpoint.notes:
         yield Finding("CK101", "info", note)
+
+
+def left_unread(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK170: of a file far away, what is read together with the payloads."""
+    for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
+        under = far_under(source)
+        for note in under[0].notes() if under is not None else ():
+            yield Finding("CK170", "info", note)
 
 
 def damaged_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -340,6 +349,7 @@ CHECKS: tuple[Check, ...] = (
     folders.absent_names,
     folders.parts_apart,
     container_notes,
+    left_unread,
     other_members,
     unopened_members,
     embedded_files,

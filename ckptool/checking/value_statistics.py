@@ -50,6 +50,7 @@ def statistics_of(
         MissingPackage: numpy is not installed.
         SourceChanged: The file is no longer what was opened.
     """
+    checkpoint.announce(tensors)
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     meter = Meter(progress, sum(tensor.info.nbytes for tensor in tensors))
     for name, group in _groups(tensors, depth):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.sources.source import Source
+from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -184,6 +184,13 @@ class Checkpoint:
         check = getattr(self.source, "check_unchanged", None)
         if check is not None:  # a file, or a folder: bytes and streams cannot tell
             check()
+
+    def announce(self, tensors: Iterable[LazyTensor]) -> None:
+        """Say which tensors will be read next: of files far away, their bytes are fetched ahead."""
+        if any(far_under(source) for source in (self.source, *(shard.source for shard in self.shards))):
+            from ckptool.tensors.announcing import announce  # few files are far away
+
+            announce(tensors)
 
     def check_index(self) -> None:
         """Raise DamagedFile if the index is not the one that was written, by its own checksum."""

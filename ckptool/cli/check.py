@@ -15,7 +15,7 @@ from ckptool.cli import terminal
 from ckptool.cli.check_output import Objects, output_for
 from ckptool.cli.json_output import print_json
 from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.targets import is_many, targets
 from ckptool.cli.text import say
@@ -32,7 +32,9 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.option("--values", is_flag=True, help="Read every byte and look for NaN, infinities and zeros. Needs torch.")
 @click.option("--strict", is_flag=True, help="Treat odd containers as errors: bytes outside tensors or records.")
 @click.option("--device-check", is_flag=True, help="Compare device tags with the devices of this machine. Needs torch.")
-@click.option("--like", metavar="OTHER", help="Compare names and shapes with those of another checkpoint.")
+@click.option(
+    "--like", metavar="OTHER", type=AnyPath(), help="Compare names and shapes with those of another checkpoint."
+)
 @click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS; compare with it.")
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
@@ -61,6 +63,7 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")
 @pager_option
+@far_options
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
     Say whether checkpoints are whole and safe, and will load.
@@ -92,7 +95,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     found = targets(files, recursive=options["recursive"])
     code = 0
     with terminal.pager(asked=options["pager"]):
-        output = output_for(options, [one.path for one in found], is_list=is_many(files, found))
+        output = output_for(options, [one.shown for one in found], is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
         for target in found:
             line.next(target.path)
@@ -102,7 +105,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
                 line.clear()
                 if not isinstance(output, Objects):
                     raise
-                output.failed(target.path, error)
+                output.failed(target.shown, error)
                 code = 2
                 continue
             line.clear()
@@ -110,7 +113,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
                 output.passed_over()
                 continue
             code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
-            output.checked(report, target.path)
+            output.checked(report, target.shown)
         output.end()
     sys.exit(code)
 

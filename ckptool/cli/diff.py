@@ -10,7 +10,7 @@ import click
 from ckptool.cli import terminal
 from ckptool.cli.json_output import error_object, print_json
 from ckptool.cli.options import pager_option
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
 from ckptool.diffing.diff import diff as diff_files
@@ -37,6 +37,7 @@ SCHEMA = "ckptool.diff/2"
 @pager_option
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@far_options
 def diff(
     a: str,
     b: str,

@@ -11,7 +11,7 @@ import click
 from ckptool.cli import tables, terminal
 from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import brief_option, check_one_form, many_files, rows
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import Selection, pattern
 from ckptool.cli.targets import is_many, targets
 from ckptool.errors import CkptoolError
@@ -63,6 +63,7 @@ from ckptool.names.filter import Filter
     is_flag=True,
     help="Print the class source that old files carry, and nothing else.",
 )
+@far_options
 def inspect(files: tuple[str, ...], **options: Any) -> None:
     """
     Say what is in checkpoints, without running them.
@@ -75,17 +76,17 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     found = targets(files, recursive=options["recursive"])
     failed = False
     with terminal.pager(asked=options["pager"]):
-        output = output_for(options, selection, [one.path for one in found], is_list=is_many(files, found))
+        output = output_for(options, selection, [one.shown for one in found], is_list=is_many(files, found))
         for target in found:
             try:
                 with open_checkpoint(target.path) as checkpoint:
-                    output.opened(checkpoint, target.path)
+                    output.opened(checkpoint, target.shown)
             except CkptoolError as error:
                 if target.passes_over(error):
                     output.passed_over()
                 else:
                     failed = True
-                    output.failed(target.path, error)
+                    output.failed(target.shown, error)
         output.end()
     sys.exit(2 if failed else 0)
 

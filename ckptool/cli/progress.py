@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from ckptool.messages import show, show_nbytes
+from ckptool.sources.naming import local_name
 from ckptool.tables import cut_middle
 
 _SECONDS_UNTIL_SHOWN: Final = 0.5
@@ -37,7 +38,7 @@ class ProgressLine:
     def next(self, path: str) -> None:
         self._number += 1
         self._file_begun = time.monotonic()
-        self._name = show(os.path.basename(path.rstrip(os.sep)) or path)  # noqa: PTH119 - a path as it was given
+        self._name = show(os.path.basename(local_name(path).rstrip(os.sep)) or path)  # noqa: PTH119 - a path as it was given
 
     def __call__(self, done: int, total: int) -> None:
         if not self._is_shown:

@@ -13,7 +13,7 @@ from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import tables, terminal
 from ckptool.cli.json_output import JsonOutput, error_object
 from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, no_room, rows
-from ckptool.cli.paths import AnyPath
+from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import Selection, pattern
 from ckptool.cli.targets import is_many, targets
@@ -43,6 +43,7 @@ _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
 @rows
+@far_options
 def stat(files: tuple[str, ...], **options: Any) -> None:
     """
     Say what the values of each tensor are like.
@@ -71,10 +72,10 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
                     raise
                 if not target.passes_over(error):
                     failed = True
-                    output.failed(target.path, error)
+                    output.failed(target.shown, error)
                 continue
             line.clear()
-            output.computed(target.path, found_rows, nothing)
+            output.computed(target.shown, found_rows, nothing)
         output.end()
     sys.exit(2 if failed else 0)
 

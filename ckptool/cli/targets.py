@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
+from ckptool.sources.naming import shown_path
 
 _PATTERN = frozenset("*?[")
 
@@ -17,6 +18,11 @@ class Target(NamedTuple):
     path: str
     is_meant: bool = True
     """It was named, or its own name says that it is a checkpoint. That another file is none is not worth a word."""
+
+    @property
+    def shown(self) -> str:
+        """What to call it, without what is secret in an address."""
+        return shown_path(self.path)
 
     def passes_over(self, error: CkptoolError) -> bool:
         """Say whether an error only means that a file among many is something else."""
@@ -48,7 +54,7 @@ def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:
 
 def _matches(path: str) -> list[str]:
     """Return the paths that a pattern matches, sorted; a path that is none, or that nothing matches, as it is."""
-    if _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
+    if "://" in path or _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
         return [path]
     from glob import glob  # shells do this, mostly
 

@@ -84,6 +84,8 @@ def diff(
         comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
         scope = scope_of(checkpoints[0], checkpoints[1], key_a, key_b)
         one, other = _sides(checkpoints, scope, (key_a, key_b), aligned=ignore_wrappers)
+        for checkpoint in checkpoints if values else ():
+            checkpoint.announce(checkpoint.tensors.values())
         meter.total = _common_nbytes(one, other)
         found = _Differences(one, other, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
         found.compare(one.tensors, other.tensors, limits.cancellation)

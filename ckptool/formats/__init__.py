@@ -17,9 +17,10 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, LimitExceeded, UnknownFormat, about
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles.nodes import gc_paused
+from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, paths
 from ckptool.sources.files import Origin, open_source
+from ckptool.sources.naming import shown_path
 
 
 class Format(Protocol):
@@ -86,7 +87,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         CkptoolError: The format does, and then cannot read the rest.
     """
     path, member = _split_member(origin)
-    with gc_paused(), _naming(path if isinstance(path, str) else None):
+    with gc_paused(), _naming(shown_path(path) if isinstance(path, str) else None):
         try:
             source, shown = open_source(path, limits.cancellation)
         except FileUnavailable as error:
@@ -159,6 +160,11 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     if not isinstance(origin, str | os.PathLike):
         return origin, None
     path = os.fspath(origin)
+    if "://" in path:
+        from ckptool.sources.remote.address import as_remote, is_address
+
+        if is_address(path):
+            return as_remote(path).split_member()
     folder, name = os.path.split(path)
     if name in _POINTERS and paths.exists(path) and _is_pointer(path):
         return folder or ".", None

@@ -3,7 +3,7 @@ An index of shards: JSON that says which file beside it holds which tensor. Toge
 
     {"metadata": {"total_size": 24}, "weight_map": {"name": "model-00001-of-00002.safetensors", …}}
 
-Names are files beside the index or below its folder: ``FileSource.beside`` says which are opened. The format of the
+Names are files beside the index or below its folder: ``siblings`` says which are opened. The format of the
 checkpoint is that of its shards. Written by the ``save_pretrained`` of transformers and diffusers; see
 https://github.com/huggingface/huggingface_hub, serialization/_base.py.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Group
@@ -32,9 +32,8 @@ from ckptool.formats import safetensors
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
-from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.source import Source
+from ckptool.sources.source import Source, SourceInFolder
 
 NAME = "sharded"
 TRAITS = Traits()
@@ -46,7 +45,7 @@ _HEAD_NBYTES = 16 << 20
 def sniff(probe: Probe) -> bool:
     """Say whether this is an object with a ``weight_map``, in a file, so that there can be others beside it."""
     source = probe.source
-    if not isinstance(source, FileSource) or not probe.head.lstrip().startswith(b"{"):
+    if not hasattr(source, "open_sibling") or not probe.head.lstrip().startswith(b"{"):
         return False
     data = source.read(0, min(source.nbytes, _HEAD_NBYTES))
     return re.search(rb'"weight_map"\s{0,100}:\s{0,100}\{', data) is not None
@@ -54,10 +53,10 @@ def sniff(probe: Probe) -> bool:
 
 def read(probe: Probe) -> Parsed:
     """Read an index, and the index of each shard; no tensor is read."""
-    assert isinstance(probe.source, FileSource)  # noqa: S101 - sniff saw it
+    index = cast("SourceInFolder", probe.source)  # sniff saw it
     if probe.depth:  # inside another source there are no files: it is beside one
         raise MalformedFile("an index of shards itself", kind="nested-index")
-    return read_shards(probe.source, probe)
+    return read_shards(index, probe)
 
 
 _OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
@@ -73,7 +72,7 @@ class _Index(NamedTuple):
     """What else it says in text: which names were left out as tied, say."""
 
 
-def read_shards(index: FileSource, probe: Probe) -> Parsed:
+def read_shards(index: SourceInFolder, probe: Probe) -> Parsed:
     """
     Return what an index and its shards hold. Their own indexes are read, and no tensor.
 
@@ -143,7 +142,7 @@ def _merged(
     )
 
 
-def _parse(index: FileSource, limits: Limits) -> _Index:
+def _parse(index: SourceInFolder, limits: Limits) -> _Index:
     """Return what an index says, all of whose names can be opened."""
     from ckptool.sources.siblings import components  # what most files do not need
 
@@ -192,10 +191,10 @@ def _object(data: bytes) -> dict[str, object]:
         ) from error
 
 
-def _open(index: FileSource, shard_of: Mapping[str, str]) -> dict[str, FileSource]:
+def _open(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, SourceInFolder]:
     """Return the shards that an index names, in the order in which it does, if they are all there."""
     names = dict.fromkeys(shard_of.values())
-    opened: dict[str, FileSource] = {}
+    opened: dict[str, SourceInFolder] = {}
     missing: list[str] = []
     places = {index.place: os.path.basename(index.path)}  # noqa: PTH119 - a name
     for name in names:
@@ -227,7 +226,7 @@ def missing_shards(missing: Sequence[str], count: int, where: str = "beside the 
     )
 
 
-def _read_shard(probe: Probe, name: str, source: FileSource) -> Parsed:
+def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
     """Return the state dict that a shard is; errors have its name."""
     try:
         shard = probe.read_inner(source)

@@ -16,6 +16,7 @@ _legacy_save and _legacy_load, and THPStorage_writeFileRaw in torch/csrc/seriali
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate, pairwise
 
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
@@ -26,7 +27,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource, FarSource, SliceSource, Source, far_under
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, unify
 from ckptool.tensors.tensor import StorageRef
@@ -186,25 +187,42 @@ class LegacyStream:
         total = position + sum(8 + announced[name].nbytes for name in names)
         if total > self._source.nbytes:
             self._raise_truncated(announced, names, position, total)
+        starts = list(accumulate((8 + announced[name].nbytes for name in names), initial=position))
+        far = far_under(self._source)
+        if far is not None:
+            self._compare_later(*far, [announced[name] for name in names], starts)
         ahead = ReadAhead(self._source)
-        for name in names:
-            named = announced[name]
-            itemsize = named.dtype.itemsize
-            numel = ahead.read(position, 8)
-            nbytes = int.from_bytes(numel, "little", signed=True) * itemsize
-            if nbytes != named.nbytes and self.big_endian:
-                nbytes = int.from_bytes(numel, "big", signed=True) * itemsize
-            if nbytes != named.nbytes:
-                raise MalformedFile(
-                    f"storage {name!r} at byte {position:,} has {nbytes:,} bytes, the tree says {named.nbytes:,}",
-                    kind="storage-size",
-                    offset=position,
-                    needed=named.nbytes,
-                    actual=nbytes,
-                )
-            self._storages[name] = TypedStorage(self._ref(named, position + 8), named.dtype)
-            position += 8 + nbytes
-        return position
+        for name, start in zip(names, starts, strict=False):
+            if far is None or total < self._source.nbytes:
+                self._check_storage(ahead, announced[name], start)
+            self._storages[name] = TypedStorage(self._ref(announced[name], start + 8), announced[name].dtype)
+        return total
+
+    def _compare_later(self, far: FarSource, shift: int, storages: list[StorageId], starts: list[int]) -> None:
+        """Leave the sizes in front of storages to be read with these, where the last one ends with the file."""
+        ranges = [(start + shift, stop + shift) for start, stop in pairwise(starts)]
+        if starts[-1] < self._source.nbytes:
+            far.prefetch([(start, start + 8) for start, _ in ranges])
+            return
+        unchecked = SliceSource(far.unchecked, shift, self._source.nbytes)
+        what = "the sizes in front of {count} storages were not read, which is done together with these"
+        far.compare_later(ranges, lambda at: self._check_storage(ReadAhead(unchecked), storages[at], starts[at]), what)
+
+    def _check_storage(self, ahead: ReadAhead, named: StorageId, position: int) -> None:
+        """Compare the eight bytes in front of a storage with what the tree says of its size."""
+        itemsize = named.dtype.itemsize
+        numel = ahead.read(position, 8)
+        nbytes = int.from_bytes(numel, "little", signed=True) * itemsize
+        if nbytes != named.nbytes and self.big_endian:
+            nbytes = int.from_bytes(numel, "big", signed=True) * itemsize
+        if nbytes != named.nbytes:
+            raise MalformedFile(
+                f"storage {named.key!r} at byte {position:,} has {nbytes:,} bytes, the tree says {named.nbytes:,}",
+                kind="storage-size",
+                offset=position,
+                needed=named.nbytes,
+                actual=nbytes,
+            )
 
     def _ref(self, named: StorageId, offset: int) -> StorageRef:
         return StorageRef(named.key, named.location, named.nbytes, self._source, offset)

@@ -39,11 +39,16 @@ NEWEST_VERSION = 10
 def sniff(probe: Probe) -> bool:
     """Say whether this is a zip with a data.pkl in it."""
     try:
-        return probe.zip is not None and root_folder(probe.zip) is not None
+        if probe.zip is None:
+            return False
+        root = root_folder(probe.zip)
+        if root is not None:
+            probe.zip.prefetch((f"{root}data.pkl", f"{root}version", f"{root}byteorder"))
     except TruncatedFile as error:
         raise truncated(probe.source, error) from error
     except UnsupportedFeature as error:
         raise _several(probe, error) from error
+    return root is not None
 
 
 def _several(probe: Probe, error: UnsupportedFeature) -> UnsupportedFeature:

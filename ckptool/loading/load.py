@@ -34,8 +34,9 @@ from ckptool.loading.memory.threads import check_cast
 from ckptool.loading.plain_values import values_with_tensors
 from ckptool.messages import show
 from ckptool.names import renaming
-from ckptool.pickles.nodes import gc_paused
+from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources.files import Origin
+from ckptool.sources.naming import shown_path
 from ckptool.tensors.payloads import check_storages
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
@@ -171,7 +172,7 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
             yield checkpoint
     except CkptoolError as error:
         if isinstance(source, str | os.PathLike):
-            _add_command(error, os.fspath(source), is_open=checkpoint is not None)
+            _add_command(error, shown_path(source), is_open=checkpoint is not None)
         raise
 
 
@@ -203,6 +204,7 @@ def torch_state_dict(
     Raises:
         IncompleteWeights: An entry holds tensors in something that only code could make, unless that may be missing.
     """
+    checkpoint.announce(weights.tensors.values())
     made = assembly.tensors(weights.tensors, progress)
     others = values_with_tensors(weights.others, checkpoint.rebuilder, assembly) if weights.others else {}
     entries: OrderedDict[str, Any] = made if isinstance(made, OrderedDict) else OrderedDict(made)

@@ -26,7 +26,7 @@ from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import device_tag
 from ckptool.migration.writing import Work, write_file, write_folder
-from ckptool.pickles.nodes import gc_paused
+from ckptool.pickles.gc_pause import gc_paused
 from ckptool.torch_ops.needed import check_installed
 
 if sys.version_info >= (3, 11):
@@ -95,6 +95,8 @@ def migrate(
         check_cancelled(checkpoint.source.cancellation)
         if dry_run:
             return planned
+        every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+        checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         work = Work(checkpoint, plan, asked, limits if verify else None)
         on_written = _cancellable(progress, limits.cancellation)
         if plan.folder is not None:

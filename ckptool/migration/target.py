@@ -17,6 +17,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.naming import local_name
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
 
@@ -56,6 +57,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     Raises:
         MigrationRefused: ``dst`` is named as something that is not written, or is a part of the source.
     """
+    _refuse_address(dst)
     if dst is not None and not is_folder(dst):
         _refuse_option(dst)
         _refuse_suffix(dst, form)
@@ -78,6 +80,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     Raises:
         MigrationRefused: ``dst`` is named as a file is, or the source is in it.
     """
+    _refuse_address(dst)
     kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
@@ -108,7 +111,7 @@ def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
             path = os.path.abspath(path)  # noqa: PTH100
         stem, suffix = os.path.splitext(path)  # noqa: PTH122
         return (stem, suffix) if suffix.lower() in TORCH_SUFFIXES else (path, "")
-    stem, suffix = _split(checkpoint.path)
+    stem, suffix = _split(local_name(checkpoint.path))
     if checkpoint.shards:  # model.safetensors.index.json
         stem, suffix = os.path.splitext(stem.removesuffix(".index"))  # noqa: PTH122
     if checkpoint.member:
@@ -175,6 +178,15 @@ def _refuse_option(dst: str) -> None:
                 hint=f"Say `{option}={value!r}`, and leave the name out or give another; "
                 f"a file of this name is {os.path.join('.', dst)!r}.",  # noqa: PTH118
             )
+
+
+def _refuse_address(dst: str | None) -> None:
+    if dst is not None and "://" in dst:
+        raise MigrationRefused(
+            "an address, and results are written to files here",
+            kind="address-as-target",
+            hint="Write to a path, and upload what is there.",
+        )
 
 
 def _refuse_suffix(dst: str, form: TargetForm) -> None:

@@ -20,7 +20,8 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
 from ckptool.migration.zip_writer import WrittenZip
-from ckptool.pickles.nodes import Inert, gc_paused
+from ckptool.pickles.gc_pause import gc_paused
+from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
 
 CLOSED = "the checkpoint is closed"
+
+Compare: TypeAlias = "Callable[[int], None]"
 
 
 class Source(Protocol):
@@ -57,6 +59,62 @@ class FillsBuffers(Protocol):
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a buffer with the bytes from ``offset``."""
         ...
+
+
+class SourceInFolder(Source, Protocol):
+    """A source that can open what lies beside it, which ends with it."""
+
+    @property
+    def path(self) -> str:
+        """What to call it."""
+        ...
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What no two files have in common."""
+        ...
+
+    def open_sibling(self, name: str) -> SourceInFolder:
+        """Return a file that this one names."""
+        ...
+
+
+class FarSource(Source, Protocol):
+    """A source of which each read may take a while, and many at once take no longer."""
+
+    @property
+    def unchecked(self) -> Source:
+        """The same bytes, of which nothing is compared with anything."""
+        ...
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fetch what will be read next, in the order of the file, instead of what was announced before."""
+        ...
+
+    def compare_later(self, ranges: Sequence[tuple[int, int]], compare: Compare, what: str) -> None:
+        """Call ``compare`` with the number of each range, which are in order, when bytes of it are first read."""
+        ...
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was left unread of the index, and was not compared since."""
+        ...
+
+
+def far_under(source: Source) -> tuple[FarSource, int] | None:
+    """Return the far source that a source is a slice of, and where in it that begins; None for all that is near."""
+    start = 0
+    while isinstance(source, SliceSource):
+        start += source.start
+        source = source.whole
+    return (cast("FarSource", source), start) if hasattr(source, "prefetch") else None
+
+
+def prefetch(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
+    """Say what will be read next of a source; only for one that is far away it makes a difference."""
+    under = far_under(source)
+    if under is not None:
+        far, shift = under
+        far.prefetch([(start + shift, stop + shift) for start, stop in ranges])
 
 
 class StreamSource:
@@ -146,14 +204,14 @@ class SliceSource:
         self.whole = whole
         self.cancellation = whole.cancellation
         self.is_compressed = whole.is_compressed
-        self._start = start
+        self.start = start
         self.nbytes = nbytes
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        return self.whole.read(self._start + offset, nbytes)
+        return self.whole.read(self.start + offset, nbytes)
 
     def file_offset(self, offset: int) -> int | None:
-        return self.whole.file_offset(self._start + offset)
+        return self.whole.file_offset(self.start + offset)
 
     def close(self) -> None:
         self.whole.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, NamedTuple
 
 from ckptool.checking import advice, torch_load
@@ -20,6 +20,7 @@ from ckptool.messages import FORMS, counted, counts, show_nbytes, some
 from ckptool.names.matching import KeyMatch, match
 from ckptool.names.missing import not_there
 from ckptool.pickles.nodes import Inert, lookup, mapping_pairs
+from ckptool.sources.naming import shown_path
 
 _MOST_LISTED = 8
 
@@ -45,10 +46,10 @@ def look_into(
         with open_checkpoint(origin, limits=limits) as checkpoint:
             return tuple(_with_cause(one, checkpoint, text) for one in found)
     except FileUnavailable as error:
-        error.path = error.path or fspath(origin)
+        error.path = error.path or shown_path(origin)
         raise
     except CkptoolError as error:
-        command = error.command or command_line(fspath(origin), "check")
+        command = error.command or command_line(shown_path(origin), "check")
         return tuple(one._replace(hint=error.hint or one.hint, command=command, in_file=error.message) for one in found)
 
 

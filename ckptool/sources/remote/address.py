@@ -1,0 +1,91 @@
+"""Addresses of files: which are read, how one is reached, and how it is shown without what is secret in it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+WEB: Final = ("https", "http")
+STORES: Final = ("s3", "gs", "az")
+HUB: Final = "hf"
+
+_ADDRESS: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORECASE)
+_MEMBER_MARK: Final = "::"
+CONNECTIONS: Final = 16
+
+
+class Remote(str):
+    """
+    The address of a file, and how it is reached, to be given where a path is taken. A plain address will do, too.
+
+    ``endpoint`` is the address of a store that is not the provider's own, ``region`` where its buckets are;
+    ``anonymous`` says that nobody is to sign in. ``connections`` parts of 8 MiB are fetched at once. ``download`` lets
+    a server that gives files only as a whole be read: into a temporary file. Keys come from the environment or from the
+    provider's own tools, never from here.
+    """
+
+    endpoint: str | None
+    region: str | None
+    anonymous: bool
+    connections: int
+    download: bool
+
+    def __new__(
+        cls,
+        address: str,
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        anonymous: bool = False,
+        connections: int = CONNECTIONS,
+        download: bool = False,
+    ) -> Self:
+        made = super().__new__(cls, address)
+        made.endpoint, made.region, made.anonymous = endpoint, region, anonymous
+        made.connections, made.download = max(1, connections), download
+        return made
+
+    def elsewhere(self, address: str) -> Remote:
+        """Return another address, reached in the same way."""
+        found = Remote(address)
+        found.__dict__.update(self.__dict__)
+        return found
+
+    def split_member(self) -> tuple[Remote, str | None]:
+        """Return the address of the file, and the member of it that ``::`` picks. A host may have ``::`` in it."""
+        scheme, mark, rest = self.partition("://")
+        host, slash, path = rest.partition("/")
+        path, found, member = path.partition(_MEMBER_MARK)
+        return (self.elsewhere(f"{scheme}{mark}{host}{slash}{path}"), member) if found else (self, None)
+
+    def beside(self, name: str) -> Remote:
+        """Return the address of a file in the same folder."""
+        parts = urlsplit(self)
+        folder = parts.path.rpartition("/")[0]
+        return self.elsewhere(urlunsplit(parts._replace(path=f"{folder}/{name}")))
+
+    @property
+    def scheme(self) -> str:
+        return self.partition("://")[0].lower()
+
+    @property
+    def shown(self) -> str:
+        """The address without what may be secret: a password, and what a signature adds behind a question mark."""
+        bare = self.partition("?")[0].partition("#")[0] if self.scheme in WEB else str(self)
+        scheme, mark, rest = bare.partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def is_address(path: str) -> bool:
+    """Say whether this is the address of a file that can be read from far away."""
+    return _ADDRESS.match(path) is not None
+
+
+def as_remote(path: str) -> Remote:
+    """Return an address that was given as plain text, or with how it is reached."""
+    return path if isinstance(path, Remote) else Remote(path)

@@ -1,0 +1,41 @@
+"""What lies beside a file far away, and belongs to it: shards that an index names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckptool.sources.siblings import components
+from ckptool.sources.source import SourceInFolder
+
+
+class Beside:
+    """
+    The face of a source that can open what lies in its folder. ``open_named`` opens a name; what was opened ends with
+    the source.
+    """
+
+    path: str
+    _open_named: Callable[[str], SourceInFolder]
+    _siblings: list[SourceInFolder]
+
+    def open_sibling(self, name: str) -> SourceInFolder:
+        """
+        Return a file that this one names.
+
+        Raises:
+            CkptoolError: It is missing, or its name could lead out of the folder.
+        """
+        components(name)
+        found = self._open_named(name)
+        self._siblings.append(found)
+        return found
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What no two open files have in common. Whether two names lead to one is not known far away."""
+        return id(self), 0
+
+    def close_siblings(self) -> None:
+        """Close what was opened beside it."""
+        for one in self._siblings:
+            one.close()

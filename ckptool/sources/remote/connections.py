@@ -1,0 +1,155 @@
+"""Connections to web servers: kept while they are good, through a proxy where the system names one."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from ckptool.errors import FileUnavailable
+from ckptool.sources.remote.places import Place, check_peer
+from ckptool.sources.remote.retries import Passing
+from ckptool.sources.source import CLOSED
+
+_SECONDS: Final = 30
+
+
+class Connections:
+    """Connections to the servers that one file is read from. Threads share them; each answer is read by one."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, str, int], list[HTTPConnection]] = {}
+        self._all: set[HTTPConnection] = set()
+        self._lock = threading.Lock()
+        self._first: tuple[str, str, int] | None = None
+        self._home: str | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    def ask(self, place: Place, headers: dict[str, str]) -> tuple[HTTPConnection, HTTPResponse]:
+        """
+        Send a GET, and return its answer. Its body is still to be read; then call ``done`` or ``drop``.
+
+        Raises:
+            Passing: The connection was cut, or nothing came for some time.
+            FileUnavailable: There is no such server, or it is not to be asked.
+        """
+        while True:
+            kept = self._kept(place)
+            connection = kept or self._connect(place)
+            try:
+                connection.request("GET", _target(place), headers=headers)
+                return connection, connection.getresponse()
+            except (OSError, HTTPException) as error:
+                self.drop(connection)
+                self._refuse_closed()
+                if kept is None:  # else the server had closed it meanwhile, and there may be another
+                    raise Passing(f"the server ended the connection ({_reason(error)})") from error
+
+    def done(self, place: Place, connection: HTTPConnection) -> None:
+        """Keep a connection of which the answer was read to its end."""
+        with self._lock:
+            if not self._closed and connection.sock is not None:
+                self._idle.setdefault(place.server, []).append(connection)
+                return
+        self.drop(connection)
+
+    def drop(self, connection: HTTPConnection) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._all.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Close all of them; whoever waits for an answer gets an error."""
+        with self._lock:
+            self._closed = True
+            self._idle.clear()
+            every, self._all = self._all, set()
+        for connection in every:
+            with suppress(OSError):
+                if connection.sock is not None:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValueError(CLOSED)
+
+    def _kept(self, place: Place) -> HTTPConnection | None:
+        with self._lock:
+            self._refuse_closed()
+            idle = self._idle.get(place.server)
+            return idle.pop() if idle else None
+
+    def _connect(self, place: Place) -> HTTPConnection:
+        proxy = _proxy(place)
+        host, port = proxy or (place.host, place.port)
+        connection = self._new(place.scheme, host, port)
+        if proxy is not None and place.scheme == "https":
+            connection.set_tunnel(place.host, place.port)
+        is_first = self._first is None
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            hint = "If its certificate is your own, name the file of its authority in SSL_CERT_FILE."
+            what = f"the server's certificate is not trusted: {error.verify_message}"
+            raise FileUnavailable(what, kind="certificate", hint=hint) from error
+        except (OSError, HTTPException) as error:
+            if is_first:
+                hint = "Check the address, and the network."
+                what = f"{place.host} cannot be reached: {_reason(error)}"
+                raise FileUnavailable(what, kind="network", hint=hint) from error
+            raise Passing(f"{place.host} cannot be reached ({_reason(error)})") from error
+        self._check(place, connection, is_proxied=proxy is not None)
+        with self._lock:
+            self._all.add(connection)
+        return connection
+
+    def _new(self, scheme: str, host: str, port: int) -> HTTPConnection:
+        if scheme == "http":
+            return HTTPConnection(host, port, timeout=_SECONDS)
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return HTTPSConnection(host, port, timeout=_SECONDS, context=self._tls)
+
+    def _check(self, place: Place, connection: HTTPConnection, *, is_proxied: bool) -> None:
+        """Refuse a server that a redirect led to, and that must not be asked."""
+        assert connection.sock is not None  # noqa: S101 - it is connected
+        peer = str(connection.sock.getpeername()[0])
+        if self._first is None:
+            self._first, self._home = place.server, peer
+        elif place.server != self._first and not is_proxied:
+            try:
+                check_peer(peer, self._home)
+            except FileUnavailable:
+                connection.close()
+                raise
+
+
+def _target(place: Place) -> str:
+    return place.url if place.scheme == "http" and _proxy(place) else place.target
+
+
+def _proxy(place: Place) -> tuple[str, int] | None:
+    named = getproxies().get(place.scheme)
+    if not named or proxy_bypass(place.host):
+        return None
+    parts = urlsplit(named if "://" in named else f"http://{named}")
+    return (parts.hostname, parts.port or 80) if parts.hostname else None
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong in a few words; texts of errors have no address in them here."""
+    if isinstance(error, TimeoutError):
+        return f"nothing came for {_SECONDS} seconds"
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return type(error).__name__

@@ -1,0 +1,151 @@
+"""Open a file far away by its address."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.errors import FileUnavailable
+from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
+from ckptool.sources.remote.beside import Beside
+from ckptool.sources.remote.source import TAIL_NBYTES, RemoteSource
+from ckptool.sources.remote.transport import Transport
+from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
+
+if TYPE_CHECKING:
+    from ckptool.sources.remote.web import WebFile
+
+
+_WHOLE_NBYTES: Final = 8 << 20
+"""A file of this size is fetched as a whole: that takes less time than asking for parts of it."""
+
+
+class FetchedSource(Beside, BytesSource):
+    """A small file from far away, all of it in memory."""
+
+    def __init__(
+        self, data: bytes, path: str, open_named: Callable[[str], SourceInFolder], cancellation: Cancellation | None
+    ):
+        super().__init__(data, cancellation, is_file=True)
+        self.path = path
+        self._open_named = open_named
+        self._siblings = []
+
+    def close(self) -> None:
+        super().close()
+        self.close_siblings()
+
+
+class DownloadedSource(Beside, StreamSource):
+    """A copy of a file that its server gives only as a whole."""
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        path: str,
+        open_named: Callable[[str], SourceInFolder],
+        cancellation: Cancellation | None,
+    ) -> None:
+        super().__init__(stream, cancellation, owned=True)
+        self.path = path
+        self._open_named = open_named
+        self._siblings = []
+
+    def close(self) -> None:
+        super().close()
+        self.close_siblings()
+
+
+def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple[SourceInFolder, str]:
+    """
+    Return the source for an address, and the name to show for it.
+
+    Raises:
+        FileUnavailable: The file cannot be read; the message says why, in one line.
+        MissingPackage: What its scheme needs is not installed.
+    """
+    remote = as_remote(address)
+    if remote.scheme == HUB:
+        from ckptool.sources.remote.hub import resolve
+
+        found, headers = resolve(remote)
+        return _opened(found, headers, remote.shown, cancellation), remote.shown
+    return _opened(remote, {}, remote.shown, cancellation), remote.shown
+
+
+def open_file_object(origin: object, cancellation: Cancellation | None = None) -> SourceInFolder | None:
+    """Return the source for a file object that fetches ranges from far away; None for any other."""
+    from ckptool.sources.remote.file_objects import FileObject, is_ranged
+
+    if not is_ranged(origin):
+        return None
+
+    def open_named(name: str) -> SourceInFolder:
+        hint = "Give its address instead, or download the folder."
+        raise FileUnavailable(f"{name!r} is beside a file object, which opens nothing else", kind="missing", hint=hint)
+
+    return _fetched(FileObject(origin), CONNECTIONS, open_named, cancellation)
+
+
+def _opened(
+    remote: Remote, headers: Mapping[str, str], shown: str, cancellation: Cancellation | None
+) -> SourceInFolder:
+    def open_named(name: str) -> SourceInFolder:
+        beside = f"{shown.rpartition('/')[0]}/{name}"
+        return _opened(remote.beside(name), headers, beside, cancellation)
+
+    transport: Transport
+    if remote.scheme in WEB:
+        from ckptool.sources.remote.web import WebFile
+
+        transport = web = WebFile(remote, headers, shown=shown, cancellation=cancellation)
+        if remote.download:
+            return DownloadedSource(_downloaded(web), shown, open_named, cancellation)
+    else:
+        from ckptool.sources.remote.store import StoredFile
+
+        transport = StoredFile(remote, cancellation)
+
+    return _fetched(transport, remote.connections, open_named, cancellation)
+
+
+def _fetched(
+    transport: Transport,
+    connections: int,
+    open_named: Callable[[str], SourceInFolder],
+    cancellation: Cancellation | None,
+) -> SourceInFolder:
+    """Return the source for a file: a small one is in memory at once."""
+    check_cancelled(cancellation)
+    try:
+        tail = transport.tail(TAIL_NBYTES)
+        if tail.nbytes > _WHOLE_NBYTES:
+            return RemoteSource(transport, tail, connections, open_named, cancellation)
+        before = tail.nbytes - len(tail.data)
+        data = b"".join((transport.fetch(0, before), tail.data)) if before else bytes(tail.data)
+    except BaseException:
+        transport.close()
+        raise
+    transport.close()
+    return FetchedSource(data, transport.shown, open_named, cancellation)
+
+
+def _downloaded(web: WebFile) -> BinaryIO:
+    """Return a copy of the whole file, which has no name, and is gone when it is closed."""
+    try:
+        stream = tempfile.TemporaryFile()  # noqa: SIM115 - the source closes it
+        try:
+            web.download(cast("BinaryIO", stream))
+        except BaseException:
+            stream.close()
+            raise
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        hint = f"Make room below {tempfile.gettempdir()}, or set TMPDIR to a folder that has it."
+        raise FileUnavailable(f"cannot be downloaded: {reason}", kind="download", hint=hint) from error
+    finally:
+        web.close()
+    return cast("BinaryIO", stream)

@@ -1,0 +1,182 @@
+"""
+Parts of a file far away: those that are there, those on their way, and those that are planned.
+
+What was announced is fetched ahead of who reads it, as much as there is room for. Who reads goes first: a part that is
+wanted now is fetched even where there is no room. A part that was read, or passed by, makes room for the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeAlias
+
+from ckptool.sources.remote.ranges import Range, merged, without
+from ckptool.sources.source import CLOSED
+
+Data: TypeAlias = "bytes | memoryview"
+
+PART_NBYTES: Final = 8 << 20
+LEAST_NBYTES: Final = 128 << 10
+"""Fetched at least, where nobody said what comes next."""
+_NEAR: Final = 64 << 10
+_LAG: Final = 4
+"""Parts that are kept behind the newest that was read: threads do not read quite in order."""
+_IDLE_NBYTES: Final = 4 << 20
+"""Kept where nothing more is planned."""
+
+
+class Part:
+    """A range that is there, or on its way. ``number`` is the place in the order in which parts were asked for."""
+
+    __slots__ = ("data", "number", "start", "stop")
+
+    def __init__(self, start: int, stop: int, number: int, data: Future[Data]) -> None:
+        self.start = start
+        self.stop = stop
+        self.number = number
+        self.data = data
+
+
+class Parts:
+    """Fetches ranges of a file of ``nbytes`` bytes, in several threads at once, and keeps some of them."""
+
+    def __init__(self, fetch: Callable[[int, int], Data], nbytes: int, connections: int) -> None:
+        self._fetch = fetch
+        self._nbytes = nbytes
+        self._connections = connections
+        self._room = connections * PART_NBYTES
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._parts: list[Part] = []
+        """In the order of the file; none overlaps another."""
+        self._plan: deque[Range] = deque()
+        self._held = self._count = self._newest = 0
+        self._last = -1, LEAST_NBYTES
+        """What was fetched last without being announced."""
+        self._closed = False
+
+    def put(self, start: int, data: Data) -> None:
+        """Take a range that is there already."""
+        there: Future[Data] = Future()
+        there.set_result(data)
+        self._add(start, start + len(data), there)
+
+    def announce(self, ranges: Iterable[Range]) -> None:
+        """Note what will be read next, instead of what was noted before: it is fetched from the first read on."""
+        with self._lock:
+            self._refuse_closed()
+            self._newest = self._count
+            wanted = merged(ranges, _NEAR)
+            self._plan = deque(without(wanted, [(one.start, one.stop) for one in self._parts]))
+
+    def want(self, start: int, stop: int, around: int) -> None:
+        """Begin to fetch a range that is read now, with some bytes around it, unless it is there or was announced."""
+        with self._lock:
+            self._refuse_closed()
+            found = self._find(start)
+            if (found is None or found.stop < stop) and self._find(stop - 1) is None and not self._plans(stop - 1):
+                self._add_to_plan(max(0, start - around), min(self._nbytes, stop + around))
+                self._advance()
+
+    def at(self, position: int) -> Part:
+        """Return the part that holds a position."""
+        with self._lock:
+            self._refuse_closed()
+            found = self._find(position)
+            if found is None:
+                if not self._turn_to(position):
+                    self._add_to_plan(position, position + 1)
+                found = self._begin_next()
+            if found.number > self._newest:
+                self._newest = found.number
+            self._advance()
+            return found
+
+    def drop(self, part: Part) -> None:
+        """Forget a part that could not be fetched."""
+        with self._lock:
+            if part in self._parts:
+                self._remove(part)
+
+    def close(self) -> None:
+        """End the threads, and give up what is there."""
+        with self._lock:
+            self._closed = True
+            self._plan.clear()
+            self._parts.clear()
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValueError(CLOSED)
+
+    def _find(self, position: int) -> Part | None:
+        at = bisect_right(self._parts, position, key=lambda one: one.start) - 1
+        return self._parts[at] if at >= 0 and position < self._parts[at].stop else None
+
+    def _plans(self, position: int) -> bool:
+        return any(start <= position < stop for start, stop in self._plan)
+
+    def _turn_to(self, position: int) -> bool:
+        """Let the plan go on from a position, and come to what is before that at its end; False if it has it not."""
+        for at, (start, stop) in enumerate(self._plan):
+            if start <= position < stop:
+                self._plan.rotate(-at)
+                begin = position - (position - start) % PART_NBYTES
+                if begin > start:
+                    self._plan[0] = begin, stop
+                    self._plan.append((start, begin))
+                return True
+        return False
+
+    def _add_to_plan(self, position: int, stop: int) -> None:
+        """Put in front what nobody announced: more each time, where reads go on from each other."""
+        begun, ended = self._last
+        goes_on = begun < position <= ended
+        least = min(PART_NBYTES, 4 * (ended - begun)) if goes_on else LEAST_NBYTES
+        self._last = position, min(self._nbytes, max(stop, position + least))
+        taken = merged([*((one.start, one.stop) for one in self._parts), *self._plan])
+        self._plan.extendleft(reversed(list(without([self._last], taken))))
+
+    def _advance(self) -> None:
+        while self._plan and self._make_room(self._room - min(PART_NBYTES, self._plan[0][1] - self._plan[0][0])):
+            self._begin_next()
+        if not self._plan:
+            self._make_room(_IDLE_NBYTES)
+
+    def _make_room(self, most: int) -> bool:
+        """Drop parts that were passed by until no more than so many bytes are held, as far as that can be done."""
+        if self._held > most:
+            passed = [one for one in self._parts if one.number < self._newest - _LAG and one.data.done()]
+            for one in sorted(passed, key=lambda one: one.number):
+                self._remove(one)
+                if self._held <= most:
+                    break
+        return self._held <= most
+
+    def _begin_next(self) -> Part:
+        """Begin to fetch a part of what is planned first."""
+        start, end = self._plan.popleft()
+        stop = min(end, start + PART_NBYTES)
+        if stop < end:
+            self._plan.appendleft((stop, end))
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="ckptool-fetch")
+        return self._add(start, stop, self._pool.submit(self._fetch, start, stop))
+
+    def _add(self, start: int, stop: int, data: Future[Data]) -> Part:
+        self._count += 1
+        part = Part(start, stop, self._count, data)
+        self._parts.insert(bisect_right(self._parts, start, key=lambda one: one.start), part)
+        self._held += stop - start
+        return part
+
+    def _remove(self, part: Part) -> None:
+        self._parts.remove(part)
+        self._held -= part.stop - part.start

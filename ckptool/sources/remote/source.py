@@ -1,0 +1,161 @@
+"""
+A file far away as a source: few requests, several at once, and bounded memory.
+
+The tail comes first: it tells the size, and zips are read from there; then the head. Readers say with ``prefetch`` what
+comes next. What a reader left unread of an index, as the payloads tell it too, is compared when these are read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as NotYet
+from typing import Final
+
+from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
+from ckptool.sources.remote.beside import Beside
+from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Part, Parts
+from ckptool.sources.remote.ranges import Range
+from ckptool.sources.remote.transport import Tail, Transport
+from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
+
+TAIL_NBYTES: Final = 256 << 10
+_SLACK: Final = 512
+"""Fetched around what was announced: the header in front of a payload, and what describes it behind."""
+
+
+class RemoteSource(Beside):
+    """A file that a transport fetches ranges of, all of one version."""
+
+    is_compressed = False
+
+    def __init__(
+        self,
+        transport: Transport,
+        tail: Tail,
+        connections: int,
+        open_named: Callable[[str], SourceInFolder],
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        self.cancellation = cancellation
+        self.path = transport.shown
+        self._transport = transport
+        self._open_named = open_named
+        self._siblings = []
+        self._left: list[_Left] = []
+        self.nbytes = tail.nbytes
+        self._parts = Parts(transport.fetch, tail.nbytes, connections)
+        self._parts.put(tail.nbytes - len(tail.data), tail.data)
+        self._parts.announce([(0, LEAST_NBYTES)])
+        self.unchecked: Source = _Unchecked(self)
+        """The same bytes, of which nothing is compared with anything."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        self._begin(offset, nbytes)
+        return b"".join(self.views(offset, nbytes))
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from ``offset``."""
+        self._begin(offset, buffer.nbytes)
+        filled = 0
+        for view in self.views(offset, buffer.nbytes):
+            buffer[filled : filled + len(view)] = view
+            filled += len(view)
+
+    def views(self, offset: int, nbytes: int) -> Iterator[Data]:
+        """Yield bytes as they lie in parts, and wait for those that are on their way."""
+        check_cancelled(self.cancellation)
+        stop = offset + nbytes
+        while offset < stop:
+            part = self._parts.at(offset)
+            yield memoryview(self._wait(part))[offset - part.start : stop - part.start]
+            offset = part.stop
+
+    def prefetch(self, ranges: Iterable[Range]) -> None:
+        """Fetch what will be read next, in the order of the file, while other things are done."""
+        self._parts.announce((max(0, start - _SLACK), min(self.nbytes, stop + _SLACK)) for start, stop in ranges)
+
+    def compare_later(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
+        """Call ``compare`` with the number of each range, which are in order, when bytes of it are first read."""
+        self._left.append(_Left(ranges, compare, what))
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was left unread of the index, and was not compared since."""
+        for left in self._left:
+            if left.undone:
+                yield left.what.format(count=f"{len(left.undone):,}")
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged if another version is there, where each answer does not tell that itself."""
+        check = getattr(self._transport, "check_unchanged", None)
+        if check is not None:
+            check()
+
+    def close(self) -> None:
+        self._transport.close()
+        self._parts.close()
+        self.close_siblings()
+
+    def _wait(self, part: Part) -> Data:
+        try:
+            while True:
+                try:
+                    return part.data.result(None if self.cancellation is None else LOOK_SECONDS)
+                except NotYet:
+                    check_cancelled(self.cancellation)
+        except CancelledError as error:
+            raise ValueError(CLOSED) from error
+        except BaseException:
+            if part.data.done():
+                self._parts.drop(part)
+            raise
+
+    def _begin(self, offset: int, nbytes: int) -> None:
+        """Ask for what will be read, all of it at once, and compare what was left for now."""
+        check_cancelled(self.cancellation)
+        if nbytes:
+            self._parts.want(offset, offset + nbytes, _SLACK)
+        for left in self._left:
+            if left.undone:
+                left.compare(offset, offset + nbytes)
+
+
+class _Left:
+    """Comparisons that are made when the bytes are read that they are about."""
+
+    def __init__(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
+        self._starts = [start for start, _ in ranges]
+        self._stops = [stop for _, stop in ranges]
+        self._compare_one = compare
+        self.what = what
+        self.undone = set(range(len(ranges)))
+
+    def compare(self, start: int, stop: int) -> None:
+        for number in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
+            if number in self.undone:
+                self._compare_one(number)
+                self.undone.discard(number)
+
+
+class _Unchecked:
+    """What comparisons themselves read."""
+
+    is_compressed = False
+
+    def __init__(self, source: RemoteSource) -> None:
+        self._source = source
+        self.nbytes = source.nbytes
+        self.cancellation = source.cancellation
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return b"".join(self._source.views(offset, nbytes))
+
+    def file_offset(self, offset: int) -> int | None:
+        return offset
+
+    def close(self) -> None:
+        """It ends with the source."""

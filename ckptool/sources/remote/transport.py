@@ -1,0 +1,47 @@
+"""What fetches ranges of one file: the protocol, and the errors that all of them have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ckptool.errors import FileUnavailable, SourceChanged
+
+
+class Tail(NamedTuple):
+    """The last bytes of a file, and its size. ``data`` may be more than was asked for, up to the whole file."""
+
+    data: bytes | memoryview
+    nbytes: int
+
+
+class Transport(Protocol):
+    """
+    Fetches ranges of one version of one file, from any thread.
+
+    The first answer binds it to the version that is there then: later ones are of the same version, or an error.
+    """
+
+    @property
+    def shown(self) -> str:
+        """What to call the file."""
+        ...
+
+    def tail(self, nbytes: int) -> Tail:
+        """Return the last ``nbytes`` bytes, or the whole file if it is shorter."""
+        ...
+
+    def fetch(self, start: int, stop: int) -> bytes | memoryview:
+        """Return exactly the bytes of a range, which is not empty."""
+        ...
+
+    def close(self) -> None:
+        """End every connection. A fetch that is under way fails."""
+        ...
+
+
+def changed_far(what: str = "the file was changed while it was being read") -> SourceChanged:
+    return SourceChanged(what, hint="Read it again once it is complete.")
+
+
+def missing_far() -> FileUnavailable:
+    return FileUnavailable("no such file (404)", kind="missing", hint="Check the address.")

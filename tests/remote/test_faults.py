@@ -1,0 +1,125 @@
+"""Servers that are busy, cut answers short, and change files under way: right bytes, or an error that says so."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ckptool import Cancellation, Cancelled, FileUnavailable, Limits, SourceChanged, load, migrate, open_checkpoint
+from ckptool.sources.remote import retries
+from ckptool.sources.remote.opening import open_remote
+from ckptool.sources.remote.parts import PART_NBYTES, Parts
+from tests import scale
+from tests.remote.servers import serving
+from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
+
+NBYTES = 9 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0.0001)
+
+
+def noise(nbytes: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+def ranges(count: int, seed: int) -> list[tuple[int, int]]:
+    chance = random.Random(seed)
+    starts = [chance.randrange(NBYTES) for _ in range(count)]
+    return [(start, chance.randrange(min(NBYTES - start, 1 << chance.randrange(19)) + 1)) for start in starts]
+
+
+def test_a_busy_server_that_cuts_answers_gives_the_right_bytes() -> None:
+    data, chance = noise(NBYTES), random.Random(1)
+    with serving({"/x": data}) as server:
+        server.busy = server.cut = lambda: chance.random() < 0.1
+        done = 0
+        while done < (1000 if scale.scale else 100):
+            source, _ = open_remote(f"{server.url}/x")
+            for start, nbytes in ranges(20, done):
+                assert source.read(start, nbytes) == data[start : start + nbytes]
+                done += 1
+            source.close()
+
+
+@pytest.mark.parametrize(("has_etag", "checks_tag"), [(True, True), (True, False), (False, False)])
+def test_a_file_that_changes_is_never_a_mixture(has_etag: bool, checks_tag: bool) -> None:
+    old, new = noise(NBYTES, 2), noise(NBYTES + (not has_etag), 3)
+    for seed in range(8 if scale.scale else 3):
+        with serving({"/x": old}) as server:
+            server.has_etag, server.checks_tag = has_etag, checks_tag
+            source, _ = open_remote(f"{server.url}/x")
+            changed = False
+            for at, (start, nbytes) in enumerate(ranges(8, seed)):
+                if at == seed:
+                    server.files["/x"] = new
+                try:
+                    assert source.read(start, nbytes) == old[start : start + nbytes]
+                except SourceChanged:
+                    changed = True
+            source.close()
+            assert changed
+
+
+def test_a_server_that_stays_busy_is_an_error() -> None:
+    with serving({"/x": noise(100)}) as server:
+        server.busy = lambda: True
+        with pytest.raises(FileUnavailable, match="503, 6 times") as caught:
+            open_checkpoint(f"{server.url}/x")
+    assert caught.value.kind == "network"
+
+
+def test_parts_that_are_announced_are_fetched_once_and_in_bounded_memory() -> None:
+    nbytes, fetched = 100 * PART_NBYTES, []
+    held = most = 0
+
+    def fetch(start: int, stop: int) -> bytes:
+        fetched.append((start, stop))
+        return bytes(1)  # of the bytes themselves nothing is read here
+
+    parts = Parts(fetch, nbytes, 4)
+    parts.announce([(0, nbytes)])
+    position = 0
+    while position < nbytes:
+        part = parts.at(position)
+        part.data.result()
+        held = sum(one.stop - one.start for one in parts._parts)
+        most = max(most, held)
+        position = part.stop
+    parts.close()
+    assert sorted(fetched) == [(start, start + PART_NBYTES) for start in range(0, nbytes, PART_NBYTES)]
+    assert most <= 6 * PART_NBYTES
+
+
+def test_a_size_that_a_server_makes_up_costs_nothing() -> None:
+    nbytes = 1 << 60
+    parts = Parts(lambda start, stop: bytes(1), nbytes, 4)
+    parts.announce([(0, nbytes)])
+    for position in (0, nbytes - 1, nbytes // 2, 5):
+        part = parts.at(position)
+        assert part.start <= position < part.stop <= part.start + PART_NBYTES
+    parts.close()
+
+
+@pytest.mark.parametrize("save", [zipped, legacy])
+def test_a_migration_fetches_little_more_than_the_file(save, tmp_path) -> None:
+    wanted = tensors(200, NUMEL)
+    data = save(wanted)
+    with serving({"/x.pth": data}) as server:
+        report = migrate(f"{server.url}/x.pth", tmp_path / "x.safetensors")
+        assert server.sent < 1.1 * len(data) + 1_000_000
+        assert len(server.requests) < 12
+    assert report.verified
+    assert {name: tensor.tolist() for name, tensor in load(tmp_path / "x.safetensors").items()} == {
+        name: tensor.tolist() for name, tensor in wanted.items()
+    }
+
+
+def test_a_deadline_ends_what_waits_for_a_server() -> None:
+    with serving({"/x": zipped(tensors(200, NUMEL))}) as server:
+        server.seconds = 0.4
+        with pytest.raises(Cancelled):
+            open_checkpoint(f"{server.url}/x", limits=Limits(cancellation=Cancellation(0.6)))

@@ -1,0 +1,85 @@
+"""File objects of fsspec: read by ranges through their file system, not by the blocks that they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckptool import FileUnavailable, SourceChanged, migrate, open_checkpoint
+from ckptool.formats import open_checkpoint as opened_by_formats
+from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+
+class Far(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A file system that counts the ranges that are fetched from it."""
+
+    protocol = "far"
+    cachable = False
+
+    def __init__(self, files: dict[str, bytes], *, has_ranges: bool = True) -> None:
+        super().__init__()
+        self.files = files
+        self.fetched: list[tuple[int, int]] = []
+        self.has_ranges = has_ranges
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        data = self.files[path]
+        return {"name": path, "size": len(data), "type": "file", "ETag": str(hash(data))}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        assert start is not None
+        assert end is not None
+        self.fetched.append((start, end))
+        return self.files[path][start:end] if self.has_ranges else self.files[path]
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return FarFile(self, path, mode, **options)
+
+
+class FarFile(fsspec.spec.AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return bytes(self.fs.cat_file(self.path, start, end))
+
+
+@pytest.mark.parametrize("save", [zipped, legacy])
+def test_an_index_takes_few_ranges(save: Any) -> None:
+    data = save(tensors(288, NUMEL))
+    files = Far({"x": data})
+    with files.open("x") as stream, open_checkpoint(stream) as found:
+        assert (len(found.tensors), found.path) == (288, "x")
+        assert len(files.fetched) <= 6
+        assert sum(stop - start for start, stop in files.fetched) < 1_000_000
+        assert found.tensors["layers.5.weight"].read() == tensors(288, NUMEL)["layers.5.weight"].numpy().tobytes()
+        assert stream.tell() == 0
+
+
+def test_a_small_file_is_read_as_a_whole() -> None:
+    files = Far({"x": zipped(tensors(3, 4))})
+    with files.open("x") as stream, open_checkpoint(stream) as found:
+        assert len(found.tensors) == 3
+    assert len(files.fetched) == 1
+
+
+def test_a_file_that_changed_is_an_error_in_the_end() -> None:
+    files = Far({"x": zipped(tensors(288, NUMEL))})
+    with files.open("x") as stream, opened_by_formats(stream) as found:
+        files.files["x"] = zipped({name: one + 1 for name, one in tensors(288, NUMEL).items()})
+        with pytest.raises(SourceChanged):
+            found.check_unchanged()
+
+
+def test_a_file_system_that_ignores_ranges_is_refused() -> None:
+    files = Far({"x": zipped(tensors(288, NUMEL))}, has_ranges=False)
+    with files.open("x") as stream, pytest.raises(FileUnavailable, match="no ranges"):
+        open_checkpoint(stream)
+
+
+def test_other_objects_with_such_names_are_read_as_streams(tmp_path) -> None:
+    (tmp_path / "x.pth").write_bytes(zipped(tensors(3, 4)))
+    local = fsspec.filesystem("file")
+    with local.open(str(tmp_path / "x.pth")) as stream, open_checkpoint(stream) as found:
+        assert len(found.tensors) == 3
+    assert migrate(tmp_path / "x.pth", tmp_path / "y.pth").verified

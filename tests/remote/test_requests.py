@@ -1,0 +1,117 @@
+"""How few requests an index takes, and that it says the same as the file on a disk."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save as save_safetensors
+
+from ckptool import AmbiguousFile, MalformedFile, open_checkpoint
+from ckptool.checking.structure import examine
+from tests.remote.servers import Server, serving
+
+NUMEL = 1 << 14
+
+
+def tensors(count: int, numel: int) -> dict[str, torch.Tensor]:
+    whole = torch.arange(numel * count, dtype=torch.float32)
+    return {f"layers.{at}.weight": whole[at * numel : (at + 1) * numel].clone() for at in range(count)}
+
+
+def zipped(found: dict[str, torch.Tensor], **options: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(found, stream, **options)
+    return stream.getvalue()
+
+
+def legacy(found: dict[str, torch.Tensor]) -> bytes:
+    return zipped(found, _use_new_zipfile_serialization=False)
+
+
+def opened(server: Server) -> dict[str, tuple[Any, ...]]:
+    with open_checkpoint(f"{server.url}/x") as found:
+        return {name: (one.dtype, one.shape, one.info.storage) for name, one in found.tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("save", "count", "numel", "most", "nbytes"),
+    [
+        (zipped, 288, 1 << 14, 3, 512_000),
+        (zipped, 2_000, 1 << 11, 6, 2_000_000),
+        (legacy, 288, 1 << 14, 4, 512_000),
+        (legacy, 2_000, 1 << 11, 4, 2_000_000),
+        (save_safetensors, 288, 1 << 14, 2, 512_000),
+        (zipped, 5_000, 32, 2, 8 << 20),
+        (legacy, 5_000, 32, 2, 8 << 20),
+        (save_safetensors, 5_000, 32, 2, 8 << 20),
+    ],
+)
+def test_an_index_takes_few_requests(
+    save: Callable[[dict[str, torch.Tensor]], bytes], count: int, numel: int, most: int, nbytes: int
+) -> None:
+    data = save(tensors(count, numel))
+    with serving({"/x": data}) as server:
+        far = opened(server)
+
+        assert len(server.requests) <= most, server.requests
+        assert server.sent <= nbytes
+    with open_checkpoint(data) as near:
+        assert list(far) == list(near.tensors)
+        for name, one in near.tensors.items():
+            dtype, shape, storage = far[name]
+            assert (dtype, shape) == (one.dtype, one.shape)
+            assert one.info.storage is not None
+            assert (storage.offset, storage.nbytes) == (one.info.storage.offset, one.info.storage.nbytes)
+
+
+@pytest.mark.parametrize("save", [zipped, legacy, save_safetensors])
+def test_payloads_are_those_that_were_saved(save: Callable[[dict[str, torch.Tensor]], bytes]) -> None:
+    wanted = tensors(200, NUMEL)
+    with serving({"/x": save(wanted)}) as server, open_checkpoint(f"{server.url}/x") as found:
+        found.announce(found.tensors.values())
+        for name, tensor in wanted.items():
+            assert found.tensors[name].read() == tensor.numpy().tobytes()
+        assert len(server.requests) < 8
+
+
+@pytest.mark.parametrize("save", [zipped, legacy])
+def test_what_was_not_compared_is_noted_until_it_was(save: Callable[[dict[str, torch.Tensor]], bytes]) -> None:
+    with serving({"/x": save(tensors(200, NUMEL))}) as server, open_checkpoint(f"{server.url}/x") as found:
+        (note,) = [one.message for one in examine(found) if one.code == "CK170"]
+        assert any(f"{count} " in note for count in (200, 201, 202, 203, 204))
+        found.announce(found.tensors.values())
+        for tensor in found.tensors.values():
+            tensor.read()
+        left = [one.message for one in examine(found) if one.code == "CK170"]
+        assert not left or "200" not in left[0]
+
+
+def test_a_local_header_that_disagrees_is_met_with_its_payload() -> None:
+    data = zipped(tensors(200, NUMEL))
+    at = data.index(b"data/150")
+    changed = data[:at] + b"data/151" + data[at + 8 :]
+    with pytest.raises(AmbiguousFile, match="disagree"):
+        open_checkpoint(changed)
+    with serving({"/x": changed}) as server, open_checkpoint(f"{server.url}/x") as found:
+        found.tensors["layers.149.weight"].read()
+        with pytest.raises(AmbiguousFile, match="disagree"):
+            found.tensors["layers.150.weight"].read()
+
+
+def test_a_size_that_disagrees_is_met_with_its_storage() -> None:
+    data = legacy(tensors(200, NUMEL))
+    with open_checkpoint(data) as near:
+        storage = near.tensors["layers.150.weight"].info.storage
+        assert storage is not None
+        at = storage.offset - 8
+    changed = data[:at] + b"\7" + data[at + 1 :]
+    with pytest.raises(MalformedFile, match="the tree says"):
+        open_checkpoint(changed)
+    with serving({"/x": changed}) as server, open_checkpoint(f"{server.url}/x") as found:
+        found.tensors["layers.149.weight"].read()
+        with pytest.raises(MalformedFile, match="the tree says"):
+            found.tensors["layers.150.weight"].read()

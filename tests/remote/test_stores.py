@@ -1,0 +1,154 @@
+"""Objects of stores, through obstore: a server on loopback that speaks as S3 does, and checks who signed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+from urllib.parse import quote
+
+import pytest
+
+from ckptool import CkptoolError, Remote, SourceChanged, check, diff, load, migrate, open_checkpoint
+from ckptool.sources.remote.opening import open_remote
+from tests.remote.servers import Server, serving
+from tests.remote.test_requests import NUMEL, tensors, zipped
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+
+KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI"
+DATA = zipped(tensors(200, NUMEL))
+
+
+def mac(key: bytes, text: str) -> bytes:
+    return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+
+def is_signed(method: str, path: str, headers: dict[str, str]) -> bool:
+    """Say whether a request has the signature of our keys, version 4: https://docs.aws.amazon.com/AmazonS3, "SigV4"."""
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    fields = dict(field.strip().split("=", 1) for field in rest.split(",") if "=" in field)
+    if scheme != "AWS4-HMAC-SHA256" or not fields["Credential"].startswith(f"{KEY}/"):
+        return False
+    _, day, region, service, end = fields["Credential"].split("/")
+    names = fields["SignedHeaders"].split(";")
+    signed = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
+    place = quote(path.partition("?")[0], safe="/%-._~")
+    request = "\n".join((method, place, "", signed, ";".join(names), headers["x-amz-content-sha256"]))
+    scope = f"{day}/{region}/{service}/{end}"
+    text = f"{scheme}\n{headers['x-amz-date']}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+    key = f"AWS4{SECRET}".encode()
+    for part in (day, region, service, end):
+        key = mac(key, part)
+    return hmac.compare_digest(mac(key, text).hex(), fields["Signature"])
+
+
+def checks_keys(server: Server) -> None:
+    def refuse(handler) -> bool:
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        if is_signed(handler.command, handler.path, headers):
+            return False
+        handler.answer(403, b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
+        return True
+
+    server.before = refuse
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def refused(address: str) -> CkptoolError:
+    with pytest.raises(CkptoolError) as caught:
+        open_checkpoint(address)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    assert SECRET not in f"{caught.value}{caught.value.hint}"
+    return caught.value
+
+
+def test_an_object_is_read_with_keys_in_few_requests(tmp_path) -> None:
+    wanted = tensors(200, NUMEL)
+    with serving({"/b/runs/x.pth": DATA}) as server:
+        checks_keys(server)
+        address = Remote("s3://b/runs/x.pth", endpoint=server.url, region="eu-west-1")
+        with open_checkpoint(address) as found:
+            assert (found.path, len(found.tensors)) == ("s3://b/runs/x.pth", 200)
+            assert len(server.requests) <= 3
+        assert migrate(address, tmp_path / "x.pth").verified
+        report = check(address, deep=True)
+        assert (report.error, report.matching) == (None, report.records)
+        assert diff(address, tmp_path / "x.pth").same
+        assert {name: one.tolist() for name, one in load(address).items()} == {
+            name: one.tolist() for name, one in wanted.items()
+        }
+
+
+def test_wrong_keys_and_no_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving({"/b/x.pth": DATA}) as server:
+        checks_keys(server)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}x")
+        assert refused(Remote("s3://b/x.pth", endpoint=server.url)).kind == "permission"
+        assert refused(Remote("s3://b/x.pth", endpoint=server.url, anonymous=True)).kind == "permission"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, "credentials"), (403, "permission"), (404, "missing"), (301, "region"), (418, "network")]
+)
+def test_an_answer_that_refuses_says_so(status: int, kind: str) -> None:
+    with serving({}) as server:
+        server.before = lambda handler: handler.answer(status) or True
+        assert refused(Remote("s3://b/x.pth", endpoint=server.url)).kind == kind
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3://b", "s3://b/", "s3://b/folder/"])
+def test_an_address_without_an_object_is_refused(address: str) -> None:
+    assert refused(address).kind == "address"
+
+
+def test_small_and_empty_objects_are_read() -> None:
+    with serving({"/b/x.pth": zipped(tensors(3, 4)), "/b/empty": b""}) as server:
+        with open_checkpoint(Remote("s3://b/x.pth", endpoint=server.url)) as found:
+            assert len(found.tensors) == 3
+        assert "empty" in refused(Remote("s3://b/empty", endpoint=server.url)).message
+
+
+def test_a_store_that_is_busy_and_cuts_answers_gives_the_right_bytes() -> None:
+    data, chance = random.Random(5).randbytes(9 << 20), random.Random(6)
+    with serving({"/b/x": data}) as server:
+        server.busy = server.cut = lambda: chance.random() < 0.1
+        source, _ = open_remote(Remote("s3://b/x", endpoint=server.url))
+        for _ in range(30):
+            start = chance.randrange(len(data) - 5000)
+            assert source.read(start, 5000) == data[start : start + 5000]
+        source.close()
+
+
+def test_an_object_that_changes_is_never_a_mixture() -> None:
+    with serving({"/b/x": random.Random(7).randbytes(9 << 20)}) as server:
+        source, _ = open_remote(Remote("s3://b/x", endpoint=server.url))
+        server.files["/b/x"] = random.Random(8).randbytes(9 << 20)
+        with pytest.raises(SourceChanged):
+            source.read(1 << 20, 5 << 20)
+        source.close()
+
+
+def test_googles_store_is_read_too() -> None:
+    with serving({"/b/x.pth": DATA}) as server:
+        server.modified = "Sun, 22 Nov 2026 00:00:00 GMT"
+        address = Remote("gs://b/x.pth", endpoint=server.url, anonymous=True)
+        with open_checkpoint(address) as found:
+            assert len(found.tensors) == 200
+
+
+def test_azures_store_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "someone")
+    with serving({"/b/x.pth": DATA, "/someone/b/x.pth": DATA}) as server:
+        server.modified = "Sun, 22 Nov 2026 00:00:00 GMT"
+        address = Remote("az://b/x.pth", endpoint=server.url, anonymous=True)
+        with open_checkpoint(address) as found:
+            assert len(found.tensors) == 200
+        assert not any((ranged or "").startswith("bytes=-") for _, ranged in server.requests)
