@@ -45,6 +45,17 @@ def test_parameters_buffers_and_ties_are_one_model(stage: int, tmp_path: Path) -
     assert_equal(ckptool.load(tmp_path / "out.safetensors"), engine.expected())
 
 
+def test_buffers_that_were_converted_keep_their_type(tmp_path: Path) -> None:
+    """DeepSpeed 0.19 makes a folder for each buffer, too, and float32 of it."""
+    engine = Engine(1, 2, dtype=torch.float32)
+    folder = universal(engine, tmp_path / "run")
+    for name, buffer in engine.buffers.items():
+        own = folder / "global_step2_universal/zero" / name
+        own.mkdir()
+        torch.save({"param": buffer.float()}, own / "fp32.pt")
+    assert_equal(ckptool.load(folder), engine.expected())
+
+
 def test_stage_3_is_flat_and_padded(tmp_path: Path) -> None:
     engine = Engine(3, 2)
     loaded = ckptool.load(universal(engine, tmp_path), allow_missing=True)

@@ -92,6 +92,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     remarks: list[Remark] = []
     if model is not None:
         weights |= _others(model, weights, models, remarks)
+        weights |= _no_floats(model)
     pairs: Pairs = [("", state_dict(builder, weights, None, []))]
     pairs.append(("optimizer", Dict([("state", Dict(state)), *_settings(folder, probe, builder, zero, files)])))
     if model is not None:
@@ -143,6 +144,12 @@ def _others(
         what = f"{counted(len(rest), 'tensor')} of {counted(len(models), 'model-parallel rank')}: {some(list(rest))}"
         remarks.append(Remark("CK154", what, f"Those of {model.name!r} are taken."))
     return found | rest
+
+
+def _no_floats(model: ModelStates) -> dict[str, TensorInfo]:
+    """Return the buffers that are no floats: those that have a folder were converted to float32 for it."""
+    buffers = [(name, info) for name, info in (model.module or {}).items() if name in model.buffers]
+    return {name: info for name, info in buffers if not info.dtype.name.startswith(("float", "bfloat"))}
 
 
 def _absent(model: ModelStates | None, weights: Mapping[str, TensorInfo]) -> tuple[str, ...]:
