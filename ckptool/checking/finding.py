@@ -52,7 +52,7 @@ CODES: Final = {
     "CK145": Code("info", "Nothing says how many ranks there were: complete as far as the files tell."),
     "CK146": Code("error", "Items overlap in a file."),
     "CK147": Code("warning", "The index has items for names that it does not list."),
-    "CK148": Code("warning", "Ranks have other tensors than the first: their files may be of different saves."),
+    "CK148": Code("warning", "Files that belong together do not say the same: they may be of different saves."),
     "CK149": Code("error", "A file of the folder is a link, which is not followed: what was in it was not read."),
     "CK150": Code("warning", "Files in the folder belong to another run, and were left out."),
     "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),

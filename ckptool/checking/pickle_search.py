@@ -23,6 +23,7 @@ from ckptool.pickles.dangerous_names import MAKERS
 from ckptool.pickles.effects import Effect, How
 from ckptool.pickles.grading import Grade
 from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.reaching import Looks, package_of
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
@@ -72,7 +73,7 @@ class Act(NamedTuple):
     @property
     def package(self) -> str:
         """The package whose code runs."""
-        return grading.package_of(self.name)
+        return package_of(self.name)
 
 
 class Name(NamedTuple):
@@ -117,6 +118,7 @@ class Search:
         """How often something was done beyond making data."""
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
+        self._looks = Looks()
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -182,7 +184,7 @@ class Search:
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
                 self._name(one.module, one.name, record, one.offset, nested_at)
-            for verdict in grading.judge(effect):
+            for verdict in grading.judge(effect, self._looks if self._is_wary else None):
                 self._is_wary = self._is_wary or verdict.why is not None or verdict.name in MAKERS
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
@@ -197,7 +199,7 @@ class Search:
 
             def listen_inside(effect: Effect) -> Inert:
                 if effect.offset >= first:
-                    for verdict in grading.judge(effect):
+                    for verdict in grading.judge(effect, self._looks):
                         if grading.is_sure(effect, verdict):
                             self._note(verdict, record, effect.offset, nested_at)
                 return grading.result(effect)

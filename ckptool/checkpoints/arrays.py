@@ -59,5 +59,10 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
         seen.add(id(node))
         if is_array(node):
             return True
-        todo.extend(child for child in nodes.held(node) if nodes.is_container(child) and not nodes.is_leaf(child))
+        todo.extend(child for child in nodes.held(node) if nodes.is_container(child) and not _is_nothing(child))
     return False
+
+
+def _is_nothing(node: Inert) -> bool:
+    """Say whether a container can neither be an array nor hold one."""
+    return (nodes.is_small(node) or nodes.is_bare(node)) and not is_array(node)

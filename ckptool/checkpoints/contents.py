@@ -306,6 +306,8 @@ _PACKED = "_packed_params"
 _PLAIN: Final = frozenset((list, tuple))
 _TENSORS: Final = frozenset((Call, PersistentId))
 """Types of nodes that may stand for a tensor."""
+_SMALL_DEPTH: Final = 4
+"""Levels that what is small may have."""
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 
@@ -322,7 +324,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
         if depth > deepest:
             raise _too_deep(deepest)
         below: list[Inert] = []
-        has_leaves = False
+        is_shallow = depth + _SMALL_DEPTH < deepest
         for node in each(level, cancellation):
             own = id(node)
             for child in node if type(node) in _PLAIN else nodes.held(node):
@@ -335,16 +337,14 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
                 key = id(child)
                 if kind in _TENSORS and tensor(child) is not None:
                     direct.append(own)
-                elif nodes.is_bare(child) if kind in _TENSORS else nodes.is_leaf(child):
-                    has_leaves = True
+                elif is_shallow and (nodes.is_bare(child) if kind in _TENSORS else nodes.is_small(child)):
+                    pass
                 elif key in parents:
                     others.append((key, own))
                 else:
                     parents[key] = own
                     below.append(child)
         level = below
-        if has_leaves and depth >= deepest:
-            raise _too_deep(deepest)
     return _upwards(direct, parents, others), count
 
 

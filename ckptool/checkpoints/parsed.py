@@ -208,7 +208,7 @@ def _form(contents: Contents) -> Form:
     if roles.isdisjoint(("model", "ema")):
         return "tensors" if roles.isdisjoint(NO_WEIGHTS) else "training"
     is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors)
-    return "state_dict" if is_whole and not first.key and roles == {"model"} else "checkpoint"
+    return "state_dict" if is_whole and not first.key and roles <= {"model", "ema"} else "checkpoint"
 
 
 def under(path: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

@@ -9,7 +9,7 @@ from ckptool.checking.finding import Finding, worst_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli import terminal
-from ckptool.cli.text import say, with_options
+from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.tables import padded
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport
 
 _SEVERITY: Final = 7
+_PAINTED: Final = ("error", "warning")
 _GAP: Final = "  "
 _SHORTEST_PATH: Final = 20
 _SHARE_OF_NOTE: Final = 0.45
@@ -95,7 +96,8 @@ class _Paths:
         shown = show(path)
         path = padded(shown if self._width is None else _cut_start(shown, self._room), self._room)
         line = f"{word:<{_SEVERITY}}{_GAP}{path}{_GAP}{show(with_options(text))}".rstrip()
-        return line if self._width is None else _cut_end(line, self._width)
+        line = line if self._width is None else _cut_end(line, self._width)
+        return f"{painted(word)}{line[len(word) :]}" if word in _PAINTED else line
 
 
 def _cut_start(path: str, room: int) -> str:

@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 
 import click
 
-from ckptool.cli.json_output import print_json
+from ckptool.cli import terminal
+from ckptool.cli.json_output import JsonOutput
 from ckptool.cli.migrate_report import error_as_json, report_as_json
+from ckptool.cli.options import check_one_form
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say, with_options
@@ -123,6 +125,7 @@ class _InOrder(click.Command):
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
+@click.option("--jsonl", "as_lines", is_flag=True, help="Print each source's report as JSON in a line, as it comes.")
 @far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
@@ -137,8 +140,11 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
+    check_one_form(options)
     sources, target = _sources(paths, options["out_dir"])
-    as_json, jobs = options.pop("as_json"), options.pop("jobs")
+    as_lines, jobs = options.pop("as_lines"), options.pop("jobs")
+    as_json = options.pop("as_json") or as_lines
+    output = JsonOutput(as_lines=as_lines, is_list=len(sources) > 1)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
     arguments = {
         "changes": changes,
@@ -147,21 +153,25 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "dry_run": options["dry_run"],
     }
     code = 0
-    reports: list[dict[str, object]] = []
+    begun = False
     for source, outcome in _run(
         _targets(sources, target, options, changes), arguments, jobs, shows_progress=not as_json
     ):
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2)
-            reports.append(error_as_json(source, outcome))
-            if not as_json:
+            if as_json:
+                output.add(error_as_json(source, outcome))
+            else:
                 say(error_text(outcome), err=True)
         else:
-            if not as_json:
-                say(with_options("\n".join(["" for _ in reports[:1]] + [str(outcome)])))
-            reports.append(report_as_json(outcome))
+            if as_json:
+                output.add(report_as_json(outcome))
+            else:
+                lines = [""] * begun + with_options(str(outcome)).split("\n")
+                say("\n".join(terminal.wrapped(lines, terminal.width())))
+        begun = True
     if as_json:
-        print_json(reports[0] if len(sources) == 1 else reports)
+        output.end()
     sys.exit(code)
 
 

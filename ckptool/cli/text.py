@@ -31,16 +31,11 @@ def error_text(error: CkptoolError) -> str:
     return f"Error: {show(str(error))}{hint}{command}"
 
 
-_STYLES: Final = {
-    "error": "red",
-    "warning": "yellow",
-    "info": "blue",
-    "fine": "green",
-    "Error:": "red",
-    "Hint:": "yellow",
-    "Run:": "cyan",
-}
-_MARKED: Final = re.compile(r"^( *)(error|warning|info|fine|Error:|Hint:|Run:)(?= )(.*)$", re.MULTILINE)
+_COLOURS: Final = {"error": "red", "warning": "magenta", "Error:": "red"}
+"""Of what matters alone, and only such as can be read on light and on dark terminals alike."""
+_BOLD: Final = ("error", "Error:", "Hint:", "Run:")
+# The names of tensors begin lines, too: those of reports are followed by more blanks.
+_MARKED: Final = re.compile(r"^(  (?=(?:error|warning) {4})| *(?=(?:Error|Hint|Run): ))(\w+:?)(.*)$", re.MULTILINE)
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -52,11 +47,18 @@ def say(text: str, *, err: bool = False) -> None:
         click.echo(shown, err=err)
 
 
+def painted(word: str) -> str:
+    """Return a severity in its colour, if standard output shows colours."""
+    return _styled(word) if _shows_colours(err=False) else word
+
+
 def _painted(line: re.Match[str]) -> str:
     indent, word, rest = line.groups()
-    colour = _STYLES[word]
-    shown = click.style(rest, fg=colour) if word == "Run:" else rest
-    return f"{indent}{click.style(word, fg=colour, bold=word in ('error', 'Error:') or None)}{shown}"
+    return f"{indent}{_styled(word)}{click.style(rest, bold=True) if word == 'Run:' else rest}"
+
+
+def _styled(word: str) -> str:
+    return click.style(word, fg=_COLOURS.get(word), bold=word in _BOLD or None)
 
 
 def _shows_colours(*, err: bool) -> bool:

@@ -39,9 +39,10 @@ from ckptool.loading.model_plan import (
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.post_hooks import has_post_hooks, run_post_hooks
 from ckptool.loading.report import LoadReport, report_of, report_through
-from ckptool.messages import show
+from ckptool.messages import show, some
 from ckptool.names.matching import Renames, is_benign
-from ckptool.sources.files import Origin, filler_under
+from ckptool.sources.files import Origin
+from ckptool.sources.under import filler_under
 from ckptool.tensors.payloads import check_storages
 
 _PIECE_NBYTES: Final = 4 << 20
@@ -147,7 +148,14 @@ def _load_itself(
     if verify:
         check_storages(chosen.tensors.values(), ())
     entries = torch_state_dict(checkpoint, chosen, assembly, allow_missing=allow_missing)
-    taken = fill(model, entries, rehearse(model, entries, strict=strict), strict=strict)
+    try:
+        taken = fill(model, entries, rehearse(model, entries, strict=strict), strict=strict)
+    except KeyMismatch as error:
+        unmade = [name for name in chosen.others if name not in entries and name in error.missing]
+        if unmade:
+            fact = f"The file has {some(unmade)}, but only code could make what it holds."
+            error.hint = f"{fact} {error.hint}" if error.hint else fact
+        raise
     return report_through(model, checkpoint.path, chosen, taken, started)._replace(changes=changes)
 
 

@@ -1,6 +1,6 @@
 """
-Inert tree → the plain values in it: numbers, text, lists, tuples, dicts, tensors, and weights that torch keeps packed.
-Nothing else is ever made.
+Inert tree → the plain values in it: numbers, text, bytes, lists, tuples, dicts, sets, tensors, torch's own constants,
+and weights that torch keeps packed. Nothing else is ever made.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.packed_parameters import pack, packed_content
 from ckptool.pickles import nodes as inert
-from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.numpy_values import numpy_array, numpy_scalar
+from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.numpy_values import numpy_array, numpy_scalar, raw_bytes
 from ckptool.tensors import dtypes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -68,12 +68,52 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
     return found
 
 
-def _torch_constant(node: Inert) -> torch.dtype | torch.qscheme | None:
-    """Return an element type, or the name of a scheme of quantisation: what quantised modules keep beside tensors."""
+def _torch_constant(node: Inert) -> Any:
+    """Return what torch has beside tensors: an element type, a scheme of quantisation, a device, a size, a layout."""
+    if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
+        made = _TORCH_CALLS.get(str(node.func))
+        try:
+            return made(*node.args) if made is not None and all(map(_is_constant, node.args)) else None
+        except (RuntimeError, TypeError, ValueError):  # as torch does not write them
+            return None
     if isinstance(node, Global) and node.module == "torch":
         name = dtypes.BY_NAME[node.name].name if node.name in dtypes.BY_NAME else node.name
         found = getattr(torch, name, None) if node.name in dtypes.BY_NAME or node.name in _QSCHEMES else None
         return found if isinstance(found, torch.dtype | torch.qscheme) else None
+    return None
+
+
+def _is_constant(argument: Inert) -> bool:
+    is_sizes = isinstance(argument, tuple) and all(type(one) is int for one in argument)
+    return is_sizes or type(argument) in (int, str)
+
+
+_LAYOUTS: Final = {str(one): one for one in (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)}
+_TORCH_CALLS: Final[dict[str, Callable[..., Any]]] = {
+    "torch.device": torch.device,
+    "torch.Size": torch.Size,
+    "torch.serialization._get_layout": _LAYOUTS.get,
+}
+"""What makes these of numbers and text, by the name that pickles have for it."""
+_COLLECTIONS: Final = {"set": set, "frozenset": frozenset}
+
+
+def _of_python(node: Inert, value: Callable[[Inert], Any]) -> Any:
+    """Return bytes, a complex number or a set, as protocols that have no opcodes for them write them; else None."""
+    if isinstance(node, inert.Set):
+        return _COLLECTIONS["frozenset" if node.frozen else "set"](_key(value(item)) for item in node.items)
+    raw = raw_bytes(node)
+    if raw is not None or not isinstance(node, Call) or not isinstance(node.args, tuple):
+        return raw
+    func = inert.global_of(node.func)
+    name = func.name if func is not None and func.module in ("builtins", "__builtin__") else ""
+    if name in _COLLECTIONS and len(node.args) == 1 and isinstance(node.args[0], list):
+        return _COLLECTIONS[name](_key(value(item)) for item in node.args[0])
+    if name == "complex" and len(node.args) == 2 and all(type(one) in (float, int) for one in node.args):
+        return complex(*node.args)
+    if name == "bytearray" and len(node.args) <= 1:
+        raw = raw_bytes(node.args[0]) if node.args else b""
+        return None if raw is None else bytearray(raw)
     return None
 
 
@@ -106,6 +146,9 @@ def plain_value(
             return made
         if node is None or isinstance(node, bool | int | float | str | bytes):
             return node
+        made = _of_python(node, lambda item: value(item, depth + 1))
+        if made is not None:
+            return made
         if isinstance(node, list | tuple):
             return type(node)(value(item, depth + 1) for item in each(node, cancellation))
         scalar = numpy_scalar(node)
@@ -127,7 +170,10 @@ def _type(node: Inert) -> str:
     return f"numpy.ndarray, {array}" if array is not None else inert.class_name(node)
 
 
-def _key(key: Inert) -> str | int | float | bool | None:
+def _key(key: Inert) -> str | int | float | bool | bytes | None:
     if key is None or isinstance(key, str | int | float):
         return key
+    raw = raw_bytes(key)
+    if raw is not None:
+        return raw
     raise UnsupportedFeature(f"a key of type {inert.class_name(key)}", kind="no-plain-value")

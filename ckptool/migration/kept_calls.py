@@ -67,16 +67,18 @@ def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
         return Calls()  # weights alone
     if all(grading.is_plain(one.module, one.name) for one in checkpoint.globals):
         return Calls()
+    from ckptool.pickles.reaching import Looks
     from ckptool.pickles.tracer import trace
 
     carried: dict[str, None] = {}
     system: dict[str, str] = {}
     inside = list(plan.file.pickles)
+    looks = Looks()
 
     def listen(effect: Effect) -> object:
         if grading.loads_bytes(effect):
             inside.append(bytes(effect.arguments[0]))
-        for one in grading.judge(effect):
+        for one in grading.judge(effect, looks):
             if one.how == "refers":
                 continue
             carried[one.name] = None

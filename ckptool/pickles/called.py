@@ -47,7 +47,7 @@ def told(names: Iterable[Global], calls: Sequence[Call]) -> list[Told] | None:
         return True
 
     for name in names:
-        if not note(name.offset, grading.judge(Effect("refers", name, None, name.offset))):
+        if not note(name.offset, grading.judge(Effect("refers", name, None, name.offset), None)):
             return None
     known: dict[tuple[int, str], list[Verdict]] = {}
     plain_states: set[int] = set()
@@ -86,7 +86,7 @@ def _of_call(call: Call) -> list[Verdict] | None:
         return [] if may_hold_pickles(effect.arguments[0]) else None
     if call.state is not None and grading.keeps_calls(call.func):
         return None
-    return list(grading.judge(effect))
+    return list(grading.judge(effect, None))
 
 
 def _effect(call: Call) -> Effect:

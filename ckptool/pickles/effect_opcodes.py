@@ -301,7 +301,9 @@ def _frame(tracer: Tracer) -> None:
 
 def _buffer(tracer: Tracer) -> None:
     tracer.pos += 1
-    tracer.push(Unfollowed("an out-of-band buffer"))
+    found = Unfollowed("an out-of-band buffer")
+    tracer.tell("refers", found)
+    tracer.push(found)
 
 
 _OWN: Final[dict[int, Callable[[Tracer], None]]] = {

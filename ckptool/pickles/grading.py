@@ -17,6 +17,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+from ckptool.pickles.reaching import Looks, canonical, listed, package_of, passed, reaching
 
 Grade: TypeAlias = Literal["data", "code", "system"]
 """It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
@@ -24,8 +25,6 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
 _KNOWN: Final = table.STDLIB | {"torch", "numpy"}
-_MOST_LOOKED_AT: Final = 250
-_VALUES: Final = frozenset((type(None), bool, int, float, str, bytes))
 _MODULES_OF: Final = ("importlib.import_module", "builtins.__import__", "cloudpickle.cloudpickle.subimport")
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
@@ -68,21 +67,6 @@ class Verdict(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def canonical(module: str, name: str) -> str:
-    """Return the full name in Python 3: the names of Python 2 are still understood by unpicklers."""
-    import _compat_pickle as compat  # two tables: what pickle itself uses for this
-
-    module, name = compat.NAME_MAPPING.get((module, name), (module, name))
-    module = compat.IMPORT_MAPPING.get(module, module)
-    return f"{module}.{name}" if name else module
-
-
-def package_of(name: str) -> str:
-    """Return the package that a name is of."""
-    return name.partition(".")[0]
-
-
-@lru_cache(maxsize=1 << 12)
 def is_plain(module: str, name: str) -> bool:
     """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
     full = canonical(module, name)
@@ -93,7 +77,7 @@ def _fits(name: str) -> bool:
     """Say whether a name is one of the many that only make data, and none that is known for something else."""
     if table.PLAIN_PATTERN.fullmatch(name) is None:
         return False
-    return _listed(name) is None and name.rpartition(".")[2] not in table.TELLING
+    return listed(name) is None and name.rpartition(".")[2] not in table.TELLING
 
 
 @lru_cache(maxsize=1 << 12)
@@ -102,14 +86,18 @@ def is_done(module: str, name: str) -> bool:
     return is_plain(module, name) and canonical(module, name) not in _GIVEN_MORE
 
 
-def judge(effect: Effect) -> Iterator[Verdict]:
-    """Yield what an effect comes to: nothing for most that only make data."""
+def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
+    """
+    Yield what an effect comes to: nothing for most that only make data.
+
+    Without ``looks``, arguments are not looked at: where the pickles have asked for nothing that reaches the system.
+    """
     if effect.how == "refers":
         yield from _reference(effect)
     elif effect.how in ("calls", "builds"):
-        yield from _call(effect)
+        yield from _call(effect, looks)
     elif effect.how in ("sets", "adds"):
-        yield from _change(effect)
+        yield from _change(effect, looks)
 
 
 def result(effect: Effect) -> Inert:
@@ -156,7 +144,7 @@ def is_sure(effect: Effect, verdict: Verdict) -> bool:
     if verdict.grade != "system" or effect.how == "refers" or name is None:
         return False
     full = canonical(name.module, name.name)
-    return package_of(full) in table.STDLIB or _listed(full) is not None
+    return package_of(full) in table.STDLIB or listed(full) is not None
 
 
 def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
@@ -187,7 +175,7 @@ def _reference(effect: Effect) -> Iterator[Verdict]:
     yield Verdict("system" if reason else "code", name, "refers", reason, lambda: name)
 
 
-def _call(effect: Effect) -> Iterator[Verdict]:
+def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     target, args = effect.target, effect.arguments
     given = args if isinstance(args, tuple) else (args,)
     named = nodes.global_of(target)
@@ -201,10 +189,10 @@ def _call(effect: Effect) -> Iterator[Verdict]:
     elif name == "copyreg._reconstructor" and given and (made := nodes.global_of(given[0])) is not None:
         base = given[1] if len(given) > 1 else None
         if not (isinstance(base, Global) and canonical(base.module, base.name) in _PLAIN_BASES):
-            yield from _call(effect._replace(target=base, arguments=given[2:], how="calls"))
+            yield from _call(effect._replace(target=base, arguments=given[2:], how="calls"), looks)
         how, given, named = "builds", given[2:], made
     elif name in _WITH_MAKERS:
-        yield from _made_with(effect, given, *_WITH_MAKERS[name])
+        yield from _made_with(effect, looks, given, *_WITH_MAKERS[name])
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
@@ -215,20 +203,24 @@ def _call(effect: Effect) -> Iterator[Verdict]:
     handed = given[1:] if name in _MAKE_ARRAYS else given
     # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
     calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
-    looked_at = (*handed[:_MOST_LOOKED_AT], effect.keywords)  # many calls may share a long tuple
-    passed = _passed(looked_at, made=calls_it) if grade != "system" else None
-    if passed is not None:
-        grade, why = "system", f"{table.PASSED}: {passed}"
+    found = None
+    if grade != "system" and looks is not None and looks.left:
+        found = passed((handed, effect.keywords), looks, made=calls_it)
+    if found is not None:
+        grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: _shown(name, given))
 
 
-def _made_with(effect: Effect, given: tuple[Inert, ...], which: int, gets: int | None) -> Iterator[Verdict]:
+def _made_with(
+    effect: Effect, looks: Looks | None, given: tuple[Inert, ...], which: int, gets: int | None
+) -> Iterator[Verdict]:
     """Yield what it comes to that a call calls one of its arguments."""
     if which >= len(given) or isinstance(given[which], str):
         return  # a generator that numpy knows by its name
     args = () if gets is None else given[gets] if gets < len(given) else ()
-    yield from _call(effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,)))
+    inner = effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,))
+    yield from _call(inner, looks)
 
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
@@ -269,7 +261,7 @@ def _unnamed(effect: Effect) -> Verdict:
     return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{_arguments(effect.arguments)}")
 
 
-def _change(effect: Effect) -> Iterator[Verdict]:
+def _change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     """Yield what BUILD and the adding of items come to: they call methods of objects, or change what is named."""
     target, given = effect.target, effect.arguments
     named = nodes.global_of(target)
@@ -289,18 +281,18 @@ def _change(effect: Effect) -> Iterator[Verdict]:
     earlier = {key: value for key, value in nodes.state_pairs(target.state) if isinstance(key, str)}
     own = [key for key in LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
     for key in own:
-        yield from _call(Effect("calls", earlier[key], (given,), effect.offset))
+        yield from _call(Effect("calls", earlier[key], (given,), effect.offset), looks)
     if target.state is not None and any(not isinstance(key, str) for key, _ in nodes.state_pairs(target.state)):
         yield Verdict(
             "system", nodes.class_name(target), effect.how, table.UNFOLLOWED, lambda: nodes.class_name(target)
         )
     func = nodes.global_of(target.func)
-    if func is not None and keeps_calls(func):
-        passed = _passed(given if isinstance(given, tuple) else (given,))
-        if passed is not None:
+    if func is not None and keeps_calls(func) and looks is not None and looks.left:
+        found = passed((given,), looks)
+        if found is not None:
             name = canonical(func.module, func.name)
             yield Verdict(
-                "system", name, effect.how, f"{table.PASSED}: {passed}", lambda: f"{name} gets {describe(given)}"
+                "system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {describe(given)}"
             )
 
 
@@ -322,68 +314,6 @@ def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     if package in ("torch", "numpy"):
         return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
     return "code", None
-
-
-@lru_cache(maxsize=1 << 12)
-def reaching(name: str, qualified: str) -> str | None:
-    """Return in which way what has this name reaches the system, if it is known for that or hides what it is."""
-    if name in table.HARMLESS or name in table.PLAIN:
-        return None
-    reason = _listed(name)
-    if reason:
-        return reason
-    parts = qualified.split(".")
-    for index in range(len(parts)):
-        if index and (reason := _listed(".".join(parts[index - 1 :]))):
-            return reason
-    if any(part in table.INSIDE for part in parts[:-1]):
-        return table.THROUGH
-    if len(parts) > 1 and not table.HARMLESS_PATTERN.fullmatch(name):
-        for part in parts[:-1]:
-            first = part.lstrip("_")[:1]
-            if not first.isupper():
-                return table.THROUGH
-    return table.TELLING_NAME if parts[-1] in table.TELLING else None
-
-
-def _listed(name: str) -> str | None:
-    while name:
-        reason = table.DANGEROUS.get(name)
-        if reason:
-            return reason
-        name = name.rpartition(".")[0]
-    return None
-
-
-def _passed(values: tuple[Inert, ...], *, made: bool = False) -> str | None:
-    """
-    Return the first name among arguments that reaches the system when it is called, or what cannot be followed.
-
-    With ``made``, also the call that gives a function made of what the file holds.
-    """
-    todo: list[Inert] = list(values)
-    for one in todo:  # which grows: what is called mostly stands first, and not deep
-        kind = type(one)
-        if kind in _VALUES:
-            continue
-        if kind is tuple or kind is list:
-            todo.extend(one[: max(0, _MOST_LOOKED_AT - len(todo))])
-        elif kind is Global:
-            name = canonical(one.module, one.name)
-            if one.name and reaching(name, one.name):
-                return name
-        elif kind is Call:
-            maker = nodes.global_of(one.func) if made else None
-            if maker is not None and canonical(maker.module, maker.name) in table.MAKERS:
-                return canonical(maker.module, maker.name)
-        elif kind is Unfollowed:
-            return str(one.why)
-        elif kind is Set:
-            todo.extend(one.items[: max(0, _MOST_LOOKED_AT - len(todo))])
-        elif kind is Dict:
-            for key, value in one.pairs[: max(0, _MOST_LOOKED_AT - len(todo))]:
-                todo += (key, value)
-    return None
 
 
 def _shown(name: str, args: Inert) -> str:

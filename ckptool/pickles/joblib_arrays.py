@@ -9,7 +9,7 @@ Then the pickle goes on. See joblib/numpy_pickle.py, NumpyArrayWrapper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from typing import Final
@@ -59,5 +59,7 @@ def _nested(machine: Machine) -> Inert:
     for found in inner.globals:
         machine.globals.setdefault((found.module, found.name), found)
     machine.persistent_ids += inner.persistent_ids
+    machine.calls += inner.calls
+    machine.doubled += (*inner.doubled, *(inner.memo.values() if isinstance(inner.memo, Mapping) else inner.memo))
     machine.skip(inner.end - machine.position, opcodes=True)
     return inner.root

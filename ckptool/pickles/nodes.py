@@ -15,7 +15,7 @@ Nodes compare by identity, as objects in a pickle do: two names for one node are
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -370,19 +370,35 @@ def is_leaf(node: Inert) -> bool:
     kind = type(node)
     if kind is tuple or kind is list:
         return not node or (len(node) <= _FEW and CONTAINERS.isdisjoint(map(type, node)))
+    return (kind is Dict and not node.pairs) or (kind is Set and not node.items)
+
+
+def is_small(node: Inert) -> bool:
+    """Say whether a container is short, and holds no others but short ones that hold none: to note it costs more."""
+    below = _few(node)
+    if CONTAINERS.isdisjoint(map(type, below)):
+        return True
+    return all(type(one) not in CONTAINERS or CONTAINERS.isdisjoint(map(type, _few(one))) for one in below)
+
+
+def _few(node: Inert) -> Collection[Inert]:
+    """Return what a container holds if that is little; else the container."""
+    kind = type(node)
     if kind is Dict:
-        flat = chain.from_iterable(node.pairs) if len(node.pairs) <= _FEW else (node,)
-        return CONTAINERS.isdisjoint(map(type, flat))
-    return kind is Set and not node.items
+        return tuple(chain.from_iterable(node.pairs)) if len(node.pairs) <= _FEW else (node,)
+    found: Collection[Inert] = node if kind is tuple or kind is list else node.items if kind is Set else (node,)
+    return found if len(found) <= 2 * _FEW else (node,)
 
 
 def is_bare(node: Inert) -> bool:
-    """Say whether a call or a persistent id holds no container but arguments and a state that are leaves."""
+    """Say whether a call or a persistent id holds no container but small arguments and a small state."""
+    if type(node) not in (Call, PersistentId):
+        return False
     if type(node) is PersistentId:
         return type(node.pid) not in CONTAINERS
     if node.items or node.pairs or node.kwargs is not None:
         return False
-    return all(type(one) not in CONTAINERS or is_leaf(one) for one in (node.args, node.state))
+    return all(type(one) not in CONTAINERS or is_small(one) for one in (node.args, node.state))
 
 
 CONTAINERS: Final = frozenset((list, tuple, Dict, Set, Call, PersistentId))

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import SourceChanged
@@ -25,8 +25,6 @@ from ckptool.sources.regular import open_regular, status_of, unreadable
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
-    FillsBuffers,
-    SliceSource,
     Source,
     StreamSource,
     changed,
@@ -314,39 +312,6 @@ def check_names(files: Collection[FileSource]) -> None:
     if 0 < len(replaced) < len(files):
         hint = "Read it again once it is complete."
         raise SourceChanged("replaced while files beside it were being read", hint=hint, path=replaced[0].path)
-
-
-def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
-    """Return the file that ``source`` is a slice of, and where in it ``offset`` lies; None for anything else."""
-    position = source.file_offset(offset)
-    while isinstance(source, SliceSource):
-        source = source.whole
-    return (source, position) if isinstance(source, FileSource) and position is not None else None
-
-
-class _Copying:
-    """Fills buffers from a source that only returns bytes, a little at a time."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        for start in range(0, buffer.nbytes, STEP_NBYTES):
-            count = min(STEP_NBYTES, buffer.nbytes - start)
-            buffer[start : start + count] = self._source.read(offset + start, count)
-
-
-def filler_under(source: Source, offset: int) -> tuple[FillsBuffers, int] | None:
-    """
-    Return what fills buffers with the bytes of a source, a file where it is one, and where in it ``offset`` lies.
-
-    None for what inflates its whole content at each read.
-    """
-    under = file_under(source, offset) if hasattr(os, "preadv") else None
-    if under is not None or source.is_compressed:
-        return under
-    own = hasattr(source, "read_into") and not isinstance(source, FileSource)
-    return cast("FillsBuffers", source) if own else _Copying(source), offset
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:

@@ -19,8 +19,9 @@ from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import checksum_of_range
-from ckptool.sources.files import FileSource, file_under
+from ckptool.sources.files import FileSource
 from ckptool.sources.source import Source
+from ckptool.sources.under import file_under
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.part_checksums import PartChecksums
 from ckptool.tensors.reading import LazyTensor

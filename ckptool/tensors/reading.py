@@ -22,6 +22,12 @@ _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"
 SWAP_CODES: Final = {2: "H", 4: "I", 8: "Q"}
 """What ``array`` calls unsigned integers of so many bytes."""
 _LONG: Final = 16
+_WIDE: Final = 64
+"""Rows of so many elements are made one by one: what is written is consecutive then, which is twice as fast."""
+_BLOCK_COLUMNS: Final = 1 << 11
+_BLOCK_NBYTES: Final = 1 << 10
+"""Of each column in a block."""
+_LINE_NBYTES: Final = 64
 _PLACES: Final = 1 << 16
 _SPAN_NBYTES: Final = 1 << 19
 """A span that is always read in one piece."""
@@ -212,7 +218,10 @@ def gather(source: Source, offset: int, unit: int, dims: Dims) -> bytes:
     axis = min(range(len(dims)), key=lambda at: (dims[at][1] > 0, -dims[at][1]))
     size, step = dims[axis]
     inner = dims[:axis] + dims[axis + 1 :]
-    if step:
+    if step and len(inner) == 1 and inner[0][1] == 1:
+        nbytes = inner[0][0] * unit
+        slices = [source.read(offset + index * step * unit, nbytes) for index in range(size)]
+    elif step:
         slices = [gather(source, offset + index * step * unit, unit, inner) for index in range(size)]
     else:
         slices = [gather(source, offset, unit, inner)] * size
@@ -233,11 +242,7 @@ def _stack(slices: list[bytes], rows: int) -> bytes:
         return b"".join(slices)
     width = len(slices[0]) // rows
     if width in _CODES:
-        output = bytearray(len(slices) * len(slices[0]))
-        target = memoryview(output).cast(_CODES[width])
-        for index, one in enumerate(slices):
-            target[index :: len(slices)] = memoryview(one).cast(_CODES[width])
-        return bytes(output)
+        return _pack(b"".join(slices), width, [(rows, 1), (len(slices), rows)])
     return b"".join(one[start : start + width] for start in range(0, rows * width, width) for one in slices)
 
 
@@ -247,19 +252,23 @@ def _pack(data: bytes, unit: int, dims: Dims) -> bytes:
     output = bytearray(unit * prod(size for size, _ in dims))
     target = memoryview(output).cast(code)
     longest = max(range(len(dims)), key=lambda axis: dims[axis][0])
-    if dims[longest][0] >= _LONG:
+    if len(dims) == 2 and dims[0][1] == 1 and dims[0][0] >= _LONG and dims[1][0] >= _WIDE:
+        _pack_columns(view, target, dims[0][0], *dims[1])
+    elif dims[-1][0] >= _WIDE:
+        _pack_rows(view, target, dims, len(dims) - 1)
+    elif dims[longest][0] >= _LONG:
         _pack_rows(view, target, dims, longest)
     else:
         _pack_elements(view, target, dims)
     return bytes(output)
 
 
-def _pack_rows(view: memoryview, target: memoryview, dims: Dims, longest: int) -> None:
-    """Run the longest dimension in C: one slice assignment for each position of the others."""
+def _pack_rows(view: memoryview, target: memoryview, dims: Dims, axis_in_c: int) -> None:
+    """Run one dimension in C: one slice assignment for each position of the others."""
     steps = row_major([size for size, _ in dims])
-    size, step = dims[longest]
-    out_step = steps[longest]
-    others = [axis for axis in range(len(dims)) if axis != longest]
+    size, step = dims[axis_in_c]
+    out_step = steps[axis_in_c]
+    others = [axis for axis in range(len(dims)) if axis != axis_in_c]
     for position in product(*(range(dims[axis][0]) for axis in others)):
         begin = sum(index * dims[axis][1] for index, axis in zip(position, others, strict=True))
         out = sum(index * steps[axis] for index, axis in zip(position, others, strict=True))
@@ -268,6 +277,26 @@ def _pack_rows(view: memoryview, target: memoryview, dims: Dims, longest: int) -
         else:
             row = memoryview(view[begin : begin + 1].tobytes() * size).cast(view.format)  # type: ignore[call-overload]
         target[out : out + (size - 1) * out_step + 1 : out_step] = row
+
+
+def _pack_columns(view: memoryview, target: memoryview, rows: int, columns: int, step: int) -> None:
+    """
+    Pack what is stored column by column, ``step`` elements from one to the next.
+
+    A block at a time, which stays in a core's cache. There, columns are an odd number of cache lines apart: with a
+    power of two, all elements of a row would have to be in the same few places of the cache.
+    """
+    height = _BLOCK_NBYTES // view.itemsize
+    apart = height + _LINE_NBYTES // view.itemsize
+    block = memoryview(bytearray(min(columns, _BLOCK_COLUMNS) * apart * view.itemsize)).cast(_CODES[view.itemsize])
+    for first, left in product(range(0, rows, height), range(0, columns, _BLOCK_COLUMNS)):
+        count, width = min(height, rows - first), min(_BLOCK_COLUMNS, columns - left)
+        for column in range(width):
+            begin = (left + column) * step + first
+            block[column * apart : column * apart + count] = view[begin : begin + count]
+        for row in range(count):
+            out = (first + row) * columns + left
+            target[out : out + width] = block[row : row + (width - 1) * apart + 1 : apart]
 
 
 def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:

@@ -26,6 +26,7 @@ from ckptool.tensors.rebuild_arguments import (
     as_dtype,
     as_flag,
     as_sequence,
+    is_tensor_class,
     malformed_tensor,
 )
 from ckptool.tensors.rebuild_composites import Args, Parts
@@ -106,9 +107,10 @@ class Rebuilder:
         return info
 
     def _is_other(self, func: Inert) -> bool:
+        func = nodes.partial_of(func) if type(func) is Call else func
         if type(func) is not Global or id(func) in self._others:
             return True
-        if (func.module, func.name) in _RULES or _is_tensor_class(func):
+        if (func.module, func.name) in _RULES or is_tensor_class(func):
             return False
         self._others[id(func)] = func
         return True
@@ -174,7 +176,7 @@ class Rebuilder:
                 return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
             finally:
                 self._depth -= 1
-        if _is_tensor_class(func):
+        if is_tensor_class(func):
             return self._old_tensor(node)
         return self._array(node) if self._takes_arrays else None
 
@@ -257,12 +259,6 @@ class Rebuilder:
         info = self._strided(storage, offset, size, stride, requires_grad)
         return composites.quantized(info, quantizer, self._tensors)
 
-    def _sparse(self, _: Call, args: Args) -> TensorInfo:
-        return composites.sparse(args, self._tensors)
-
-    def _nested(self, _: Call, args: Args) -> TensorInfo:
-        return composites.nested(args, self._tensors)
-
     def _jagged(self, _: Call, args: Args) -> TensorInfo:
         pairs = nodes.state_pairs(args[0])
         self._spend(len(pairs))
@@ -283,32 +279,13 @@ class Rebuilder:
         return info._replace(subclass=None if plain else nodes.class_name(cls), kind=kind, parts=info.parts + parts)
 
     def _on_manifold(self, node: Call, _: Args) -> TensorInfo | None:
-        """A tensor of geoopt: ``partial(this, build_fn=f)(*arguments of f, state, class, manifold, requires_grad)``."""
-        made = node.func.state if isinstance(node.func, Call) else None
-        build = nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) else None
-        if not isinstance(node.args, tuple) or len(node.args) < 4:
-            return None
-        *arguments, _state, cls, manifold, requires_grad = node.args
-        info = self._recognise(Call(build, tuple(arguments)))
-        if info is None:
-            return None
-        parts = (*info.parts, *self._tensors([("manifold", manifold)]))
-        kind = "parameter" if nodes.class_name(cls).endswith("Parameter") else info.kind
-        return info._replace(
-            subclass=nodes.class_name(cls), requires_grad=as_flag(requires_grad), kind=kind, parts=parts
-        )
+        return composites.on_manifold(node, self._recognise, self._tensors)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         data, _dtype, device, requires_grad, *_rest = args
         info = self.tensor(data) or self._from_numpy(data)
-        if info is None:
-            return None
-        return info._replace(location=as_device(device), requires_grad=requires_grad is True)
-
-    def _from_number(self, _: Call, args: Args) -> TensorInfo | None:
-        """``torch.tensor(number)``: what modules say that keep numbers and save tensors."""
-        return composites.scalar(args[0])
+        return info and info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
     def _attributes(self, state: Inert) -> tuple[Parts, bool]:
         """Return the tensors among what a state holds, and whether it has the mark of nn.Buffer's plain tensors."""
@@ -340,8 +317,7 @@ class Rebuilder:
 
     def _tensors(self, named: Iterable[tuple[str, Inert]]) -> Parts:
         """Return those of the named nodes that are tensors."""
-        found = ((name, self.tensor(node)) for name, node in named)
-        return tuple((name, info) for name, info in found if info is not None)
+        return tuple((name, info) for name, node in named if (info := self.tensor(node)) is not None)
 
     def _from_numpy(self, node: Inert) -> TensorInfo | None:
         """Return an array as a tensor; None if it is none, or of a type that torch does not have."""
@@ -378,10 +354,6 @@ _PLAIN_CLASSES = {
 }
 
 
-def _is_tensor_class(func: Global) -> bool:
-    return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")
-
-
 _Rule: TypeAlias = "Callable[[Rebuilder, Call, Args], TensorInfo | None]"
 
 _RULES: dict[tuple[str, str], _Rule] = {
@@ -391,9 +363,9 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._utils", "_rebuild_parameter"): Rebuilder._parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): Rebuilder._parameter_with_state,
     ("torch._utils", "_rebuild_qtensor"): Rebuilder._quantized,
-    ("torch._utils", "_rebuild_sparse_tensor"): Rebuilder._sparse,
-    ("torch._utils", "_rebuild_sparse_csr_tensor"): Rebuilder._sparse,
-    ("torch._utils", "_rebuild_nested_tensor"): Rebuilder._nested,
+    ("torch._utils", "_rebuild_sparse_tensor"): lambda self, _, args: composites.sparse(args, self._tensors),
+    ("torch._utils", "_rebuild_sparse_csr_tensor"): lambda self, _, args: composites.sparse(args, self._tensors),
+    ("torch._utils", "_rebuild_nested_tensor"): lambda self, _, args: composites.nested(args, self._tensors),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): lambda _, _call, args: composites.meta(args),
     ("torch._utils", "_rebuild_wrapper_subclass"): lambda _, _call, args: composites.wrapper(args),
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): Rebuilder._from_cpu,
@@ -403,7 +375,9 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
-    ("torch", "tensor"): Rebuilder._from_number,
+    ("torch", "tensor"): lambda _, _call, args: composites.scalar(
+        args[0]
+    ),  # of modules that keep numbers, and save tensors
     ("geoopt.tensor", "_rebuild_manifold_tensor"): Rebuilder._on_manifold,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: composites.uninitialized(args),

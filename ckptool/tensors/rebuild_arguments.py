@@ -65,3 +65,8 @@ def as_device(node: Inert) -> str:
 def malformed_tensor(what: str) -> MalformedFile:
     """Return the error for a tensor that contradicts itself."""
     return MalformedFile(what, kind="malformed-tensor")
+
+
+def is_tensor_class(func: Global) -> bool:
+    """Say whether a name is that of a class of tensors in torch, of its first years: ``torch.FloatTensor``."""
+    return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")

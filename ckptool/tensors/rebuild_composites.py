@@ -13,10 +13,18 @@ from struct import pack
 from typing import TypeAlias
 
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import dtypes
-from ckptool.tensors.rebuild_arguments import as_device, as_dtype, as_layout, as_sequence, as_sizes, malformed_tensor
+from ckptool.tensors.rebuild_arguments import (
+    as_device,
+    as_dtype,
+    as_flag,
+    as_layout,
+    as_sequence,
+    as_sizes,
+    malformed_tensor,
+)
 from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
 Args: TypeAlias = tuple[Inert, ...]
@@ -102,6 +110,26 @@ def wrapper(args: Args) -> TensorInfo:
     )
     check_extent(info)
     return info
+
+
+def on_manifold(node: Call, recognise: Callable[[Call], TensorInfo | None], tensors: Tensors) -> TensorInfo | None:
+    """
+    Return a tensor of geoopt, a plain one with a manifold: ``functools.partial(…, build_fn=f)(*arguments of f, state,
+    class, manifold, requires_grad)``.
+    """
+    made = node.func.state if isinstance(node.func, Call) else None
+    build = (
+        nodes.lookup(nodes.mapping_pairs(made[2]) or [], "build_fn") if isinstance(made, tuple) and made[2:] else None
+    )
+    if not isinstance(node.args, tuple) or len(node.args) < 4:
+        return None
+    *arguments, _state, cls, manifold, requires_grad = node.args
+    info = recognise(Call(build, tuple(arguments)))
+    if info is None:
+        return None
+    name, parts = nodes.class_name(cls), (*info.parts, *tensors([("manifold", manifold)]))
+    kind = "parameter" if name.endswith("Parameter") else info.kind
+    return info._replace(subclass=name, requires_grad=as_flag(requires_grad), kind=kind, parts=parts)
 
 
 def uninitialized(args: Args) -> TensorInfo:

@@ -4,13 +4,15 @@ How fast and how small ckptool is with directories of torch.distributed.checkpoi
     python tests/benchmarks/bench_directories.py [--dir DIR] [--runs 3] [--gb 2]
 
 Makes its own directories in DIR or a temporary folder, and removes them: an index of 2,000 tensors on 128 ranks, one of
-20,000 tiny values, and 2 GB on 4 ranks, cut in rows and in columns (and room for copies of them). Every figure is of
-whole processes, run in turn; times are the best of the runs. Exits 1 if a bound does not hold.
+20,000 tiny values, one of 20,000 small tensors, 2 GB on 4 ranks, cut in rows and in columns, and a file of 2 GB (and
+room for copies of them). Every figure is of whole processes, run in turn; times are the best of the runs. Exits 1 if a
+bound does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,9 @@ from pathlib import Path
 from measuring import Figures, best, in_turn, measure, processes_in_turn, report
 
 TENSORS, RANKS, VALUES = 2_000, 128, 20_000
+BLOCK = (4096, 2048)  # 32 MiB
 INSPECT = [sys.executable, "-m", "ckptool", "inspect"]
+MIGRATE = [sys.executable, "-m", "ckptool", "migrate", "--force"]
 READ_METADATA = (
     "import sys; from torch.distributed.checkpoint import FileSystemReader; "
     "FileSystemReader(sys.argv[1]).read_metadata()"
@@ -56,7 +60,8 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(dir=given.dir) as name:
         work = Path(name)
-        held = [large_index(work, given.runs), many_values(work, given.runs)]
+        held = [large_index(work, given.runs), many_values(work, given.runs), small_tensors(work, given.runs)]
+        held.append(one_file(work, given.gb, given.runs))
         held += [migration(work, cut, given.gb, given.runs) for cut in ("rows", "columns")]
     return 0 if all(held) else 1
 
@@ -86,10 +91,49 @@ def many_values(work: Path, runs: int) -> bool:
     return report(f"{VALUES:,} values", figures, [(cpu <= 2, f"{cpu:.2f} s of CPU (at most 2)")])
 
 
+def small_tensors(work: Path, runs: int) -> bool:
+    folder, target = str(made(work, "small")), str(work / "out.safetensors")
+    commands = {
+        "python": [sys.executable, "-c", ""],
+        "migrate": [*MIGRATE, folder, target],
+        "load + save_file": [sys.executable, "-W", "ignore", "-c", LOAD, folder, target],
+    }
+    figures = processes_in_turn(commands, runs)
+    own = figures["migrate"].peak - figures["python"].peak
+    checks = [(own <= 96, f"peak {own:.1f} MiB beside python's own (at most 96)")]
+    return report(f"{VALUES:,} small tensors -> safetensors", figures, checks)
+
+
+def one_file(work: Path, gb: float, runs: int) -> bool:
+    """A file of safetensors → a file, shards, and DCP."""
+    source, target = made(work, "file", gb), work / "out"
+    size = str(-(-source.stat().st_size // 4 // 10**6 + 1) * 10**6)
+    commands = {
+        "file": [*MIGRATE, str(source), f"{target}.safetensors"],
+        "4 shards": [*MIGRATE, "--max-shard-size", size, str(source), str(target)],
+        "DCP": [*MIGRATE, "--form", "dcp", str(source), str(target)],
+    }
+
+    def measured(command: list[str]) -> Figures:
+        shutil.rmtree(target, ignore_errors=True)
+        target.with_suffix(".safetensors").unlink(missing_ok=True)
+        return measure(command)
+
+    runs_of = in_turn({name: lambda command=command: measured(command) for name, command in commands.items()}, runs)
+    figures = {name: best(rows) for name, rows in runs_of.items()}
+    checks = []
+    for name in ("4 shards", "DCP"):
+        ratio = figures[name].wall / figures["file"].wall
+        checks.append((ratio <= 1.3, f"{name}: {ratio:.2f} of one file (at most 1.3)"))
+    shutil.rmtree(target, ignore_errors=True)
+    source.unlink()
+    return report(f"one file of {gb:g} GB -> another form", figures, checks)
+
+
 def migration(work: Path, cut: str, gb: float, runs: int) -> bool:
     folder, target = str(made(work, cut, gb)), work / "out.safetensors"
     commands = {
-        "migrate": [sys.executable, "-m", "ckptool", "migrate", "--force", folder, str(target)],
+        "migrate": [*MIGRATE, folder, str(target)],
         "load + save_file": [sys.executable, "-W", "ignore", "-c", LOAD, folder, str(target)],
         "dcp_to_torch_save + save_file": [sys.executable, "-W", "ignore", "-c", TO_TORCH, folder, str(target)],
     }
@@ -150,6 +194,23 @@ def write_values(folder: Path, _: float) -> None:
     dcp.save(state | {"weight": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
 
 
+def write_small(folder: Path, _: float) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {f"layers.{number}.weight": torch.full((4, 4), float(number)) for number in range(VALUES)}
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+
+
+def write_file(path: Path, gb: float) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    block = torch.randn(BLOCK)
+    count = max(1, round(gb * 1e9 / block.nbytes))
+    save_file({f"model.layers.{number}.weight": block + number for number in range(count)}, path)
+
+
 def write_pieces(folder: Path, gb: float, axis: int) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     import torch
@@ -157,7 +218,7 @@ def write_pieces(folder: Path, gb: float, axis: int) -> None:
     from tests.formats.dcp_folder import Writer, rows
 
     writer = Writer(folder)
-    shape = (4096, 2048)  # 32 MiB
+    shape = BLOCK
     block = torch.randn(shape)
     for number in range(max(1, round(gb * 1e9 / block.nbytes))):
         writer.tensor(f"model.layers.{number}.weight", block + number, rows(shape, 4, axis))
@@ -167,6 +228,8 @@ def write_pieces(folder: Path, gb: float, axis: int) -> None:
 WRITERS = {
     "index": write_index,
     "values": write_values,
+    "small": write_small,
+    "file": write_file,
     "rows": lambda folder, gb: write_pieces(folder, gb, 0),
     "columns": lambda folder, gb: write_pieces(folder, gb, 1),
 }

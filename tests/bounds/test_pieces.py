@@ -78,7 +78,7 @@ def on_disk(
     return PiecesSource(shape, BY_NAME[dtype], pieces, name="w")
 
 
-@pytest.mark.parametrize(
+@each(
     ("boxes", "runs"),
     [
         ([((0, 0), (4, 6))], [24]),
@@ -100,7 +100,7 @@ def test_rows_are_runs_of_the_file_and_columns_are_not(
         assert b"".join(one.file.read(one.offset, one.nbytes) for one in extents) == DATA[:24]
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "as_it_is"), [("uint8", True), ("bool", True), ("int16", False), ("float32", False), ("complex64", False)]
 )
 def test_bytes_of_another_order_are_a_run_where_there_is_no_order(dtype: str, as_it_is: bool, tmp_path: Path) -> None:

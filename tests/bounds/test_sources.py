@@ -221,6 +221,26 @@ def asked(*reads: tuple[int, int]) -> list[int]:
     return source.sizes
 
 
+@pytest.mark.parametrize(("below", "digits"), [(0, 40), (0, 64), (7, 40), (7, 64)])
+def test_a_link_that_was_copied_as_text_is_taken_for_one_up_to_its_greatest_length(
+    below: int, digits: int, tmp_path: Path
+) -> None:
+    snapshot, blobs = tmp_path / "repository/snapshots/c0ffee", tmp_path / "repository/blobs"
+    place = snapshot.joinpath(*"abcdefg"[:below])
+    place.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / ("0f" * (digits // 2))).write_bytes(b"the blob")
+    (snapshot / "index").touch()
+    text = "../" * (below + 2) + "blobs/" + "0f" * (digits // 2)
+    name = "/".join([*"abcdefg"[:below], "model"])
+    index = FileSource(str(snapshot / "index"))
+    for content, expected in ((text, b"the blob"), (text + "\n", (text + "\n").encode())):
+        (place / "model").write_text(content)
+        source = index.open_sibling(name)
+        assert source.read(0, source.nbytes) == expected
+    index.close()
+
+
 def test_reads_close_together_share_blocks_that_grow() -> None:
     assert asked(*((at, 8) for at in range(0, len(DATA), 8)))[:4] == [2048, 16_384, 65_536, 65_536]
     assert max(asked(*((at, 8) for at in range(0, len(DATA), 8)))) == ReadAhead.BLOCK

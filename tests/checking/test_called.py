@@ -8,6 +8,7 @@ import io
 import pickle
 import pickletools
 from collections.abc import Callable
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from ckptool import check
-from ckptool.checking import allowed
+from ckptool.pickles import weights_only
 from ckptool.pickles.scanner import scan
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, Source
@@ -109,4 +110,24 @@ def test_what_a_walk_leaves_out_is_what_torch_takes() -> None:
     codes = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
     dull = {code[0] for code in codes if scan(BytesSource(code + bytes(8)), 0, 9).opcodes.keys().isdisjoint(code)}
     assert 0x71 in dull
-    assert dull <= allowed.OPCODES
+    assert dull <= weights_only.OPCODES
+
+
+@pytest.mark.parametrize("holder", ["(%bt", "](%be", "}(%bu", "((%bt\x85t"])
+def test_a_name_behind_many_other_arguments_is_seen(holder: str) -> None:
+    arguments = b"N" * 999 + named("os", "system")
+    given = holder.encode("latin-1") % arguments
+    acts = check(b"\x80\2" + named("builtins", "print") + given + b"\x85R.").acts
+    assert any(act.grade == "system" and "os.system" in (act.why or "") for act in acts)
+
+
+@pytest.mark.parametrize("asked", [b"", named("os", "system") + b"0"])
+def test_what_many_calls_share_is_looked_at_for_so_long(asked: bytes) -> None:
+    shared = named("pkg", "f") + b"q\0(" + b"N" * 9000 + b"tq\1"
+    begin = process_time()
+    report = check(b"\x80\2" + asked + shared + b"h\0h\1R0" * 30_000 + b".")
+    assert process_time() - begin < 2.0
+    told = {act.name: act for act in report.acts if act.how == "calls"}
+    assert told["pkg.f"].times >= 1
+    # What was not looked at is not taken for data.
+    assert ("system" in {act.grade for act in told.values()}) == bool(asked)

@@ -13,6 +13,7 @@ import termios
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_DRAWN_OVER = re.compile(r"[^\n]*\r\x1b\[2K")
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -24,8 +25,8 @@ class Screen(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The lines without styles."""
-        return STYLES.sub("", self.raw).replace("\r\n", "\n").splitlines()
+        """The lines that stay, without styles: what was drawn over is gone."""
+        return STYLES.sub("", _DRAWN_OVER.sub("", self.raw.replace("\r\n", "\n"))).splitlines()
 
 
 def on_terminal(

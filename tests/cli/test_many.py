@@ -226,3 +226,10 @@ def test_all_columns() -> None:
 
 def test_sorting_by_what_the_table_shows() -> None:
     assert run("inspect", FINE, "--sort", "parameters").stdout == run("inspect", FINE, "--sort", "numel").stdout
+
+
+def test_jsonl_of_several_migrations(tmp_path: Path) -> None:
+    arguments = ["migrate", FINE, WARNED, "--out-dir", tmp_path, "--to", "cpu", "--dry-run"]
+    lines = run(*arguments, "--jsonl").stdout.splitlines()
+
+    assert [json.loads(line) for line in lines] == json.loads(run(*arguments, "--json").stdout)

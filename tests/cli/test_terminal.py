@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def too_long(screen: Screen, columns: int) -> list[str]:
 
 @pytest.mark.parametrize("columns", some([60, 80, 120, 200], 3))
 def test_lines_fit_the_terminal(columns: int) -> None:
-    for arguments in (["inspect", WARNED], ["inspect", "-b", WARNED, FINE], ["check", "-b", WARNED], ["stat", FINE]):
+    files = ["inspect", WARNED], ["inspect", "-b", WARNED, FINE], ["check", "-b", WARNED], ["stat", FINE]
+    for arguments in (*files, ["migrate", WARNED, "--dry-run"]):
         screen = on_terminal(arguments, columns)
         assert screen.lines
         assert not too_long(screen, columns)
@@ -113,9 +115,27 @@ def test_a_pager_shows_all_in_one_piece(verb: str, tmp_path: Path) -> None:
 def test_severities_have_colours_on_a_terminal_and_nowhere_else() -> None:
     raw = on_terminal(["check", "-b", FINE, WARNED]).raw
 
-    assert "\x1b[32mfine" in raw
-    assert "\x1b[33mwarning" in raw
+    assert "\x1b[35mwarning\x1b[0m  …" in raw
+    assert "\r\nfine  " in f"\r\n{raw}"
     assert "\x1b[3" not in on_terminal(["check", "-b", FINE, WARNED], NO_COLOR="1").raw
+
+
+def test_no_colour_fails_on_a_light_or_a_dark_ground(tmp_path: Path) -> None:
+    """Of the eight colours, red and magenta alone stand out from black and from white; what matters less has none."""
+    shown = "".join(
+        on_terminal(arguments).raw for arguments in (["check", WARNED], ["inspect", tmp_path / "absent.pth"])
+    )
+
+    assert set(re.findall(r"\x1b\[(\d+)m", shown)) == {"0", "1", "31", "35"}
+
+
+def test_a_tensor_called_error_is_none(tmp_path: Path) -> None:
+    torch.save(
+        {"error": {"warning": torch.ones(3), "error": torch.ones(3)}, "warning": torch.ones(1)}, tmp_path / "a.pth"
+    )
+
+    for option in ([], ["--tree"]):
+        assert "\x1b[" not in on_terminal(["inspect", *option, tmp_path / "a.pth"]).raw
 
 
 @pytest.mark.parametrize("arguments", some(LONG, 3))

@@ -442,6 +442,21 @@ def test_the_last_layers_of_a_pipeline_are_missed_by_their_parameters(tmp_path: 
         ckptool.open_checkpoint(tmp_path)
 
 
+def test_settings_of_another_run_are_told_of(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    folder = engine.save(tmp_path / "run") / "global_step2"
+    model, optim = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+    def codes_with(settings: dict[str, Any]) -> dict[str, str]:
+        save(engine.model_states(0) | {"ds_config": {"bf16": {"enabled": True}, "steps": 2}}, folder / model)
+        save(engine.optim_states(0) | {"ds_config": settings}, folder / optim)
+        return {one.code: one.message for one in ckptool.check(folder).findings}
+
+    assert "CK148" not in codes_with({"bf16": {"enabled": True}, "steps": 2})
+    found = codes_with({"bf16": {"enabled": False}, "steps": 2})["CK148"]
+    assert found == f"settings of the engine differ between {model!r} and {optim!r}: bf16.enabled"
+
+
 # Real folders, where they are.
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptool
-from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile
+from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile, UnsupportedFeature
 from ckptool.formats.directories.rank_files.dtensor import Mesh, Placement, local_box
 from ckptool.tensors.tiling import check_tiling
 from tests.each import each
@@ -281,6 +281,18 @@ def test_megatron_says_which_ranks_are_missing(tmp_path: Path) -> None:
     shutil.rmtree(folder / "iter_0000100")
     with pytest.raises(FileUnavailable, match="names 'iter_0000100', and there is no such folder"):
         ckptool.open_checkpoint(folder)
+
+
+def test_arrays_of_zarr_are_refused_by_name(tmp_path: Path) -> None:
+    place = tmp_path / "iter_0000100"
+    (place / "model.weight").mkdir(parents=True)
+    (place / "model.weight" / ".zarray").write_text("{}")
+    torch.save({"iteration": 100}, place / "common.pt")
+    for text in ('{"sharded_backend": "torch_dist"}', '{"sharded_backend": "zarr"}'):
+        (place / "metadata.json").write_text(text)
+        for path in (tmp_path, place):
+            with pytest.raises(UnsupportedFeature, match="in the format zarr, of 1 array, which is not read"):
+                ckptool.open_checkpoint(path)
 
 
 # Real folders, and real processes.

@@ -31,8 +31,9 @@ from typing import Any
 
 from ckptool import check
 from ckptool.pickles.effects import SPLIT_FRAME, Effect
-from ckptool.pickles.grading import canonical, grade_of
+from ckptool.pickles.grading import grade_of
 from ckptool.pickles.nodes import Call, Global, PersistentId
+from ckptool.pickles.reaching import canonical
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +15,30 @@ from tests.scale import some
 
 pytest.importorskip("resource", reason="the size of a process is told by POSIX's call")
 
-NBYTES = 500_000
 MIB = 1 << 20
-PER_BYTE = {"inspect": 40, "check": 40, "migrate": 220}
-"""Bytes of memory for each byte of the file, and with them 64 MiB for all. ``migrate`` has both trees at once."""
+PER_BYTE = 40
+"""Bytes of memory for each byte of the file, and with them 64 MiB for all."""
+VERBS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect", "{}"),
+    "inspect --json": ("inspect", "--json", "{}"),
+    "check": ("check", "{}"),
+    "migrate": ("migrate", "{}", "{}.pth"),
+    "migrate --form same": ("migrate", "--form", "same", "--keep-calls", "{}", "{}.same.pth"),
+    "migrate --form state_dict": ("migrate", "--form", "state_dict", "{}", "{}.weights.pth"),
+    "diff": ("diff", "{}", "{}"),
+}
 LINES = b"".join(b"c%x\n\n" % number for number in range(150_000))
 SHAPES = {
     "empty lists": b"]",
+    "empty dicts": b"}",
     "empty dicts, noted": b"}\x94",
+    "empty lists, noted": b"]\x94",
     "tuples of one": b"N\x85",
     "lists of one": b"]Na",
+    "dicts of one": b"}NNs",
+    "objects of one argument": b"h\0N\x85R",
+    "objects with a state": b"h\0)R}b",
+    "what is noted under far indices": b"Nr\xff\xff\xff\0" + b"\x94" * 1000,
     "nothing": b"N",
     "calls": b"h\0)R",
     "persistent ids": b"NQ",
@@ -34,7 +49,7 @@ SHAPES = {
     "compressed strings": b"C\3\x1f\x8b\x08",
 }
 GROWN = """
-import gc, io, resource, sys, contextlib
+import gc, io, json, resource, sys, contextlib
 from ckptool.cli import cli
 gc.set_threshold(1_000_000)
 def run(arguments):
@@ -42,8 +57,7 @@ def run(arguments):
         with contextlib.suppress(SystemExit):
             cli.main(arguments)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-verb = sys.argv[1]
-small, large = ([verb, path, *([path + ".out.pth"] if verb == "migrate" else [])] for path in sys.argv[2:])
+small, large = ([part.replace("{}", path) for part in json.loads(sys.argv[1])] for path in sys.argv[2:])
 print(-run(small) + run(large))
 """
 
@@ -53,7 +67,7 @@ def grown(verb: str, tmp_path: Path, data: bytes) -> int:
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(pickle_of(b"N"))
     large.write_bytes(data)
-    command = [sys.executable, "-c", GROWN, verb, str(small), str(large)]
+    command = [sys.executable, "-c", GROWN, json.dumps(VERBS[verb]), str(small), str(large)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout) << 10
 
@@ -62,11 +76,14 @@ def pickle_of(values: bytes) -> bytes:
     return b"\x80\4" + call(named("m", "C")) + b"0" + named("m", "C") + b"q\0](" + values + b"e."
 
 
-@pytest.mark.parametrize("verb", some(PER_BYTE, 3))
-@pytest.mark.parametrize("shape", some(SHAPES, 4))
-def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(verb: str, shape: str, tmp_path: Path) -> None:
-    data = pickle_of(SHAPES[shape] * (NBYTES // len(SHAPES[shape])))
-    assert grown(verb, tmp_path, data) < 64 * MIB + PER_BYTE[verb] * len(data)
+@pytest.mark.parametrize("nbytes", some((500_000, 4_000_000), 2))
+@pytest.mark.parametrize("verb", some(VERBS, 4))
+@pytest.mark.parametrize("shape", some(SHAPES, 6))
+def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(
+    verb: str, shape: str, nbytes: int, tmp_path: Path
+) -> None:
+    data = pickle_of(SHAPES[shape] * (nbytes // len(SHAPES[shape])))
+    assert grown(verb, tmp_path, data) < 64 * MIB + PER_BYTE * len(data)
 
 
 def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
@@ -75,7 +92,7 @@ def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LimitExceeded) as caught:
         open_checkpoint(pickle_of(LINES))
     assert caught.value.kind == "too-many-names"
-    assert grown("check", tmp_path, pickle_of(LINES)) < 64 * MIB + 40 * len(LINES)
+    assert grown("check", tmp_path, pickle_of(LINES)) < 64 * MIB + PER_BYTE * len(LINES)
 
 
 @pytest.mark.parametrize("opcode", [b"]", b"\x8f", b"("])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -98,6 +100,56 @@ def test_only_what_is_wanted_is_read(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PiecesSource, "info", info)
     ckptool.load_into(model_like({"narrow": TENSORS["model.narrow"]}), folder, strict=False)
     assert opened == {"model.narrow"}
+
+
+def test_no_bytes_but_those_of_what_is_wanted_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two pieces of one tensor among large ones: their bytes, and the end of each, which says where they begin."""
+    names = ("a", "wanted", "z")
+    folder = save(
+        tmp_path / "large", {name: torch.randn(256, 512) for name in names}, {"wanted": columns((256, 512), 2)}
+    )
+    counted: list[int] = []
+    pread, preadv = os.pread, os.preadv
+
+    def count(found: Any) -> Any:
+        counted.append(len(found) if isinstance(found, bytes) else found)
+        return found
+
+    monkeypatch.setattr("os.pread", lambda *arguments: count(pread(*arguments)))
+    monkeypatch.setattr("os.preadv", lambda *arguments: count(preadv(*arguments)))
+    with ckptool.open_checkpoint(folder) as checkpoint:
+        opened = sum(counted)
+        assert opened < 32 << 10
+        wanted = checkpoint.tensors["wanted"]
+        found = wanted.read()
+    assert sum(counted) - opened <= len(found) + 2 * (80 << 10)
+    counted.clear()
+    model = model_like({"wanted": torch.empty(256, 512)}, "meta")
+    ckptool.load_into(model, folder, strict=False)
+    assert dict(model.named_buffers())["wanted"].numpy().tobytes() == found
+    assert sum(counted) <= opened + len(found) + 2 * (80 << 10)
+
+
+@each("device", ["cpu", "meta"])
+def test_several_threads_put_a_tensor_together(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"w": torch.randn(600, 501), "x": torch.randn(501, 300)}
+    folder = save(tmp_path / "cut", wanted, {"w": columns((600, 501), 4), "x": rows((501, 300), 3)}, files=4)
+    threads: set[int] = set()
+    both = threading.Barrier(2, timeout=30)
+    real = PiecesSource.read_into
+
+    def read_into(self: PiecesSource, offset: int, buffer: memoryview) -> None:
+        if threading.get_ident() not in threads and len(threads) < 2:
+            threads.add(threading.get_ident())
+            both.wait()
+        real(self, offset, buffer)
+
+    monkeypatch.setattr(PiecesSource, "read_into", read_into)
+    monkeypatch.setattr("ckptool.loading.memory.host._PIECE", 1 << 16)
+    model = model_like(wanted, device)
+    ckptool.load_into(model, folder)
+    assert len(threads) == 2
+    assert equal(dict(model.named_buffers()), wanted)
 
 
 def damage(folder: Path, tensor: torch.Tensor) -> None:

@@ -276,5 +276,29 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len(found) != len(_list(owner, key))",
         "len(found) < len(_list(owner, key))",
     ): NEVER_BEYOND,
+    (
+        "sources/checksums",
+        "checksum_of_range",
+        "stop - start < 2 * RUN_NBYTES",
+        "stop - start <= 2 * RUN_NBYTES",
+    ): ONLY_FASTER,
+    (
+        "sources/checksums",
+        "checksum_of_range",
+        "stop - start < 2 * RUN_NBYTES",
+        "stop - start >= 2 * RUN_NBYTES",
+    ): ONLY_FASTER,
+    (
+        "sources/checksums",
+        "checksum_of_range",
+        "stop - start < 2 * RUN_NBYTES",
+        "stop - start < 3 * RUN_NBYTES",
+    ): ONLY_FASTER,
+    (
+        "sources/checksums",
+        "checksum_of_range",
+        "stop - start < 2 * RUN_NBYTES",
+        "stop - start < 1 * RUN_NBYTES",
+    ): ONLY_FASTER,
 }
 """``(module, function, before, after)``, and the reason."""

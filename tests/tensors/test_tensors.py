@@ -242,3 +242,17 @@ def test_only_the_bytes_of_a_view_are_read() -> None:
 
 def tensors_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape).stride()
+
+
+@each("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])
+@each(("rows", "columns"), [(16, 64), (15, 64), (1030, 65), (40, 2100), (129, 63)])
+def test_what_is_stored_column_by_column_is_read_row_by_row(dtype: str, rows: int, columns: int) -> None:
+    """Also where columns have more room than elements, and where there are several blocks of both."""
+    step, kind = rows + 3, getattr(torch, dtype)
+    data = torch.randint(0, 255, (columns * step * kind.itemsize,), dtype=torch.uint8)
+    found = info((rows, columns), (1, step), 1, dtype=dtype, data=data.numpy().tobytes())
+    expected = data.view(kind).as_strided((rows, columns), (1, step), 1).contiguous()
+    assert read(found) == expected.view(torch.uint8).numpy().tobytes()
+    cut = info((columns, rows // 2), (step, 2), 1, dtype=dtype, data=data.numpy().tobytes())
+    expected = data.view(kind).as_strided((columns, rows // 2), (step, 2), 1).contiguous()
+    assert read(cut) == expected.view(torch.uint8).numpy().tobytes()

@@ -57,13 +57,24 @@ class Layout(Protocol):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they look at a folder."""
-    from ckptool.formats.directories import dcp, dcp_safetensors, deepspeed, deepspeed_universal, megatron, rank_files
+    from ckptool.formats.directories import (
+        dcp,
+        dcp_safetensors,
+        deepspeed,
+        deepspeed_universal,
+        megatron,
+        megatron_zarr,
+        nanotron,
+        rank_files,
+    )
 
     yield dcp
     yield dcp_safetensors
     yield deepspeed_universal  # before deepspeed, whose files lie beside it
     yield deepspeed
     yield megatron
+    yield megatron_zarr
+    yield nanotron
     yield rank_files
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
@@ -127,6 +127,7 @@ class Reader:
         agree("stages of ZeRO", [(one.name, one.stage) for one in files])
         agree("numbers of partitions", [(one.name, one.counts or None) for one in files])
         states.steps_agree(files)
+        remarks += _other_settings(model, first)
         found = [model]
         if first.of_stage_3:
             found = [self.model(models[rank]) for rank in range(world) if rank in models]
@@ -165,6 +166,15 @@ def _shards_in_groups(model: ModelStates) -> bool:
     """Say whether parameters were partitioned among some of the ranks alone, the others having copies (MiCS)."""
     zero = nodes.lookup(nodes.mapping_pairs(model.field("ds_config")) or [], "zero_optimization")
     return nodes.lookup(nodes.mapping_pairs(zero) or [], "mics_shard_size") is not None
+
+
+def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
+    """Say in what the settings of the engine differ between two files, which one process writes one after the other."""
+    one, other = model.settings, optim.settings
+    differing = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
+    if one and other and differing:
+        what = f"settings of the engine differ between {model.name!r} and {optim.name!r}: {some(differing)}"
+        yield Remark("CK148", what, side_by_side.ANOTHER_SAVE)
 
 
 def _without_masters(inside: str, model: ModelStates) -> Remark:

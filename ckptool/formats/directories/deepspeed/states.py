@@ -53,6 +53,8 @@ _OF_PARTITION: Final = frozenset(
     )
 )
 
+_MOST_SETTINGS: Final = 200
+
 
 class _File:
     """A file of a rank, and what is in its outermost mapping."""
@@ -78,6 +80,16 @@ class _File:
         """The release of DeepSpeed that wrote it."""
         found = self.field("ds_version")
         return found if isinstance(found, str) and len(found) < 64 else None
+
+    @cached_property
+    def settings(self) -> dict[str, str | float]:
+        """What the engine was told, which it writes into every file: numbers and words, two levels deep."""
+        found: dict[str, str | float] = {}
+        for key, value in (nodes.mapping_pairs(self.field("ds_config")) or [])[:_MOST_SETTINGS]:
+            for own, leaf in (nodes.mapping_pairs(value) or [("", value)])[:_MOST_SETTINGS]:
+                if isinstance(key, str) and isinstance(own, str) and isinstance(leaf, str | int | float):
+                    found[f"{key}.{own}".rstrip(".")] = leaf
+        return found
 
     def malformed(self, what: str) -> MalformedFile:
         """Return the error for a file that contradicts itself."""

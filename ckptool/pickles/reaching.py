@@ -1,0 +1,109 @@
+"""Which names reach the system when they are called, and which of these are among what a call is given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from itertools import chain
+from typing import Final
+
+from ckptool.pickles import dangerous_names as table
+from ckptool.pickles import nodes
+from ckptool.pickles.effects import Unfollowed
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
+
+_MOST_LOOKED_AT: Final = 1 << 21
+_HOLDERS: Final = frozenset((tuple, list, Set, Dict))
+_TOO_MUCH: Final = "more than can be looked at"
+
+
+class Looks:
+    """How much may still be looked at in the arguments of calls, of all pickles together: they may be shared."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _MOST_LOOKED_AT
+
+
+@lru_cache(maxsize=1 << 12)
+def canonical(module: str, name: str) -> str:
+    """Return the full name in Python 3: the names of Python 2 are still understood by unpicklers."""
+    import _compat_pickle as compat  # two tables: what pickle itself uses for this
+
+    module, name = compat.NAME_MAPPING.get((module, name), (module, name))
+    module = compat.IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}" if name else module
+
+
+def package_of(name: str) -> str:
+    """Return the package that a name is of."""
+    return name.partition(".")[0]
+
+
+@lru_cache(maxsize=1 << 12)
+def reaching(name: str, qualified: str) -> str | None:
+    """Return in which way what has this name reaches the system, if it is known for that or hides what it is."""
+    if name in table.HARMLESS or name in table.PLAIN:
+        return None
+    reason = listed(name)
+    if reason:
+        return reason
+    parts = qualified.split(".")
+    for index in range(len(parts)):
+        if index and (reason := listed(".".join(parts[index - 1 :]))):
+            return reason
+    if any(part in table.INSIDE for part in parts[:-1]):
+        return table.THROUGH
+    if len(parts) > 1 and not table.HARMLESS_PATTERN.fullmatch(name):
+        for part in parts[:-1]:
+            first = part.lstrip("_")[:1]
+            if not first.isupper():
+                return table.THROUGH
+    return table.TELLING_NAME if parts[-1] in table.TELLING else None
+
+
+def listed(name: str) -> str | None:
+    while name:
+        reason = table.DANGEROUS.get(name)
+        if reason:
+            return reason
+        name = name.rpartition(".")[0]
+    return None
+
+
+def passed(values: tuple[Inert, ...], looks: Looks, *, made: bool = False) -> str | None:
+    """
+    Return the first name among arguments that reaches the system when it is called, or what cannot be followed.
+
+    With ``made``, also the call that gives a function made of what the file holds.
+    """
+    todo: list[Inert] = list(values)
+    seen: set[int] = set()
+    for one in todo:  # which grows: what is called mostly stands first, and not deep
+        looks.left -= 1
+        kind = type(one)
+        if kind is Global:
+            name = canonical(one.module, one.name)
+            if one.name and reaching(name, one.name):
+                return name
+        elif kind is Call:
+            maker = nodes.global_of(one.func) if made else None
+            if maker is not None and canonical(maker.module, maker.name) in table.MAKERS:
+                return canonical(maker.module, maker.name)
+        elif kind is Unfollowed:
+            return str(one.why)
+        elif kind in _HOLDERS and id(one) not in seen:
+            seen.add(id(one))
+            held = _held(one)
+            if len(held) > looks.left:
+                looks.left = 0
+                return _TOO_MUCH
+            todo.extend(held)
+    return None
+
+
+def _held(holder: Inert) -> Collection[Inert]:
+    if type(holder) is Dict:
+        return list(chain.from_iterable(holder.pairs))
+    return holder.items if type(holder) is Set else holder

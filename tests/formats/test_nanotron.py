@@ -1,0 +1,86 @@
+"""Nanotron's folders: a file for each part of a parameter, whose slices are text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckptool
+from ckptool import CkptoolError, MalformedFile, open_checkpoint
+
+QKV = torch.randn(12, 4)
+WIDE = torch.randn(3, 8)
+NORM = torch.randn(4)
+
+
+def put(folder: Path, name: str, data: torch.Tensor, rank: str = "", pairs: str = "", shape: str = "") -> None:
+    *modules, last = name.split(".")
+    place = folder.joinpath("model", *modules)
+    place.mkdir(parents=True, exist_ok=True)
+    text = {"version": "1.4", "local_global_slices_pairs": pairs, "unsharded_shape": shape} if pairs else None
+    save_file({"data": data.contiguous()}, place / f"model_{last}{rank}.safetensors", text)
+
+
+def saved(folder: Path) -> Path:
+    """Save as two tensor-parallel ranks do: q, k and v are three slices of what each has."""
+    for rank in range(2):
+        of = f"_pp-rank-0-of-1_tp-rank-{rank}-of-2"
+        own, pairs = [], []
+        for part in range(3):
+            begin = part * 4 + rank * 2
+            own.append(QKV[begin : begin + 2])
+            pairs.append(f"{part * 2},{part * 2 + 2},None|None,None,None#{begin},{begin + 2},None|None,None,None")
+        put(folder, "model.decoder.0.pp_block.qkv.weight", torch.cat(own), of, ";".join(pairs), "(12, 4)")
+        begin = rank * 4
+        slices = f"None,None,None|None,None,None#None,None,None|{begin},{begin + 4},None"
+        put(folder, "model.head.weight", WIDE[:, begin : begin + 4], of, slices, "(3, np.int64(8))")
+    put(folder, "model.norm.weight", NORM)
+    (folder / "checkpoint_metadata.json").write_text(json.dumps({"version": "1.4", "tp": 2, "dp": 1}))
+    return folder
+
+
+def test_slices_are_put_together(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run")
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.format == "nanotron"
+    found = ckptool.load(folder)
+    expected = {"decoder.0.pp_block.qkv.weight": QKV, "head.weight": WIDE, "norm.weight": NORM}
+    for name, tensor in expected.items():
+        (own,) = [one for key, one in found.items() if key.endswith(name)]
+        assert torch.equal(own, tensor)
+    assert ckptool.check(folder, deep=True).worst in (None, "info")
+    ckptool.migrate(folder, tmp_path / "one.safetensors")
+    again = ckptool.load(tmp_path / "one.safetensors")
+    assert again.keys() == found.keys()
+    assert all(torch.equal(again[key], tensor) for key, tensor in found.items())
+
+
+def test_a_missing_rank_is_a_hole(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (gone,) = folder.rglob("head/*tp-rank-1*")
+    gone.unlink()
+    assert [one.code for one in ckptool.check(folder).findings if one.severity == "error"] == ["CK141"]
+    with pytest.raises(CkptoolError, match="hole"):
+        ckptool.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "shape"),
+    [
+        ("0,9,None#0,9,None", "(4,)"),
+        ("0,2,None#0,3,None", "(4,)"),
+        ("0,4,2#0,4,2", "(4,)"),
+        ("0,4,None", "(4,)"),
+        ("-1,4,None#0,4,None", "(4,)"),
+        ("0,4,None#0,4,None", "(99999999999999999, 99999999999999999)"),
+    ],
+)
+def test_slices_that_make_no_sense(pairs: str, shape: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    put(folder, "model.norm.weight", NORM, "", pairs, shape)
+    with pytest.raises(MalformedFile, match=r"slices|shape"):
+        open_checkpoint(folder)
