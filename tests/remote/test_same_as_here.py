@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import queue
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save as save_safetensors
 
-from ckptool import FileUnavailable, MalformedFile, load, load_into, migrate, open_checkpoint
+from ckptool import FileUnavailable, LiveModel, MalformedFile, load, load_into, migrate, open_checkpoint
 from ckptool.archives.zip_directory import find_directory, read_entries
 from ckptool.archives.zip_placing import placed
 from ckptool.archives.zips import read_zip
@@ -135,6 +136,22 @@ def test_a_member_is_picked_and_migrated(tmp_path: Path) -> None:
             assert (found.member, len(found.tensors)) == ("optimizer.pth", 2)
         assert migrate(f"{server.url}/x.zip::policy.pth", tmp_path / "y.pth").verified
     assert len(load(tmp_path / "y.pth")) == 3
+
+
+def test_an_address_is_watched_by_its_version() -> None:
+    first, second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    with serving({"/x.pth": zipped(dict(first.state_dict()))}) as server:
+        served = LiveModel(torch.nn.Linear(3, 2))
+        served.reload(f"{server.url}/x.pth?sig=1")
+        assert torch.equal(served.model.weight, first.weight)
+        told = queue.Queue[Any]()
+        served.watch(every=0.02, on_reload=told.put)
+        try:
+            server.files["/x.pth"] = zipped(dict(second.state_dict()))
+            assert not isinstance(told.get(timeout=60), CkptoolError)
+        finally:
+            served.unwatch()
+        assert torch.equal(served.model.weight, second.weight)
 
 
 @pytest.mark.usefixtures("ranged")

@@ -64,7 +64,8 @@ from ckptool.loading.serving.watcher import Watcher
 from ckptool.messages import show
 from ckptool.names.matching import Renames
 from ckptool.sources.files import Origin
-from ckptool.sources.paths import file_identity
+from ckptool.sources.naming import shown_path
+from ckptool.sources.versions import version_under
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -227,7 +228,7 @@ class LiveModel:
         """
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
-        seen = (os.fspath(source), file_identity(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
+        seen = (os.fspath(source), version_under(os.fspath(source))) if isinstance(source, str | os.PathLike) else None
         limits = limits if limits is not None else self._limits
         cancellation = limits.cancellation
         with self._turn(cancellation), opened(source, limits) as checkpoint:
@@ -330,7 +331,8 @@ class LiveModel:
         One that cannot be loaded is reported, through ``logging``,
         ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
         after the fork. Of an index of shards, the index alone is looked at: put it there last. Of a folder, every file
-        is; where it has an index, nothing is loaded before that is another one, too.
+        is; where it has an index, nothing is loaded before that is another one, too. An address is asked for its
+        version at each look.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.
@@ -341,8 +343,8 @@ class LiveModel:
             path = self._seen[0]
         path = os.fspath(path)
         self.unwatch()
-        if file_identity(path) is None:
-            logger.warning("watching a path without a file: %s", show(path))
+        if version_under(path) is None:
+            logger.warning("watching a path without a file: %s", show(shown_path(path)))
         # What was loaded, not what is there now: a file that came between the two must not be missed.
         loaded = self._seen[1] if self._seen is not None and self._seen[0] == path else None
 

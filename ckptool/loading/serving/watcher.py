@@ -12,7 +12,9 @@ from typing import Final, Generic, TypeVar
 from ckptool.cancellation import Cancellation
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.messages import show
-from ckptool.sources.paths import file_identity, identity_of, is_committed
+from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import identity_of, is_committed
+from ckptool.sources.versions import version_under
 
 T = TypeVar("T")
 
@@ -90,7 +92,7 @@ class Watcher(Generic[T]):
     def _run(self) -> None:
         seen, waiting = self._loaded, _Waiting()
         while not self._stopped.wait(self._every):
-            found = file_identity(self._path)
+            found = version_under(self._path)
             if found is None or found == self._loaded or not is_committed(found, self._served):
                 waiting.keep(None)
             elif found == seen or waiting.was_replaced_whole(found, self._loaded):
@@ -108,14 +110,14 @@ class Watcher(Generic[T]):
             self._served = self._loaded
             self._tell(done)
         except Cancelled:
-            logger.info("no longer watched, not reloaded: %s", show(self._path))
+            logger.info("no longer watched, not reloaded: %s", show(shown_path(self._path)))
         except CkptoolError as error:
             self._note(error)
             logger.warning("not reloaded: %s", show(str(error)))
             self._tell(error)
         except Exception as error:  # no memory left on the device, say: the next file may do
             self._note(error)
-            logger.exception("not reloaded: %s", show(self._path))
+            logger.exception("not reloaded: %s", show(shown_path(self._path)))
 
     def _note(self, error: Exception) -> None:
         chain: list[BaseException] = [error]

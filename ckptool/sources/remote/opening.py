@@ -16,6 +16,7 @@ from ckptool.sources.remote.transport import Transport
 from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
+    from ckptool.sources.remote.store import StoredFile
     from ckptool.sources.remote.web import WebFile
 
 
@@ -68,12 +69,43 @@ def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple
         MissingPackage: What its scheme needs is not installed.
     """
     remote = as_remote(address)
-    if remote.scheme == HUB:
-        from ckptool.sources.remote.hub import resolve
+    found, headers = _resolved(remote)
+    return _opened(found, headers, remote.shown, cancellation), remote.shown
 
-        found, headers = resolve(remote)
-        return _opened(found, headers, remote.shown, cancellation), remote.shown
-    return _opened(remote, {}, remote.shown, cancellation), remote.shown
+
+def remote_version(address: str) -> tuple[object, ...] | None:
+    """Return what tells the version of a file that is there now from others; None if none can be read."""
+    remote = as_remote(address)
+    try:
+        transport = _transport(*_resolved(remote), remote.shown, None)
+        try:
+            transport.tail(1)
+            return ("far", remote.shown, *transport.version)
+        finally:
+            transport.close()
+    except FileUnavailable:
+        return None
+
+
+def _resolved(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
+    """Return the address that ranges are asked of, and the headers that go with it."""
+    if remote.scheme != HUB:
+        return remote, {}
+    from ckptool.sources.remote.hub import resolve
+
+    return resolve(remote)
+
+
+def _transport(
+    remote: Remote, headers: Mapping[str, str], shown: str, cancellation: Cancellation | None
+) -> WebFile | StoredFile:
+    if remote.scheme in WEB:
+        from ckptool.sources.remote.web import WebFile
+
+        return WebFile(remote, headers, shown=shown, cancellation=cancellation)
+    from ckptool.sources.remote.store import StoredFile
+
+    return StoredFile(remote, cancellation)
 
 
 def open_file_object(origin: object, cancellation: Cancellation | None = None) -> SourceInFolder | None:
@@ -97,18 +129,9 @@ def _opened(
         beside = f"{shown.rpartition('/')[0]}/{name}"
         return _opened(remote.beside(name), headers, beside, cancellation)
 
-    transport: Transport
-    if remote.scheme in WEB:
-        from ckptool.sources.remote.web import WebFile
-
-        transport = web = WebFile(remote, headers, shown=shown, cancellation=cancellation)
-        if remote.download:
-            return DownloadedSource(_downloaded(web), shown, open_named, cancellation)
-    else:
-        from ckptool.sources.remote.store import StoredFile
-
-        transport = StoredFile(remote, cancellation)
-
+    transport = _transport(remote, headers, shown, cancellation)
+    if remote.download and remote.scheme in WEB:
+        return DownloadedSource(_downloaded(cast("WebFile", transport)), shown, open_named, cancellation)
     return _fetched(transport, remote.connections, open_named, cancellation)
 
 

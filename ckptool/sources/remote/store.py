@@ -72,6 +72,11 @@ class StoredFile:
         options: dict[str, Any] = {"range": (start, stop)}
         return self._get({**options, "if_match": self._tag} if self._tag else options)
 
+    @property
+    def version(self) -> tuple[object, ...]:
+        """What tells the version that this is bound to from others."""
+        return self._nbytes, self._tag
+
     def close(self) -> None:
         """The library keeps no file open."""
 

@@ -89,6 +89,11 @@ class WebFile:
         """Return the bytes of a range."""
         return self._ask(f"bytes={start}-{stop - 1}", lambda answer: self._body(answer, (start, stop)))
 
+    @property
+    def version(self) -> tuple[object, ...]:
+        """What tells the version that this is bound to from others."""
+        return tuple(self._version or ())
+
     def download(self, stream: BinaryIO) -> None:
         """Write the whole file to a stream, as the server gives it when it is asked for no range."""
 
