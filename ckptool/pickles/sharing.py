@@ -1,24 +1,27 @@
-"""Which nodes of a tree may stand in it more than once: those that its pickle took from the memo, or doubled."""
+"""Which nodes stand in a tree more than once: of those that its pickle may have taken from the memo, or doubled."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
+from ckptool.pickles import nodes
+from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 
 _WINDOW: Final = 1 << 18
 _LONGEST: Final = 12
 """An opcode that gets from the memo, with an index of ten digits."""
-# At every byte, for it is not known which of them are opcodes: what is wrongly taken for shared costs some bytes.
+# At every byte, for it is not known which of them are opcodes: what is wrongly taken for one is sorted out later.
 _SHORT: Final = re.compile(rb"(?=h(.))", re.DOTALL).findall
 _LONG: Final = re.compile(rb"(?=j(.{4}))", re.DOTALL).findall
 _TEXT: Final = re.compile(rb"(?=g\s*\+?([0-9]{1,10})\s*\n)").findall
 
 
 def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
-    """Return the ids of all nodes that may stand in the tree of a pickle more than once."""
+    """Return the ids of all nodes that stand in the tree of a pickle more than once."""
     indices: set[int] = set()
     for begin in range(pickled.start, pickled.end, _WINDOW):
         data = source.read(begin, min(_WINDOW + _LONGEST, pickled.end - begin))
@@ -27,4 +30,31 @@ def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
         indices.update(map(int, set(_TEXT(data))))
     memo = pickled.memo
     got = (memo[index] for index in indices if (index in memo if isinstance(memo, dict) else index < len(memo)))
-    return {id(node) for node in got} | {id(node) for node in pickled.doubled}
+    return _met_again(pickled.root, {id(node) for node in got} | {id(node) for node in pickled.doubled})
+
+
+def _met_again(root: Inert, candidates: set[int]) -> set[int]:
+    """Return those of the candidates that stand in a tree more than once; nothing else can."""
+    met: set[int] = set()
+    again: set[int] = set()
+    todo = [root] if candidates else []
+    while todo:
+        node = todo.pop()
+        key = id(node)
+        if key in met:
+            again.add(key)
+            continue
+        if key in candidates:
+            met.add(key)
+        todo.extend(child for child in _held(node) if nodes.is_container(child) or id(child) in candidates)
+    return again
+
+
+def _held(node: Inert) -> Iterator[Inert]:
+    """Yield all that a container refers to: keys and what is called, too."""
+    if isinstance(node, Call):
+        yield node.func
+    if isinstance(node, Call | Dict):
+        for key, _ in node.pairs or ():
+            yield key
+    yield from nodes.held(node)

@@ -20,6 +20,9 @@ from typing import Final, Protocol, TypeVar
 from ckptool.errors import CkptoolError, SourceChanged
 from ckptool.sources.siblings import NO_DESCRIPTOR, open_folder
 
+if sys.platform != "win32":
+    import resource
+
 _T = TypeVar("_T")
 
 _MOST_OPEN: Final = 128
@@ -38,8 +41,6 @@ def _allowed() -> int | None:
     """Return how many descriptors the process may have; None if as many as it likes."""
     if sys.platform == "win32":
         return None
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 

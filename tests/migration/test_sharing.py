@@ -22,12 +22,14 @@ def shapes() -> dict[str, Any]:
     ring: list[Any] = [1]
     ring.append((ring, {"ring": ring}))
     data = b"\xff" * 400
+    key = (1, frozenset({2}))
     return {
         "twice": [inner, inner, {"a": inner}],
         "once": [[], [], {}, (1, [2]), {"a": {}, "b": [()]}],
         "ring": ring,
         "bytes": [data, data],
         "many": [[number] for number in range(400)] * 2,
+        "key": {key: key, "other": [key]},
         "set": [frozenset({1}), {2}],
     }
 
