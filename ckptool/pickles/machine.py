@@ -64,7 +64,7 @@ class Machine:
         self.memo: list[Inert] | dict[int, Inert] = []
         """By index: a list as long as they come in order, which is how nearly everybody writes them."""
         self.doubled: list[Inert] = []
-        """What stands on the stack once more."""
+        """What stands on the stack once more, or stood in the memo under an index that something else has now."""
         self.globals: dict[tuple[str, str], Global] = {}
         self.persistent_ids: list[PersistentId] = []
         self.blocks: list[range] = []
@@ -146,6 +146,8 @@ class Machine:
                 self.memo.append(value)
                 return
             self.memo = dict(enumerate(self.memo))
+        if isinstance(self.memo, list) or index in self.memo:
+            self.doubled.append(self.memo[index])  # it may have been taken from there before
         self.memo[index] = value
 
     def next_index(self) -> int:

@@ -156,7 +156,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                             memo.append(stack[-1])
                             following += 1
                         else:
-                            memo[len(memo)] = stack[-1]
+                            machine.put(len(memo), stack[-1])
                         pos += 1
                         continue
                     if op == 0x86:  # TUPLE2

@@ -71,6 +71,8 @@ def test_what_is_written_again_has_the_same_ties(shape: str, protocol: int) -> N
         b"](]p7\ng7\ne.",
         b"](]p7\ng+7 \ne.",
         b"\x80\4]\x94(](N2\x94h\0e.",
+        b"\x80\2](]q\1h\1]q\1h\1e.",
+        b"\x80\4](]q\1h\1]q\7]q\2]\x94h\2h\7h\1e.",
     ],
 )
 def test_each_way_to_take_a_value_again_is_seen(data: bytes) -> None:
