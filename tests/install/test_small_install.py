@@ -149,7 +149,16 @@ def test_the_metadata_says_what_is_needed_and_what_for(wheel: Path) -> None:
 
     assert names(None) == {"safetensors>=0.4", "click>=8.1", "tabulate>=0.9"}
     assert names("torch") == {"torch>=2.1", "numpy>=1.26"}
-    assert set(found.get_all("Provides-Extra", [])) == {"torch", "train", "serve", "stat", "zstd", "test"}
+    assert set(found.get_all("Provides-Extra", [])) == {
+        "torch",
+        "train",
+        "serve",
+        "stat",
+        "zstd",
+        "remote",
+        "hub",
+        "test",
+    }
     assert names("torch") <= names("train") & names("serve") & names("test")
     releases = [line.rpartition(" ")[2] for line in found.get_all("Classifier", []) if ":: Python :: 3." in line]
     assert releases == PYTHONS[:-1]
@@ -256,7 +265,7 @@ def test_numpy_alone_lets_the_reference_library_read_back(
 
 
 def test_the_readers_pass_their_tests(environment: Path, pip: Callable[..., str], tmp_path: Path) -> None:
-    pip(environment, "install", "--quiet", "pytest", "hypothesis")
+    pip(environment, "install", "--quiet", "pytest", "pytest-xdist", "hypothesis")
     # Beside no ``ckptool`` folder, so that what is installed is what is tested.
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
