@@ -30,7 +30,8 @@ from tests.device.register import KIND, register
 
 CASES: dict[str, Callable[[], object]] = {}
 Case = Callable[..., object]
-FILES = Path(tempfile.mkdtemp(prefix="ckptool-device-"))
+FOLDER = tempfile.TemporaryDirectory(prefix="ckptool-device-")  # goes with the process
+FILES = Path(FOLDER.name)
 BIG = [torch.randn(700, 700) for _ in range(20)]
 
 

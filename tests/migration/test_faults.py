@@ -79,10 +79,11 @@ def watch(name, at, after):
         mine = next(numbers)  # of all threads
         if mine == at and not after:
             os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*args, **named)
-        if mine == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        try:
+            return real(*args, **named)
+        finally:  # after a call that failed, too
+            if mine == at:
+                os.kill(os.getpid(), signal.SIGKILL)
     setattr(os, name, call)
 
 def work(job):
