@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ckptool.cancellation import Cancellation
     from ckptool.checking.check import CheckReport, check
     from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-    from ckptool.checkpoints.parsed import ClassSource, Member
+    from ckptool.checkpoints.companions import Member
+    from ckptool.checkpoints.parsed import ClassSource
     from ckptool.diffing.diff import diff
     from ckptool.diffing.report import DiffReport
     from ckptool.errors import (
@@ -98,7 +99,8 @@ _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
     "ckptool.checking.check": ("CheckReport", "check"),
     "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
-    "ckptool.checkpoints.parsed": ("ClassSource", "Member"),
+    "ckptool.checkpoints.companions": ("Member",),
+    "ckptool.checkpoints.parsed": ("ClassSource",),
     "ckptool.diffing.diff": ("diff",),
     "ckptool.diffing.report": ("DiffReport",),
     "ckptool.formats": ("open_checkpoint",),

@@ -1,8 +1,5 @@
 """Tables: as lines of text with aligned columns, and as HTML for notebooks."""
 
-from __future__ import annotations
-
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -115,6 +112,8 @@ def _cells(text: str) -> int:
 
 
 def _char_cells(char: str) -> int:
+    import unicodedata  # a large table, for names that are not ASCII
+
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -7,8 +7,6 @@ header as torch and zipfile write it. torch pads the name with extra fields to t
 in caffe2/serialize/inline_container.cc); zipfile adds none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 

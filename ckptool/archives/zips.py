@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable
 from itertools import repeat
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptool.archives.archive import Archive, Record, make_record
 from ckptool.archives.zip_directory import (
@@ -50,11 +50,13 @@ from ckptool.archives.zip_layout import (
     LOCAL_MAGIC,
     UNICODE_PATH_TAG,
 )
-from ckptool.archives.zip_placing import Place, header_ranges, placed
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import SliceSource, Source, far_under, prefetch
+
+if TYPE_CHECKING:
+    from ckptool.archives.zip_placing import Place
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68
@@ -128,6 +130,8 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
     under = far_under(source)
     if under is None:
         return repeat(None, len(entries))
+    from ckptool.archives.zip_placing import header_ranges, placed  # most files are near
+
     far, shift = under
     places = list(placed(entries, limit))
     prefetch(source, header_ranges(entries, places, limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptool.checking.finding import CODES, Finding, command_line
+from ckptool.checking.finding import Finding, command_line
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
@@ -14,6 +14,10 @@ from ckptool.tensors.tensor import identity
 
 def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """What the reader of the format saw; it knows the codes."""
+    if not checkpoint.remarks:
+        return
+    from ckptool.checking.codes import CODES
+
     for code, what, hint in checkpoint.remarks:
         yield Finding(code, CODES[code].severity or "warning", what, hint)
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from typing import Final, get_args
 
 from ckptool.checking.check import CheckReport
-from ckptool.checking.finding import CODES, Finding, Severity
+from ckptool.checking.codes import CODES
+from ckptool.checking.finding import Finding, Severity
 from ckptool.pickles.grading import Grade
 
 _RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")

@@ -6,7 +6,6 @@ import re
 from typing import Final
 
 from ckptool.checkpoints.parsed import Stream
-from ckptool.pickles.dangerous_names import INDEX_CLASSES
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.weights_only import ALLOWED, PYTHON_2, each
 
@@ -27,8 +26,8 @@ _USUAL: Final = frozenset(
 )
 _CLASS_OF_TORCH: Final = r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*"
 
-_IN_INDEX: Final = re.compile(rf"{INDEX_CLASSES}|pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path")
-"""Classes of torch's own, and the path at which it was saved."""
+_PATH: Final = r"pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path"
+"""The path at which an index was saved."""
 
 
 def is_torchscripts(module: str, name: str) -> bool:
@@ -38,7 +37,9 @@ def is_torchscripts(module: str, name: str) -> bool:
 
 def is_of_index(module: str, name: str) -> bool:
     """Say whether every index of a ``torch.distributed.checkpoint`` asks for this, or may."""
-    return _IN_INDEX.fullmatch(f"{module}.{name}") is not None
+    from ckptool.pickles.dangerous_names import INDEX_CLASSES  # a large table, and most files are no index
+
+    return re.fullmatch(rf"{INDEX_CLASSES}|{_PATH}", f"{module}.{name}") is not None
 
 
 def is_expected(stream: Stream, one: Global) -> bool:

@@ -7,9 +7,9 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.contents import Contents, Form
 from ckptool.checkpoints.modules import StateDictWalk
-from ckptool.checkpoints.parsed import Form, Parsed
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.names.missing import ByName

@@ -31,6 +31,8 @@ _PATHS_NBYTES: Final = 1 << 24
 _PATH_NBYTES: Final = 256
 _OVERHEAD_NBYTES: Final = 64
 
+Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "training", "tensors", "data", "archive"]
+"""What a file is as a whole."""
 GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loose"]
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.contents import Contents
+from ckptool.checkpoints.contents import Contents, Form
 from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.roles import NO_WEIGHTS, role_of
 from ckptool.pickles.nodes import Global, Inert
@@ -14,7 +14,8 @@ from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
-Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "training", "tensors", "data", "archive"]
+if TYPE_CHECKING:  # most checkpoints are alone, and each of these classes takes a while to make
+    from ckptool.checkpoints.companions import Beside, Member, PartOf, Shard
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -55,17 +56,6 @@ class ClassSource(NamedTuple):
     text: str
 
 
-class Member(NamedTuple):
-    """A checkpoint inside an archive that holds several: open it as ``FILE::NAME``."""
-
-    name: str
-    format: str
-    form: Form
-    tensors: int
-    nbytes: int
-    """Size of the member, unpacked."""
-
-
 class Stream(NamedTuple):
     """Consecutive pickles: bytes ``start`` to ``end`` of ``source``, which is a record or the file."""
 
@@ -82,19 +72,6 @@ class Stream(NamedTuple):
     """Whether it is an index, whose own classes every one of its kind asks for."""
     has_arrays: bool = False
     """Whether joblib may load it, which reads elements of arrays between the opcodes."""
-
-
-class Shard(NamedTuple):
-    """One of the files that an index names, with some of the tensors."""
-
-    name: str
-    """As the index has it: a path from the index's folder."""
-    tensors: int
-    nbytes: int
-    """Size of the file."""
-    source: Source
-    holds: str = "tensor"
-    """What is counted: tensors, or items, which may be pieces of them."""
 
 
 class Remark(NamedTuple):
@@ -115,29 +92,6 @@ class Part(NamedTuple):
     """Returns in what it is not what the index says."""
     twin: "Callable[[], Parsed] | None" = None
     """Opens what it has to be equal to, where ranks saved copies."""
-
-
-class Beside(NamedTuple):
-    """Something that lies in the same folder, and is no part of the checkpoint that was opened."""
-
-    name: str
-    role: str
-    """What it is for, by its name: ``optimizer``, ``scheduler``, ``rng``, ``duplicate``…"""
-    path: str
-    """The path to give, to open it."""
-    nbytes: int | None = None
-    """None for a folder."""
-    about: str | None = None
-    """What it says in short, where that is known without opening a checkpoint."""
-
-
-class PartOf(NamedTuple):
-    """The set of files that a file is one of."""
-
-    what: str
-    """What the file is, in words."""
-    path: str
-    """The path to give for all of them together."""
 
 
 class Recorded(NamedTuple):
@@ -173,12 +127,12 @@ class Parsed(NamedTuple):
     """Where bytes begin that stand behind what is loaded."""
     damage: str | None = None
     member: str | None = None
-    members: tuple[Member, ...] = ()
+    members: "tuple[Member, ...]" = ()
     inside: "Mapping[str, Parsed]" = MappingProxyType({})
     unopened: tuple[tuple[str, str], ...] = ()
     streams: tuple[Stream, ...] = ()
     archives: tuple[Archive, ...] = ()
-    shards: tuple[Shard, ...] = ()
+    shards: "tuple[Shard, ...]" = ()
     shard_of: Mapping[str, str] = _NOTHING
     announced_nbytes: int | None = None
     remarks: tuple[Remark, ...] = ()
@@ -186,8 +140,8 @@ class Parsed(NamedTuple):
     parts: Iterable[Part] = ()
     absent: tuple[str, ...] = ()
     unmerged: str | None = None
-    beside: tuple[Beside, ...] = ()
-    part_of: PartOf | None = None
+    beside: "tuple[Beside, ...]" = ()
+    part_of: "PartOf | None" = None
 
     @property
     def form(self) -> Form:

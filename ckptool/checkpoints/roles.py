@@ -45,7 +45,7 @@ _DATA_WORDS = {
     "data", "dataset", "examples", "feature", "features", "image", "images", "img", "imgs", "input", "inputs", "label",
     "labels", "sample", "samples", "target", "targets", "test", "train", "val", "valid", "x", "y"
 }  # fmt: skip
-_PLAIN_WEIGHTS = re.compile(r"(w|b|weights?|bias(es)?|kernel|gamma|beta)_?\d*")
+_PLAIN_WEIGHTS = r"(w|b|weights?|bias(es)?|kernel|gamma|beta)_?\d*"
 """What arrays are called that are weights, where no layer has a name."""
 
 _SIDE_BY_SIDE = (
@@ -99,7 +99,7 @@ def _is_data_set(group: Group, contents: Contents) -> bool:
         return False
     start = len(group.key) + 1 if group.key else 0
     names = [name[start:].lower() for name in group.names]
-    if any("." in name or _PLAIN_WEIGHTS.fullmatch(name) for name in names):
+    if any("." in name or re.fullmatch(_PLAIN_WEIGHTS, name) for name in names):
         return False
     return any(word in _DATA_WORDS for name in names for word in name.split("_"))
 

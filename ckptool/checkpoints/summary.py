@@ -1,7 +1,5 @@
 """What a checkpoint comes to: counts, sizes, devices, types, prefixes, candidates, which tensors share memory."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence

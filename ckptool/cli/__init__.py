@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import signal
@@ -70,9 +69,6 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background, where it is ignored
         signal.signal(signal.SIGINT, _interrupt)
-    # What is read and written here grows large and holds no garbage: to look for some after every 700 objects, as
-    # Python does, takes longer than the work. Every million is enough for files that hold themselves.
-    gc.set_threshold(1_000_000)
     code = _exit_code()
     with suppress(OSError):
         sys.stderr.flush()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ckptool.checking.check import check as check_file
-from ckptool.checking.finding import CODES
+from ckptool.checking.codes import CODES
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.cli import terminal
 from ckptool.cli.check_output import Objects, output_for

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.parsed import Beside
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, counted, counts, labelled, listed, rough, show, show_nbytes, some
@@ -17,6 +16,7 @@ from ckptool.pickles.nodes import Call, Inert, class_name
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.adapters import Adapter
+    from ckptool.checkpoints.companions import Beside
     from ckptool.checkpoints.training import TrainingState
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")

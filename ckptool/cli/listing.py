@@ -1,7 +1,5 @@
 """How the tensors of a file are listed: as a table of some columns, or as a tree; all of them, or the first ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple

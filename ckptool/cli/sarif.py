@@ -12,7 +12,7 @@ from string import ascii_letters, digits
 
 from ckptool import __version__
 from ckptool.checking.check import CheckReport
-from ckptool.checking.finding import CODES
+from ckptool.checking.codes import CODES
 from ckptool.cli.text import with_options
 
 _LEVELS = {"info": "note", "warning": "warning", "error": "error"}

@@ -1,7 +1,5 @@
 """Which tensors of a file to list, and in which order, as the options of several verbs say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

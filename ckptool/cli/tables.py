@@ -5,15 +5,12 @@ Nothing from a file reaches a terminal raw: ``show`` escapes all that is not pri
 bidirectional marks, zero-width and private characters, lone surrogates).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ckptool.messages import show, show_nbytes, some
 from ckptool.tables import Row, cut_middle
-from ckptool.tensors.cuts import cut_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
@@ -65,6 +62,8 @@ def _shared_with(name: str, _info: TensorInfo, related: Related) -> str:
 
 
 def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
+    from ckptool.tensors.cuts import cut_of  # a column that few ask for
+
     found = cut_of(info)
     return "-" if found is None else f"{found}: {some([show(cut_middle(file, _LONGEST)) for file in found.files])}"
 

@@ -1,7 +1,5 @@
 """Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

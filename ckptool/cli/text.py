@@ -35,12 +35,12 @@ _COLOURS: Final = {"error": "red", "warning": "magenta", "Error:": "red"}
 """Of what matters alone, and only such as can be read on light and on dark terminals alike."""
 _BOLD: Final = ("error", "Error:", "Hint:", "Run:")
 # The names of tensors begin lines, too: those of reports are followed by more blanks.
-_MARKED: Final = re.compile(r"^(  (?=(?:error|warning) {4})| *(?=(?:Error|Hint|Run): ))(\w+:?)(.*)$", re.MULTILINE)
+_MARKED: Final = r"(?m)^(  (?=(?:error|warning) {4})| *(?=(?:Error|Hint|Run): ))(\w+:?)(.*)$"
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print text; on a terminal, in colours by severity, and with commands that stand out."""
-    shown = _MARKED.sub(_painted, text) if _shows_colours(err=err) else text
+    shown = re.sub(_MARKED, _painted, text) if _shows_colours(err=err) else text
     if terminal.pages:
         terminal.pages[-1].append(f"{shown}\n")
     else:

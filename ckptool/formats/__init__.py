@@ -7,7 +7,6 @@ Content decides, never the suffix: each format is shown the same look at the fil
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -39,7 +38,7 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
-_OF_A_SET = re.compile(r"-of-[0-9]|rank_?[0-9]|_states\.pt|\.distcp")
+_OF_A_SET = ("-of-", "rank", "_states.pt", ".distcp")
 """What the names of files have in them that are one of several. Most have none of it."""
 _POINTERS = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Names of files that stand for the directory that they are in."""
@@ -129,7 +128,8 @@ def _read(probe: Probe) -> Parsed:
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
     """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
-    if not isinstance(path, str) or not _OF_A_SET.search(os.path.basename(path)):  # noqa: PTH119 - a name
+    name = os.path.basename(path) if isinstance(path, str) else ""  # noqa: PTH119 - a name
+    if not isinstance(path, str) or not any(mark in name for mark in _OF_A_SET):
         return _read(probe)
     from ckptool.formats.directories import sets
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.companions import Member
 from ckptool.checkpoints.contents import Contents
-from ckptool.checkpoints.parsed import Member, Parsed, Traits
+from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
 from ckptool.formats.probe import Probe

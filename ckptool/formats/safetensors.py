@@ -8,12 +8,10 @@ A safetensors file: a JSON header, then the tensors, tiling the rest of the file
 https://github.com/huggingface/safetensors, "Format"
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TypeAlias
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.contents import Contents, Group
@@ -59,6 +57,8 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 _BLOCK_NBYTES = 1 << 16
 _PLAIN = (None, None, "strided", (), None, (), False, False)
 """The last fields of a ``TensorInfo`` that is plain memory."""
+_Layout: TypeAlias = tuple[dtypes.DType, tuple[int, ...], tuple[int, ...], int]
+"""What all tensors of one type and one shape have in common: these, the stride, and the size in bytes."""
 _MAX_DEPTH = 125
 """Of fields that nobody knows: the reference library's parser follows 127 levels, two of which are around them."""
 
@@ -269,15 +269,6 @@ def _begin(name: str, entry: object) -> tuple[int, int]:
     raise MalformedFile(f"tensor {name!r} has no valid data_offsets", kind="malformed-safetensors")
 
 
-class _Layout(NamedTuple):
-    """What all tensors of one type and one shape have in common."""
-
-    dtype: dtypes.DType
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    nbytes: int
-
-
 def _layout(name: str, entry: object, known: dict[str, _Layout]) -> _Layout:
     """Return the layout of a tensor; ``known`` are those that were met, for the same few are met again and again."""
     assert isinstance(entry, dict)  # noqa: S101 - _begin saw it
@@ -303,7 +294,7 @@ def _new_layout(name: str, code: str, shape: tuple[int, ...]) -> _Layout:
         if not shape or shape[-1] % 2:
             raise MalformedFile(f"tensor {name!r} has an odd number of F4 values", kind="malformed-safetensors")
         shape = (*shape[:-1], shape[-1] // 2)
-    return _Layout(dtype, shape, row_major(shape), prod(shape) * dtype.itemsize)
+    return dtype, shape, row_major(shape), prod(shape) * dtype.itemsize
 
 
 def _is_deep(entry: dict[str, object]) -> bool:

@@ -1,7 +1,5 @@
 """Which names are wanted: globs to include, and globs to exclude."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -7,7 +7,6 @@ of what can be misused has no end. Functions of other packages are code of that 
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Final
 
@@ -212,7 +211,7 @@ INDEX_CLASSES: Final = (
 )
 """What the index of a ``torch.distributed.checkpoint`` is made of: dataclasses and enumerations."""
 
-PLAIN_PATTERN: Final = re.compile(
+PLAIN_PATTERN: Final = (
     rf"{INDEX_CLASSES}|"
     r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+"
     r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
@@ -290,7 +289,7 @@ KEEPERS: Final = frozenset(
 )
 """Calls that keep what they are given, and do not call it."""
 
-HARMLESS_PATTERN: Final = re.compile(
+HARMLESS_PATTERN: Final = (
     r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
     r"|torch(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
     r"|numpy(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"

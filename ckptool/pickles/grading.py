@@ -7,6 +7,7 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -80,7 +81,7 @@ def is_plain(module: str, name: str) -> bool:
 
 def _fits(name: str) -> bool:
     """Say whether a name is one of the many that only make data, and none that is known for something else."""
-    if table.PLAIN_PATTERN.fullmatch(name) is None:
+    if re.fullmatch(table.PLAIN_PATTERN, name) is None:
         return False
     return listed(name) is None and name.rpartition(".")[2] not in table.TELLING
 
@@ -316,7 +317,7 @@ def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     reason = reaching(name, qualified)
     if reason:
         return "system", reason
-    if how == "builds" or table.HARMLESS_PATTERN.fullmatch(name):
+    if how == "builds" or re.fullmatch(table.HARMLESS_PATTERN, name):
         return "code", None
     package = package_of(name)
     if package in table.STDLIB:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import lru_cache
 from itertools import chain
@@ -55,7 +56,7 @@ def reaching(name: str, qualified: str) -> str | None:
             return reason
     if any(part in table.INSIDE for part in parts[:-1]):
         return table.THROUGH
-    if len(parts) > 1 and not table.HARMLESS_PATTERN.fullmatch(name):
+    if len(parts) > 1 and not re.fullmatch(table.HARMLESS_PATTERN, name):
         for part in parts[:-1]:
             first = part.lstrip("_")[:1]
             if not first.isupper():
@@ -68,7 +69,7 @@ def is_function(name: str) -> bool:
     """Say whether this is a function of Python's library, by its spelling, that is not known to reach nothing."""
     if package_of(name) not in table.STDLIB or name in table.PLAIN or name in table.HARMLESS:
         return False
-    return not name.rpartition(".")[2].lstrip("_")[:1].isupper() and not table.HARMLESS_PATTERN.fullmatch(name)
+    return not name.rpartition(".")[2].lstrip("_")[:1].isupper() and not re.fullmatch(table.HARMLESS_PATTERN, name)
 
 
 def listed(name: str) -> str | None:

@@ -10,7 +10,6 @@ callers that hand memory out.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +31,8 @@ from ckptool.sources.source import (
 )
 
 if TYPE_CHECKING:
+    import mmap
+
     from ckptool.sources.pool import Pool
 
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
@@ -119,6 +120,8 @@ class FileSource:
             SourceChanged: It shrank since it was opened. If it shrinks later, touching what is gone kills the process.
             OSError: The system has no room for it.
         """
+        import mmap  # what only reads needs none
+
         # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
@@ -301,6 +300,8 @@ def _pack_columns(view: memoryview, target: memoryview, rows: int, columns: int,
 
 def _pack_elements(view: memoryview, target: memoryview, dims: Dims) -> None:
     """Where every dimension is short, look the elements up one by one, by a list of places that is used again."""
+    from array import array  # few tensors are read in such places
+
     inner = len(dims)
     while inner and prod(size for size, _ in dims[inner - 1 :]) <= _PLACES:
         inner -= 1
@@ -319,6 +320,8 @@ def _resolve(info: TensorInfo, data: bytes) -> bytes:
     """Return the values of stored bytes: byte order, conjugate and negative bits applied."""
     unit = info.dtype.swap_nbytes
     if info.storage is not None and info.storage.big_endian and unit > 1:
+        from array import array
+
         swapped = array(SWAP_CODES[unit], data)
         swapped.byteswap()
         data = swapped.tobytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ckptool.checking.finding import CODES
+from ckptool.checking.codes import CODES
 from ckptool.checking.policy import QUESTIONS, question_of
 from ckptool.cli import cli
 from tests.build import call, floats, named, storage, tensor, torch_zip

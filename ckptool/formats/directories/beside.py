@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
-from ckptool.checkpoints.parsed import Beside
+from ckptool.checkpoints.companions import Beside
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories import choosing
 from ckptool.messages import some

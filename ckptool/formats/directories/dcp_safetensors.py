@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.probe import Probe

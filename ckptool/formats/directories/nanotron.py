@@ -17,8 +17,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
+from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Remark, Shard
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories import side_by_side

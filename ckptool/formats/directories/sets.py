@@ -9,7 +9,7 @@ import re
 from shlex import join
 from typing import Final
 
-from ckptool.checkpoints.parsed import PartOf
+from ckptool.checkpoints.companions import PartOf
 from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.formats.directories import choosing
 from ckptool.messages import counted

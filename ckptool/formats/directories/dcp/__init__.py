@@ -19,7 +19,8 @@ from typing import Final
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.parsed import Parsed, Shard, Traits
+from ckptool.checkpoints.companions import Shard
+from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories.dcp import whole
 from ckptool.formats.directories.dcp.index import Entry, Item

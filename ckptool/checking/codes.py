@@ -1,0 +1,97 @@
+"""The codes of findings: how grave each is, and what it says."""
+
+from typing import Final, NamedTuple
+
+from ckptool.checking.finding import Severity
+
+
+class Code(NamedTuple):
+    """What every finding with one code says."""
+
+    severity: Severity | None
+    """None where it depends on the file, or on what was asked."""
+    says: str
+
+
+CODES: Final = {
+    "CK101": Code(None, "The archive or stream has something unusual but harmless."),
+    "CK102": Code("info", "The archive holds more checkpoints than the one that was opened."),
+    "CK103": Code("error", "The index does not match its checksum."),
+    "CK104": Code("info", "Records have no checksum, so a changed byte there would not show."),
+    "CK105": Code("error", "A record is damaged: it does not match its checksum, or cannot be unpacked."),
+    "CK106": Code("info", "Some tensors of a file that was cut short are whole."),
+    "CK107": Code("warning", "An index of shards announces another size than its tensors have."),
+    "CK108": Code(None, "Sparse tensors have wrong indices, or indices that were not looked at."),
+    "CK109": Code(None, "Two tensors have the same dotted name."),
+    "CK110": Code("warning", "Values are NaN."),
+    "CK111": Code(None, "Values are infinite."),
+    "CK112": Code("info", "All values of a tensor are zero."),
+    "CK113": Code("info", "Values were not looked at."),
+    "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
+    "CK115": Code(None, "Another checkpoint in the archive has a problem."),
+    "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
+    "CK121": Code("warning", "Most tensors of the weights have no elements."),
+    "CK130": Code(None, "Arrays of numpy are listed as tensors."),
+    "CK131": Code("info", "Bytes inside the file are a file of their own: a checkpoint, a pickle or an archive."),
+    "CK132": Code("warning", "The weights of a TorchScript program have no names."),
+    "CK133": Code("info", "The file is the index of a torch.distributed.checkpoint."),
+    "CK140": Code("error", "A file of the folder is missing, or too short: what was in it cannot be read."),
+    "CK141": Code("error", "The pieces of a tensor do not fill it, or overlap."),
+    "CK142": Code("warning", "Files of items are left over, which the index does not name."),
+    "CK143": Code("error", "An item cannot be read, or is not what the index says."),
+    "CK144": Code("warning", "Ranks saved copies that are not equal: that of the first is taken."),
+    "CK145": Code("info", "Nothing says how many ranks there were: complete as far as the files tell."),
+    "CK146": Code("error", "Items overlap in a file."),
+    "CK147": Code("warning", "The index has items for names that it does not list."),
+    "CK148": Code("warning", "Files that belong together do not say the same: they may be of different saves."),
+    "CK149": Code("error", "A file of the folder is a link, which is not followed: what was in it was not read."),
+    "CK150": Code("warning", "Files in the folder belong to another run, and were left out."),
+    "CK151": Code("warning", "The float32 weights are not there: those that are listed may be rounded."),
+    "CK152": Code("warning", "Names of the model have no values in any file of the folder."),
+    "CK153": Code("warning", "State of the optimizer is not listed, for it is not there of every rank."),
+    "CK154": Code("info", "Tensors that every rank has are not equal: those of the first are taken."),
+    "CK155": Code("warning", "The ranks' parts of tensors are listed rank by rank, for the files cannot join them."),
+    "CK157": Code("warning", "A file of a rank is missing; no weight that is listed needs it."),
+    "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
+    "CK161": Code("info", "A folder holds the same weights once more, in another file."),
+    "CK162": Code("warning", "A folder holds shards that its index does not name."),
+    "CK163": Code("warning", "A folder holds downloads that were not finished."),
+    "CK164": Code("warning", "Components of a pipeline are not there, or have no weights."),
+    "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
+    "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
+    "CK202": Code(None, "Plain torch.load(path) does not open the file."),
+    "CK203": Code("info", "Pickles inside strings of the file ask for names that torch.load() does not allow."),
+    "CK204": Code(
+        "warning", "The pickles ask for names that torch.load() does not allow; another loader opens the file."
+    ),
+    "CK205": Code(
+        "error", "Unpickling would call what reaches the system: commands, text as code, files, connections."
+    ),
+    "CK206": Code("warning", "Unpickling would run code of packages, which is not in the file."),
+    "CK207": Code("warning", "The pickles name what reaches the system, and do not call it."),
+    "CK208": Code("warning", "Pickles stand behind the one that is loaded."),
+    "CK209": Code("warning", "Some of what the file holds could not be looked at."),
+    "CK301": Code("info", "A training wrapper put a prefix in front of every name."),
+    "CK302": Code("info", "Several state dicts could be the weights."),
+    "CK303": Code("info", "Tensors are small views of storages that were saved whole."),
+    "CK401": Code("info", "A whole model holds tensors that its state_dict() would not give."),
+    "CK402": Code("warning", "A hook of the model's class may add or rename entries of its state_dict()."),
+    "CK403": Code("warning", "Code of the model's class adds entries to its state_dict() that are not listed."),
+    "CK404": Code("info", "Names are right only if classes of the model do not override state_dict()."),
+    "CK405": Code("warning", "A bound method was saved, and the whole model with it."),
+    "CK406": Code("warning", "Parameters or buffers can be read only by their own classes."),
+    "CK407": Code("warning", "The file holds one rank's part of distributed tensors."),
+    "CK501": Code("warning", "Tensors were saved on more than one accelerator."),
+    "CK502": Code("info", "Tensors are sparse, quantised or of a class of their own."),
+    "CK503": Code(None, "Tensors were saved on a device that loading asks for again."),
+    "CK504": Code("info", "Element types need a recent release of torch."),
+    "CK505": Code("info", "Loading the whole model needs packages or scripts that define its classes."),
+    "CK600": Code("warning", "The weights cannot be compared with the model."),
+    "CK601": Code("info", "All names and shapes are those of the model."),
+    "CK602": Code("warning", "Names are those of the model after a change of names."),
+    "CK603": Code(None, "Names that the model expects are missing."),
+    "CK604": Code(None, "The file has names that the model does not expect."),
+    "CK605": Code("warning", "Tensors have another shape than the model expects."),
+    "CK606": Code("warning", "Names match the model's in more than one way."),
+}
+"""Every code."""

@@ -1,0 +1,53 @@
+"""Files that belong to a checkpoint: its shards, members of its archive, what lies beside it, the set that it is of."""
+
+from typing import NamedTuple
+
+from ckptool.checkpoints.contents import Form
+from ckptool.sources.source import Source
+
+
+class Shard(NamedTuple):
+    """One of the files that an index names, with some of the tensors."""
+
+    name: str
+    """As the index has it: a path from the index's folder."""
+    tensors: int
+    nbytes: int
+    """Size of the file."""
+    source: Source
+    holds: str = "tensor"
+    """What is counted: tensors, or items, which may be pieces of them."""
+
+
+class Member(NamedTuple):
+    """A checkpoint inside an archive that holds several: open it as ``FILE::NAME``."""
+
+    name: str
+    format: str
+    form: Form
+    tensors: int
+    nbytes: int
+    """Size of the member, unpacked."""
+
+
+class Beside(NamedTuple):
+    """Something that lies in the same folder, and is no part of the checkpoint that was opened."""
+
+    name: str
+    role: str
+    """What it is for, by its name: ``optimizer``, ``scheduler``, ``rng``, ``duplicate``…"""
+    path: str
+    """The path to give, to open it."""
+    nbytes: int | None = None
+    """None for a folder."""
+    about: str | None = None
+    """What it says in short, where that is known without opening a checkpoint."""
+
+
+class PartOf(NamedTuple):
+    """The set of files that a file is one of."""
+
+    what: str
+    """What the file is, in words."""
+    path: str
+    """The path to give for all of them together."""
