@@ -191,7 +191,11 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     given = args if isinstance(args, tuple) else (args,)
     named = nodes.global_of(target)
     if named is None:
-        yield _unnamed(effect)
+        inner = _of_partial(effect)
+        if inner is not None:
+            yield from _call(inner, looks)
+        else:
+            yield _unnamed(effect)
         return
     name = canonical(named.module, named.name)
     how = effect.how
@@ -252,6 +256,21 @@ def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     reason = table.THROUGH if last in table.INSIDE else reaching(name, found.name)
     if reason or not is_plain(found.module, found.name.rpartition(".")[0]):
         yield Verdict("system" if reason else "code", name, "calls", reason, shown)
+
+
+def _of_partial(effect: Effect) -> Effect | None:
+    """Return the call that calling a ``functools.partial`` comes to; None where that is not certain, or it is none."""
+    partial, args = effect.target, effect.arguments
+    func = nodes.partial_of(partial)
+    if func is None or effect.how != "calls" or not (isinstance(partial, Call) and isinstance(partial.args, tuple)):
+        return None
+    state = partial.state if partial.state is not None else (func, partial.args[1:], None, None)
+    if not (isinstance(state, tuple) and len(state) == 4 and isinstance(state[1], tuple) and isinstance(args, tuple)):
+        return None
+    kept = nodes.global_of(state[0])
+    if kept is None or (kept.module, kept.name) != (func.module, func.name):
+        return None  # its state is of another function
+    return effect._replace(target=func, arguments=(*state[1], *args), keywords=(state[2], effect.keywords))
 
 
 def _unnamed(effect: Effect) -> Verdict:

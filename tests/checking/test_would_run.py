@@ -92,6 +92,17 @@ PAYLOADS: dict[str, bytes] = {
     "partial by its state": call(named("functools", "partial"), named("builtins", "int"))
     + ops((OS, ops(("true",)), {}, None))
     + b"b",
+    "a call of a partial of another function by its state": call(
+        call(named("functools", "partial"), named("mypkg", "run"))
+        + ops((named("mypkg", "other"), ops(("true",)), {}, None))
+        + b"b"
+    ),
+    "a call of a partial that is given what it calls": call(
+        call(named("functools", "partial"), named("mypkg", "run"))
+        + ops((named("mypkg", "run"), ops(()), {"build": OS}, None))
+        + b"b",
+        "true",
+    ),
     "methodcaller": call(call(named("operator", "methodcaller"), "system", "true"), named("torch.serialization", "os")),
     "attrgetter": call(call(call(named("operator", "attrgetter"), "system"), named("shutil", "os")), "true"),
     "map": call(named("builtins", "list"), call(named("builtins", "map"), OS, ["true"])),
@@ -370,6 +381,17 @@ class Honest:
     def method(self) -> None: ...
 
 
+def _made(*arguments: Any, build: Any) -> Honest:
+    return Honest()
+
+
+class MadeByPartial(Honest):
+    """Pickled as tensors of some libraries are."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(_made, build=dict), ([("a", 1)],)
+
+
 def test_an_array_in_a_file_is_pickled_as_data(tmp_path: Path) -> None:
     array = np.memmap(tmp_path / "x", dtype="f4", mode="w+", shape=(3,))
     assert system(check(pickle.dumps(array))) == system(check(dumped(array))) == []
@@ -383,6 +405,7 @@ def test_what_honest_programs_pickle_never_reaches_the_system(protocol: int) -> 
         "logger": logging.getLogger("x"),
         "partial": functools.partial(torch.nn.LayerNorm, eps=1e-6),
         "own class": Honest(),
+        "made by a partial": MadeByPartial(),
         "bound method": Honest().method,
         "enum": [Colour.RED, Flags.A | Flags.B, logging.INFO, uuid.SafeUUID.safe],
         "function": [Honest, print, len, torch.relu, np.sin],
@@ -401,6 +424,12 @@ def test_packages_whose_code_runs_are_named_in_a_warning() -> None:
     assert "runs code of argparse, ultralytics: it calls argparse.Namespace() (data.pkl, byte " in found.message
     assert report.loading is not None
     assert "it runs code of argparse, ultralytics" in report.loading
+
+
+def test_what_a_partial_calls_is_named() -> None:
+    made = call(named("functools", "partial"), named("mypkg", "run"), 1)
+    report = check(pickled(call(made, 2)))
+    assert [(act.grade, act.text) for act in report.acts if act.name == "mypkg.run"][-1] == ("code", "mypkg.run(1, 2)")
 
 
 def test_a_name_alone_is_a_warning_and_never_an_error() -> None:
