@@ -89,7 +89,7 @@ def plan(
         left = try_post_hooks(model, names_for_hooks(matched, tied, facts))
         missing, unexpected = left or (missing, unexpected)
     remaining = matched._replace(unexpected=unexpected)
-    _refuse(remaining, missing, expected, shapes, strict=strict, hint=_hint(matched, best))
+    _refuse(remaining, missing, expected, shapes, strict=strict, hint=_hint(model, matched, best))
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
     for target in targets:
         if not target.tensor.is_meta:
@@ -229,10 +229,13 @@ def _refuse(
     raise error
 
 
-def _hint(matched: KeyMatch, best: KeyMatch) -> str:
+def _hint(model: torch.nn.Module, matched: KeyMatch, best: KeyMatch) -> str:
     if len(best.pairs) > len(matched.pairs):
         ways = " or ".join(" ".join(map(str, changes)) for changes in (best.changes, *best.alternatives))
         return f"If it is the model's file, let 'ckptool migrate' rename: {len(best.pairs):,} names meet after {ways}."
+    if callable(getattr(type(model), "from_pretrained", None)):
+        own = f"{type(model).__name__}.from_pretrained(folder)"
+        return f"Here names are taken as they are. {own} also knows those under which its library saves."
     return PARTLY if matched.pairs else "Check that this is the model's file."
 
 

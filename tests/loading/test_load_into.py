@@ -686,6 +686,19 @@ def test_names_that_are_near_are_named(tmp_path: Path) -> None:
     assert caught.value.unexpected == ("fc_one.weight", "fc_one.bias")
 
 
+def test_a_model_whose_library_has_other_names_in_files_is_told_who_knows_them(tmp_path: Path) -> None:
+    class Pretrained(nn.Linear):
+        @classmethod
+        def from_pretrained(cls, folder: str) -> None: ...
+
+    torch.save({"query.weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, tmp_path / "model.pth")
+
+    with pytest.raises(ckptool.KeyMismatch) as caught:
+        ckptool.load_into(Pretrained(2, 2), tmp_path / "model.pth")
+    assert caught.value.hint is not None
+    assert "Pretrained.from_pretrained(folder) also knows" in caught.value.hint
+
+
 def test_shapes_that_differ_are_named(tmp_path: Path) -> None:
     saved(LeNet().state_dict() | {"out.bias": torch.ones(11)}, tmp_path / "x.pth")
 
