@@ -691,7 +691,7 @@ def test_a_model_whose_library_has_other_names_in_files_is_told_who_knows_them(t
         @classmethod
         def from_pretrained(cls, folder: str) -> None: ...
 
-    torch.save({"query.weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, tmp_path / "model.pth")
+    torch.save({"kernel": torch.zeros(2, 2), "bias": torch.zeros(2)}, tmp_path / "model.pth")
 
     with pytest.raises(ckptool.KeyMismatch) as caught:
         ckptool.load_into(Pretrained(2, 2), tmp_path / "model.pth")
