@@ -11,7 +11,13 @@ NEITHER_SIDE = "it is none of the opcodes on either side"
 ALONE_FILLS_IT = "a box without dimensions fills its tensor alone, which was seen before"
 EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 
+OTHER_PYTHONS = "which Python it is: each runs one side alone"
+
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    ("pickles/reader", "_loop", "following >= 0", "following > 0"): ONLY_FASTER,
+    ("pickles/reader", "_loop", "following >= 0", "following >= 1"): ONLY_FASTER,
+    ("sources/files", "", "sys.version_info >= (3, 13)", "sys.version_info > (3, 13)"): OTHER_PYTHONS,
+    ("sources/files", "", "sys.version_info >= (3, 13)", "sys.version_info < (3, 13)"): OTHER_PYTHONS,
     (
         "archives/archive",
         "_inflated",
