@@ -166,9 +166,12 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
 @each("span", [0, 16, 60, 64, 1 << 24])
 @each("places", [0, 1, 4, 6, 1 << 16])
 @each("long", [1, 4, 5, 16])
+@each("wide", [2, 64])
 def test_every_way_to_gather_elements_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int
+    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int, wide: int
 ) -> None:
+    monkeypatch.setattr(reading, "_WIDE", wide)
+    monkeypatch.setattr(reading, "_BLOCK_COLUMNS", wide)
     monkeypatch.setattr(reading, "_SPAN_NBYTES", span)
     monkeypatch.setattr(reading, "_MOST_NBYTES", most)
     monkeypatch.setattr(reading, "_PLACES", places)
@@ -185,6 +188,8 @@ def test_every_way_to_gather_elements_gives_the_same(
         ((3, 2, 2), (1, 0, 40), 5),
         ((2, 3), (0, 29), 1),
         ((2, 3, 3), (25, 1, 11), 0),
+        ((2, 3, 2), (29, 1, 10), 0),
+        ((5, 3, 2), (1, 5, 15), 0),
     ):
         assert LazyTensor("x", info(shape, stride, offset, data=data)).read() == flat(shape, stride, offset, data)
 
