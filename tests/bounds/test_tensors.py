@@ -42,6 +42,17 @@ def test_sizes_strides_and_offsets_fit_into_63_bits() -> None:
             tensor.check_extent(bare(shape, stride))
 
 
+@pytest.mark.parametrize("rank", range(1, 9))
+def test_elements_are_counted_below_2_63_in_any_number_of_dimensions(rank: int) -> None:
+    size = int(MOST ** (1 / rank)) + 2
+    steps = (0,) * rank
+    fitting = tuple(size - 4 if rank > 1 else MOST for _ in range(rank))
+    tensor.check_extent(bare(fitting, steps))
+    assert size**rank > MOST
+    with pytest.raises(MalformedFile):
+        tensor.check_extent(bare((size,) * rank, steps))
+
+
 @pytest.mark.parametrize(("sizes", "steps"), [(1, 2), (2, 1), (0, 1), (65, 65)])
 def test_there_are_as_many_strides_as_sizes_and_at_most_64(sizes: int, steps: int) -> None:
     tensor.check_extent(bare((1,) * 64, (1,) * 64))
