@@ -248,7 +248,7 @@ def _examine(
         globals=_with_others(asked, survey),
         members=len(members),
         acts=survey.acts,
-        loading=would_run.loading(survey, checkpoint.traits, refused=bool(stock.refusals)),
+        loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.safety import references
-from ckptool.checkpoints.parsed import Traits
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
 
 _SHOWN = 3
@@ -58,9 +58,10 @@ def _place(act: Act) -> str:
     return place(act.record, act.offset, act.nested_at)
 
 
-def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
-    """Return what each way to load a file would run."""
-    if traits.is_plain:
+def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool) -> str:
+    """Return what each way to load a file would run. The first of the checkpoints is the file, the others members."""
+    traits = checkpoints[0].traits
+    if traits.is_plain or not (_can_run(checkpoints) or survey.acts or survey.names or survey.unseen):
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []
@@ -73,6 +74,10 @@ def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
         ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
     ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
+
+
+def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
+    return any(one.streams or one.traits.program for one in checkpoints)
 
 
 def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:
