@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptool.checking.finding import Advice, Finding
-from ckptool.checking.pickle_search import Act, Survey
 from ckptool.checking.safety import references
+from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.parsed import Traits
 from ckptool.messages import counted, some
 
@@ -64,7 +64,7 @@ def place(act: Act) -> str:
 
 def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
     """Return what each way to load a file would run."""
-    if traits.is_plain:
+    if traits.is_plain and not survey.acts:
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []
