@@ -11,7 +11,7 @@ say (nested class names, sets, keyword arguments).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from struct import Struct, pack
 from typing import Final, NamedTuple, TypeAlias
@@ -49,6 +49,13 @@ class PlainTensor(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
+
+
+class DictInBatches(NamedTuple):
+    """A dict of very many entries, which are made when they are written, a few at a time, and then let go."""
+
+    batches: Callable[[], Iterator[Pairs]]
+    """What is in them that no ``shared`` of ``write_pickle`` has is written each time that it is met."""
 
 
 def write_pickle(
@@ -255,6 +262,16 @@ class _Writer:
             following = _Step(_Writer._set_items_from, (pairs, start + _BATCH))
             self._then(_MARK, *chain.from_iterable(pairs[start : start + _BATCH]), _SETITEMS, following)
 
+    def _dict_in_batches(self, value: DictInBatches, key: int) -> None:
+        self._out += b"}"
+        self._remember(key)
+        self._set_items_of(value.batches())
+
+    def _set_items_of(self, batches: Iterator[Pairs]) -> None:
+        pairs = next(batches, None)
+        if pairs is not None:
+            self._then(_MARK, *chain.from_iterable(pairs), _SETITEMS, _Step(_Writer._set_items_of, batches))
+
     def _set(self, value: Set, key: int) -> None:
         if self._protocol < 4:
             raise _NeedsProtocol4
@@ -392,6 +409,7 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     tuple: _Writer._tuple,
     list: _Writer._list,
     Dict: _Writer._dict,
+    DictInBatches: _Writer._dict_in_batches,
     Set: _Writer._set,
     Global: _Writer._global,
     Call: _Writer._call,
