@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
+from ckptool.pickles.encoding import BOOLS, TUPLES, encode_get, encode_int
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
@@ -146,7 +147,7 @@ class _Writer:
             self._out += self._put(key)
 
     def _get(self, index: int) -> None:
-        self._out += _encode_get(index)
+        self._out += encode_get(index)
 
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
@@ -156,10 +157,10 @@ class _Writer:
         self._out += b"N"
 
     def _bool(self, value: bool, _key: int) -> None:
-        self._out += _BOOLS[value]
+        self._out += BOOLS[value]
 
     def _int(self, value: int, _key: int) -> None:
-        self._out += _encode_int(value)
+        self._out += encode_int(value)
 
     def _float(self, value: float, _key: int) -> None:
         self._out += pack(">cd", b"G", value)
@@ -231,7 +232,7 @@ class _Writer:
             self._out += b"0" * count if count <= 3 else b"1"
             self._get(known)
             return
-        self._out += _TUPLES[count] if count <= 3 else b"t"
+        self._out += TUPLES[count] if count <= 3 else b"t"
         self._remember(key)
 
     def _list(self, value: list[Inert], key: int) -> None:
@@ -331,8 +332,8 @@ class _Writer:
         hooks = self._words.get(()) or self._written((), _ORDERED_DICT)
         data = name.encode("utf-8", "surrogatepass")
         self._out += b"%b((%b%bX%b%b%b%btQ%b%b%b%b)RtR" % (
-            *(*words[:3], _U32(len(data)), data, words[3], _encode_int(numel)),
-            *(_encode_int(offset), sizes, _BOOLS[requires_grad], hooks[0]),
+            *(*words[:3], _U32(len(data)), data, words[3], encode_int(numel)),
+            *(encode_int(offset), sizes, BOOLS[requires_grad], hooks[0]),
         )
         self._remember(key)
 
@@ -353,34 +354,13 @@ class _Writer:
 
     def _sizes(self, values: tuple[int, ...]) -> bytes:
         """Return what a shape or strides are written as, for being written next: many tensors have the same."""
-        encoded = b"".join(map(_encode_int, values))
+        encoded = b"".join(map(encode_int, values))
         known = self._memo.get(encoded)
         if known is not None:
-            return _encode_get(known)
-        if len(values) < len(_TUPLES):
-            return encoded + _TUPLES[len(values)] + self._put(encoded)
+            return encode_get(known)
+        if len(values) < len(TUPLES):
+            return encoded + TUPLES[len(values)] + self._put(encoded)
         return b"(" + encoded + b"t" + self._put(encoded)
-
-
-def _encode_get(index: int) -> bytes:
-    return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
-
-
-def _encode_int(value: int) -> bytes:
-    if 0 <= value < 1 << 8:
-        return _BYTES[value]
-    if 0 <= value < 1 << 16:
-        return pack("<cH", b"M", value)
-    if -(1 << 31) <= value < 1 << 31:
-        return pack("<ci", b"J", value)
-    digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
-
-
-_BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
-_BOOLS: Final = (b"\x89", b"\x88")
-_TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
-"""The opcode that makes a tuple of so many items on the stack."""
 
 
 def _copies_its_items(value: Call) -> bool:
