@@ -67,6 +67,8 @@ def _lzma() -> _Unpacker:
 
 
 GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
+DEFLATE: Final = Compression("deflate", b"", _zlib(-15))
+"""Of a member of a zip: nothing tells it, and one such stream does not follow another."""
 _KINDS: Final = (
     GZIP,
     Compression("bzip2", b"BZh", _bz2),
@@ -151,7 +153,7 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
-                if not pending.startswith(kind.magic[:1]):
+                if not (kind.magic and pending.startswith(kind.magic[:1])):
                     break  # padding after the last member, as tar on tape leaves it
                 unpacker = kind.start()
             is_full = True

@@ -6,23 +6,26 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import islice, zip_longest
+from typing import Final
 
 from ckptool.archives import tars, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import compression_of, decompress_as_far
+from ckptool.archives.compressed import DEFLATE, compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.archives.zip_walk import LocalHeaders
+from ckptool.checking.acts import Act, Name, Survey
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading
-from ckptool.pickles.effects import Effect, How
-from ckptool.pickles.grading import Grade
+from ckptool.pickles.effects import Effect
 from ckptool.pickles.nodes import Call, Global, Inert
-from ckptool.pickles.reaching import Looks, package_of
+from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
@@ -36,70 +39,21 @@ _MOST_MEMBERS: Final = 100_000
 _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into: each tensor of a plain pickle is one."""
 _HEAD: Final = 48
-_LOCAL_HEADER: Final = 30
+_MOST_LOCAL: Final = 1000
+"""Records of a zip without a directory that are looked at."""
 _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
 _LONGEST_HEAD: Final = 1024
+_DEFLATED: Final = 8
 
 
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
 )
 """What a pickle without PROTO may begin with."""
-
-
-class Act(NamedTuple):
-    """One thing that unpickling does beyond making data. The text may hold any characters of the file."""
-
-    grade: Grade
-    how: How
-    name: str
-    """What is called, built, changed or referred to, under its name in Python 3."""
-    text: str
-    """The call with its arguments, cut to a line."""
-    why: str | None
-    record: str
-    """The archive member; empty for the file itself."""
-    offset: int
-    """Of the opcode that does it first, from the start of the record, or of the pickle inside it."""
-    nested_at: int | None = None
-    """Where in the record the string begins that holds the pickle, if it is inside another one."""
-    times: int = 1
-
-    @property
-    def package(self) -> str:
-        """The package whose code runs."""
-        return package_of(self.name)
-
-
-class Name(NamedTuple):
-    """A name that a pickle asks for."""
-
-    module: str
-    name: str
-    record: str
-    offset: int
-    nested_at: int | None
-
-
-class Survey(NamedTuple):
-    """What was found in all pickles of a file."""
-
-    acts: tuple[Act, ...] = ()
-    """In the order of the file; what is done again and again stands there once."""
-    names: tuple[Name, ...] = ()
-    """What the pickles that were followed ask for, and those that no format had read."""
-    behind: tuple[str, ...] = ()
-    """Where pickles lie that stand behind the one that is loaded."""
-    unseen: tuple[str, ...] = ()
-    """What could not be looked at, and why."""
-
-    def of(self, grade: Grade, *, called: bool = True) -> list[Act]:
-        """Return the acts of one grade: those that do something, or references alone."""
-        return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
 
 
 class Search:
@@ -118,6 +72,7 @@ class Search:
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._looks = Looks()
+        self._plain: dict[tuple[object, ...], list[grading.Verdict]] = {}
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -183,7 +138,7 @@ class Search:
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
                 self._name(one.module, one.name, record, one.offset, nested_at)
-            for verdict in grading.judge(effect, self._looks if self._is_wary else None):
+            for verdict in self._judged(effect):
                 self._is_wary = self._is_wary or grading.is_wary(verdict)
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
@@ -207,6 +162,17 @@ class Search:
         if found.is_over_limit:
             self.unseen.append(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
+
+    def _judged(self, effect: Effect) -> Iterable[grading.Verdict]:
+        """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
+        key = grading.plain_key(effect)
+        known = self._plain.get(key) if key is not None else None
+        if known is None:
+            found = grading.judge(effect, self._looks if self._is_wary else None)
+            if key is None or len(self._plain) >= _MOST_LISTED:
+                return found
+            known = self._plain[key] = [one._replace(shown=cache(one.shown)) for one in found]
+        return known
 
     def _name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
         if len(self.names) < _MOST_NAMES:
@@ -299,13 +265,34 @@ class Search:
         try:
             archive = zips.read_zip(source, self.limits)
         except CkptoolError:
-            # Its first record is the tree, mostly.
-            header = source.read(0, min(_LOCAL_HEADER, source.nbytes))
-            begin = _LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-            if begin < source.nbytes:
-                self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
+            self._local_records(source, record, nested_at, depth)
             raise
         self._archive(archive, record, nested_at, depth)
+
+    def _local_records(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        """Look at the records of a zip without a directory, as far as they can be read: the tree is the first."""
+        records = list(islice(LocalHeaders(source), _MOST_LOCAL))
+        left = self.limits.inflated(source.nbytes)
+        for one, following in zip_longest(records, records[1:]):
+            room = source.nbytes - one.offset
+            if one.stored_nbytes is not None:
+                room = min(room, one.stored_nbytes)
+            elif one is not records[0] and following is not None:
+                room = min(room, following.offset - one.offset)
+            inner: Source = SliceSource(source, one.offset, room)
+            if one.method == _DEFLATED:
+                if left <= 0:
+                    continue
+                content, _ = decompress_as_far(inner, DEFLATE, self.limits)
+                left -= len(content)
+                inner = BytesSource(content, source.cancellation, packed_nbytes=room)
+            place = "::".join(filter(None, (record, one.name)))
+            try:
+                self._deeper(inner, place, nested_at, depth)
+            except Cancelled:
+                raise
+            except CkptoolError:
+                pass  # what is wrong with the file is said already
 
     def _deeper(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         if depth >= _DEEPEST:

@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.pickle_search import Act, Search, Survey
+from ckptool.checking.acts import Act, Survey
+from ckptool.checking.pickle_search import Search
 from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
