@@ -22,7 +22,7 @@ from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
-from ckptool.pickles import called, grading
+from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.pickles.reaching import Looks
@@ -143,7 +143,7 @@ class Search:
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
                 self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)
-            known = grading.result(effect)
+            known = results.result(effect)
             self._is_wary = self._is_wary or isinstance(known, Global)
             return known
 
@@ -156,7 +156,7 @@ class Search:
                     for verdict in grading.judge(effect, self._looks):
                         if grading.is_sure(effect, verdict):
                             self._note(verdict, record, effect.offset, nested_at)
-                return grading.result(effect)
+                return results.result(effect)
 
             trace(source, start, listen_inside)
         if found.is_over_limit:

@@ -61,7 +61,7 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
 
 
 def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
-    from ckptool.pickles import grading  # its tables are for files that hold more than weights
+    from ckptool.pickles import grading, results  # their tables are for files that hold more than weights
 
     if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
         return Calls()  # weights alone
@@ -84,7 +84,7 @@ def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
             carried[one.name] = None
             if one.grade == "system":
                 system.setdefault(one.shown(), one.why or "")
-        return grading.result(effect)
+        return results.result(effect)
 
     for data in inside:  # it grows: what torch.load() is called with lies in the bytes
         source, at = BytesSource(data), 0

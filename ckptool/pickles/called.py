@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ckptool.pickles import grading
+from ckptool.pickles import grading, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
 from ckptool.pickles.grading import Verdict
@@ -76,11 +76,11 @@ def _of_call(call: Call) -> list[Verdict] | None:
     if type(call.func) is not Global:
         return None
     effect = _effect(call)
-    known = grading.result(effect)
+    known = results.result(effect)
     if known is not None:
         return [] if type(known) is bytes else None
     if type(call.args) is tuple and len(call.args) == 1 and type(call.args[0]) is Call:
-        inner = grading.result(_effect(call.args[0]))
+        inner = results.result(_effect(call.args[0]))
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
         return [] if may_hold_pickles(effect.arguments[0]) else None
@@ -97,5 +97,8 @@ def _is_plain(state: Inert) -> bool:
     """Say whether a state sets attributes whose names are text and mean nothing to Python."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return all(
-        type(key) is str and key not in _SPECIAL for part in parts if type(part) is Dict for key, _ in part.pairs
+        type(key) is str and key not in _SPECIAL
+        for part in parts
+        if type(part) is Dict or type(part) is Call
+        for key, _ in part.pairs or ()
     )

@@ -231,7 +231,7 @@ HARMLESS: Final = frozenset(
         "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
         " divmod pow print format next super callable",
     )
-    | _full("functools", "partial partialmethod lru_cache cmp_to_key cached_property wraps update_wrapper")
+    | _full("functools", "partial partialmethod lru_cache cmp_to_key cached_property")
     | _full("operator", "itemgetter attrgetter getitem")
     | _full("argparse", "Namespace ArgumentParser Action")
     | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")

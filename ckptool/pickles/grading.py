@@ -14,10 +14,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.messages import cut
 from ckptool.pickles import dangerous_names as table
-from ckptool.pickles import nodes
+from ckptool.pickles import nodes, results
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, is_function, listed, package_of, passed, reaching
 
 Grade: TypeAlias = Literal["data", "code", "system"]
@@ -26,13 +26,6 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
 _KNOWN: Final = table.STDLIB | {"torch", "numpy"}
-_MODULES_OF: Final = (
-    "importlib.import_module",
-    "builtins.__import__",
-    "cloudpickle.cloudpickle.subimport",
-    "dill._dill._import_module",
-)
-_UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
 _WITH_MAKERS: Final = {
     "torch._tensor._rebuild_from_type": (0, 2),
@@ -56,6 +49,7 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
+_OF_LOADER: Final = "what the loader has for an id"
 LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
 
@@ -120,36 +114,13 @@ def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
         yield from _call(effect, looks)
     elif effect.how in ("sets", "adds"):
         yield from _change(effect, looks)
+    elif effect.how == "asks":
+        yield from _asking(effect, looks)
 
 
 def is_wary(verdict: Verdict) -> bool:
     """Say whether from now on it matters what harmless calls are given: there is something that they might call."""
     return verdict.why is not None or verdict.name in table.MAKERS or is_function(verdict.name)
-
-
-def result(effect: Effect) -> Inert:
-    """Return what a call is known to give, where that is another name; None otherwise."""
-    if effect.how != "calls" or not isinstance(effect.target, Global) or not isinstance(effect.arguments, tuple):
-        return None
-    name, args = canonical(effect.target.module, effect.target.name), effect.arguments
-    if name == "builtins.getattr" and len(args) > 1 and isinstance(args[1], str):
-        return _attribute(args[0], args[1], effect.offset)
-    if name == "_codecs.encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
-        return args[0].encode("latin-1") if args[0].isascii() or max(args[0]) < "\u0100" else None
-    if name == "operator.getitem" and len(args) == 2 and isinstance(args[0], Global) and isinstance(args[1], str):
-        if canonical(args[0].module, args[0].name) == "sys.modules":
-            return Global(args[1], "", effect.offset)
-        return _attribute(args[0], args[1], effect.offset)
-    if name in _MODULES_OF and args and isinstance(args[0], str):
-        return Global(args[0], "", effect.offset)
-    if name == "pkgutil.resolve_name" and args and isinstance(args[0], str):
-        module, _, rest = args[0].partition(":") if ":" in args[0] else args[0].rpartition(".")
-        return Global(module, rest, effect.offset)
-    if name in _UFUNCS and len(args) == 2 and all(isinstance(one, str) for one in args):
-        return Global(args[0], args[1], effect.offset)
-    if name == "cloudpickle.cloudpickle._builtin_type" and args and isinstance(args[0], str):
-        return Global("types", args[0], effect.offset)
-    return None
 
 
 def keeps_calls(func: Global) -> bool:
@@ -172,19 +143,6 @@ def is_sure(effect: Effect, verdict: Verdict) -> bool:
         return False
     full = canonical(name.module, name.name)
     return package_of(full) in table.STDLIB or listed(full) is not None
-
-
-def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
-    """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
-    if isinstance(holder, Global):
-        return Global(holder.module, f"{holder.name}.{attribute}" if holder.name else attribute, offset)
-    if isinstance(holder, Call):
-        made = nodes.class_of(holder)
-        return Global(made.module, f"{made.name}.{attribute}", offset) if made is not None else None
-    if isinstance(holder, Unfollowed | PersistentId):
-        return Unfollowed(f"the attribute {attribute!r} of what the loader knows")
-    kind = "dict" if isinstance(holder, Dict) else "set" if isinstance(holder, Set) else type(holder).__name__
-    return Global("builtins", f"{kind}.{attribute}", offset)
 
 
 def _reference(effect: Effect) -> Iterator[Verdict]:
@@ -235,7 +193,7 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
     calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
     found = None
-    if grade != "system" and looks is not None and looks.left:
+    if grade != "system" and looks is not None:
         found = passed((handed, effect.keywords), looks, made=calls_it)
     if found is not None:
         grade, why = "system", f"{table.PASSED}: {found}"
@@ -256,7 +214,7 @@ def _made_with(
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     """A call of getattr: what it finds decides."""
-    found = result(effect)
+    found = results.result(effect)
 
     def shown() -> str:
         return _shown("builtins.getattr", given)
@@ -286,7 +244,9 @@ def _of_partial(effect: Effect) -> Effect | None:
     kept = nodes.global_of(state[0])
     if kept is None or (kept.module, kept.name) != (func.module, func.name):
         return None  # its state is of another function
-    return effect._replace(target=func, arguments=(*state[1], *args), keywords=(state[2], effect.keywords))
+    return effect._replace(
+        target=func, arguments=(*state[1], *args), keywords=(state[2], partial.kwargs, effect.keywords)
+    )
 
 
 def _unnamed(effect: Effect) -> Verdict:
@@ -303,7 +263,7 @@ def _unnamed(effect: Effect) -> Verdict:
         if is_class and grade_of(name, maker.name, "calls")[0] == "code" and package_of(name) not in table.STDLIB:
             return Verdict("code", name, effect.how, "is a class that the file brings", shown)
         return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
-    what = target.why if isinstance(target, Unfollowed) else cut(describe(target), _LONGEST)
+    what = target.why if isinstance(target, Unfollowed) else _cut(target)
     return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{_arguments(effect.arguments)}")
 
 
@@ -313,33 +273,56 @@ def _change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     named = nodes.global_of(target)
     if named is not None or isinstance(target, Unfollowed):
         name = target.why if named is None else canonical(named.module, named.name)
-        yield Verdict(
-            "system", name, effect.how, table.CHANGED, lambda: f"{name} gets {cut(describe(given), _LONGEST)}"
-        )
+        yield Verdict("system", name, effect.how, table.CHANGED, lambda: f"{name} gets {_cut(given)}")
+        return
+    if isinstance(target, PersistentId):
+        yield Verdict("system", _OF_LOADER, effect.how, table.UNFOLLOWED, lambda: f"{_OF_LOADER} gets {_cut(given)}")
         return
     if not isinstance(target, Call):
-        return  # what the loader gave for a persistent id: a storage
+        return  # what has no attributes, and no methods that are not known
+    name = nodes.class_name(target)
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
         inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
         if inside is not None:
-            name = nodes.class_name(target)
             yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
-    earlier = {key: value for key, value in nodes.state_pairs(target.state) if isinstance(key, str)}
-    own = [key for key in LOOKED_UP if key in earlier and (key == "__setstate__") == (effect.how == "sets")]
-    for key in own:
-        yield from _call(Effect("calls", earlier[key], (given,), effect.offset), looks)
-    if target.state is not None and any(not isinstance(key, str) for key, _ in nodes.state_pairs(target.state)):
-        yield Verdict(
-            "system", nodes.class_name(target), effect.how, table.UNFOLLOWED, lambda: nodes.class_name(target)
-        )
+    if target.state is not None:
+        yield from _change_again(effect, target, looks)
     func = nodes.global_of(target.func)
-    if func is not None and keeps_calls(func) and looks is not None and looks.left:
+    if func is not None and effect.how == "sets" and _uses_state(func) and looks is not None:
         found = passed((given,), looks)
         if found is not None:
             name = canonical(func.module, func.name)
-            yield Verdict(
-                "system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {describe(given)}"
-            )
+            yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {_cut(given)}")
+
+
+def _change_again(effect: Effect, target: Call, looks: Looks | None) -> Iterator[Verdict]:
+    """Yield what it comes to that an object with a state gets more, as no pickler writes it: it may use that state."""
+    given, name = effect.arguments, nodes.class_name(target)
+    pairs = nodes.state_pairs(target.state)
+    for key, value in pairs:  # all of them: a dict may have got more since it was the state
+        if isinstance(key, str) and key in LOOKED_UP and (key == "__setstate__") == (effect.how == "sets"):
+            yield from _call(Effect("calls", value, (given,), effect.offset), looks)
+    parts = target.state if isinstance(target.state, tuple) and len(target.state) == 2 else (target.state,)
+    if not all(isinstance(part, Dict | None) for part in parts) or any(not isinstance(key, str) for key, _ in pairs):
+        yield Verdict("system", name, effect.how, table.UNFOLLOWED, lambda: name)
+    found = passed((target.state, given), looks) if looks is not None else None
+    if found is not None:
+        yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {_cut(given)}")
+
+
+def _uses_state(func: Global) -> bool:
+    """Say whether objects of this class may call what is in their state, at their end at the latest."""
+    name = canonical(func.module, func.name)
+    if keeps_calls(func):
+        return True
+    return package_of(name) in table.STDLIB - {"argparse"} and name not in table.KEEPERS and name not in table.PLAIN
+
+
+def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
+    """Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds."""
+    found = passed((effect.target.pid,), looks) if looks is not None else None
+    if found is not None:
+        yield Verdict("system", _OF_LOADER, "asks", f"{table.PASSED}: {found}", lambda: _OF_LOADER)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -360,6 +343,10 @@ def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     if package in ("torch", "numpy"):
         return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
     return "code", None
+
+
+def _cut(value: Inert) -> str:
+    return cut(describe(value), _LONGEST)
 
 
 def _shown(name: str, args: Inert) -> str:

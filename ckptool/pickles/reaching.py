@@ -85,8 +85,11 @@ def passed(values: tuple[Inert, ...], looks: Looks, *, made: bool = False) -> st
     """
     Return the first name among arguments that reaches the system when it is called, or what cannot be followed.
 
-    With ``made``, also the call that gives a function made of what the file holds.
+    With ``made``, also the call that gives a function made of what the file holds. What objects have got as attributes
+    and items counts: a call of their methods may call it.
     """
+    if looks.left <= 0:
+        return _TOO_MUCH
     todo: list[Inert] = list(values)
     seen: set[int] = set()
     for one in todo:  # which grows: what is called mostly stands first, and not deep
@@ -101,9 +104,11 @@ def passed(values: tuple[Inert, ...], looks: Looks, *, made: bool = False) -> st
             name = canonical(maker.module, maker.name) if maker is not None else ""
             if name in table.MAKERS:
                 return name
-            if name in table.KEEPERS and id(one) not in seen:
+            if id(one) not in seen:
                 seen.add(id(one))
-                todo.append(one.args)
+                todo += (held for held in (one.state, one.items, one.pairs) if held is not None)
+                if name in table.KEEPERS:
+                    todo += (one.args, one.kwargs)
         elif kind is Unfollowed:
             return str(one.why)
         elif kind in _HOLDERS and id(one) not in seen:

@@ -71,6 +71,11 @@ MADE = call(named("cloudpickle.cloudpickle", "_make_function"), 1, {}, None, Non
 BOUND = call(named("types", "MethodType"), named("mypkg", "run"), "true")
 
 
+def having(attribute: str, function: bytes = OS) -> bytes:
+    """Return an object with a function of the system in the place of a method."""
+    return call(NAMESPACE) + ops({attribute: function}) + b"b"
+
+
 PAYLOADS: dict[str, bytes] = {
     "REDUCE": call(OS, "true"),
     "INST": b"(" + ops("true") + b"ios\nsystem\n",
@@ -146,12 +151,61 @@ PAYLOADS: dict[str, bytes] = {
         named("torch._tensor", "_rebuild_from_type"), call(named("mypkg", "get")), named("torch", "Tensor"), ("x",), {}
     ),
     "another class, by slots": call(NAMESPACE) + ops((None, {"__class__": named("mypkg", "Other")})) + b"b",
+    "a __new__ of an instance": call(
+        named("copyreg", "_reconstructor"), "1", having("__new__", named("builtins", "exec")), {}
+    ),
+    "append of what an object holds": named("collections", "UserList")
+    + b")\x81"
+    + ops({"data": having("append")})
+    + b"b"
+    + ops("true")
+    + b"a",
+    "a file that is printed to": call(
+        call(named("functools", "partial"), named("builtins", "print"))
+        + ops((named("builtins", "print"), ops(("true",)), {"file": having("write")}, None))
+        + b"b"
+    ),
+    "a state that got more since": call(NAMESPACE)
+    + b"}\x94"
+    + ops("__setstate__")
+    + OS
+    + b"sbg0\n"
+    + ops("__setstate__")
+    + named("collections", "OrderedDict")
+    + b"s0"
+    + ops("true")
+    + b"b",
+    "a state that is no dict": call(NAMESPACE)
+    + call(named("collections", "OrderedDict"))
+    + ops("__setstate__")
+    + OS
+    + b"sb"
+    + ops("true")
+    + b"b",
+    "an attribute that was set": call(
+        call(named("builtins", "getattr"), named("mypkg", "Net") + b")\x81" + ops({"a": OS}) + b"b", "a"), "true"
+    ),
+    "an attribute in a dict of an object": call(
+        call(named("builtins", "getattr"), named("mypkg", "Net") + b")\x81" + ops({"_modules": {"a": OS}}) + b"b", "a"),
+        "true",
+    ),
+    "__setstate__ of a storage": storage() + ops({"__setstate__": OS}) + b"b" + ops("true") + b"b",
+    "append of a storage": storage() + ops({"append": OS}) + b"b" + ops("true") + b"a",
+    "a method of a location": storage(location=having("startswith")),
+    "attributes that are copied": call(
+        named("functools", "update_wrapper"), named("mypkg", "Net"), having("a", named("mypkg", "run")), ("a",), ()
+    ),
+    "what is closed at the end": named("wave", "Wave_write")
+    + b")\x81"
+    + ops({"_file": None, "_i_opened_the_file": having("close")})
+    + b"b",
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
 REFUSED = {
     "sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed",
-    "a name from far out in the memo",
+    "a name from far out in the memo", "a state that got more since", "a state that is no dict",
+    "__setstate__ of a storage", "append of a storage", "a method of a location",
 }  # fmt: skip
 """What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""
 CONTAINERS: dict[str, Callable[[bytes], bytes]] = (
