@@ -153,7 +153,7 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
-                if not kind.magic or not pending.startswith(kind.magic[:1]):
+                if not (kind.magic and pending.startswith(kind.magic[:1])):
                     break  # padding after the last member, as tar on tape leaves it
                 unpacker = kind.start()
             is_full = True

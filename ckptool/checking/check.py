@@ -22,6 +22,7 @@ from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFil
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
+from ckptool.pickles.grading import is_plain
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.meter import Meter, Progress
 from ckptool.sources.naming import shown_path
@@ -331,6 +332,13 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *mend)]
 
 
+def _imported(survey: Survey) -> list[Finding]:
+    """CK201, of a file that cannot be opened: its pickles ask for what makes no data."""
+    own = (one for one in survey.names if one.nested_at is None and not is_plain(one.module, one.name))
+    names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
+    return [Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")] if names else []
+
+
 def _nested(survey: Survey) -> list[Finding]:
     """CK203: pickles inside the strings of others ask for names, too."""
     inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
@@ -344,8 +352,9 @@ def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limi
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     _let_go(error)
     survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])
-    found = (*_what_is_left(origin, error, limits), *would_run.system_calls(survey))
-    return CheckReport(path, depth, found, globals=_with_others([], survey), acts=survey.acts, error=error)
+    asked = _with_others([], survey)
+    found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *would_run.deeds(survey))
+    return CheckReport(path, depth, found, globals=asked, acts=survey.acts, error=error)
 
 
 def _let_go(error: BaseException) -> None:

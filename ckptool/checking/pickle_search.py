@@ -6,8 +6,8 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Final
 
 from ckptool.archives import tars, zip_remains, zips
@@ -40,14 +40,12 @@ _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 48
-_LOCAL_HEADER: Final = 30
 _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
 _LONGEST_HEAD: Final = 1024
-
 
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
@@ -57,10 +55,6 @@ _TEXT_OPCODES: Final = frozenset(
 
 def _place(record: str, name: str) -> str:
     return "::".join(filter(None, (record, name)))
-
-
-def _same(source: Source) -> Source:
-    return source
 
 
 class Search:
@@ -81,6 +75,7 @@ class Search:
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._looks = Looks()
+        self._plain: dict[tuple[object, ...], list[grading.Verdict]] = {}
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -150,7 +145,7 @@ class Search:
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
                 self._name(one.module, one.name, record, one.offset, nested_at)
-            for verdict in grading.judge(effect, self._looks if self._is_wary else None):
+            for verdict in self._judged(effect):
                 self._is_wary = self._is_wary or grading.is_wary(verdict)
                 self._note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect):
@@ -168,6 +163,17 @@ class Search:
 
     def _allow_strings(self, source: Source) -> None:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
+
+    def _judged(self, effect: Effect) -> Iterable[grading.Verdict]:
+        """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
+        key = grading.plain_key(effect)
+        known = self._plain.get(key) if key is not None else None
+        if known is None:
+            found = grading.judge(effect, self._looks if self._is_wary else None)
+            if key is None or len(self._plain) >= _MOST_LISTED:
+                return found
+            known = self._plain[key] = [one._replace(shown=cache(one.shown)) for one in found]
+        return known
 
     def _name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
         if len(self.names) < _MOST_NAMES:
@@ -280,7 +286,7 @@ class Search:
         if self._searched > _MOST_SEARCHED:
             return
         for name, content in zip_remains.members(source, self.limits):
-            self._content(partial(_same, content), _place(record, name), nested_at, depth)
+            self._content(partial(SliceSource, content, 0, content.nbytes), _place(record, name), nested_at, depth)
 
     def _deeper(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         if depth >= _DEEPEST:

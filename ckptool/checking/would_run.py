@@ -16,6 +16,17 @@ _TRUST = "Unpickle it only if you trust where it comes from."
 
 def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
     """Yield what is to be known before a file is unpickled. ``advice`` is how to get its tensors without."""
+    yield from deeds(survey, advice)
+    if survey.behind:
+        more = counted(len(survey.behind), "more pickle")
+        fact = f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}"
+        yield Finding("CK208", "warning", fact, _TRUST)
+    if survey.unseen:
+        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
+
+
+def deeds(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
+    """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
     yield from system_calls(survey, advice)
     packages = dict.fromkeys(act.package for act in survey.of("code"))
     if packages:
@@ -30,15 +41,9 @@ def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
         yield Finding("CK207", "warning", fact, _TRUST)
-    if survey.behind:
-        more = counted(len(survey.behind), "more pickle")
-        fact = f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}"
-        yield Finding("CK208", "warning", fact, _TRUST)
-    if survey.unseen:
-        yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
 
 
-def system_calls(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
+def system_calls(survey: Survey, advice: Advice | None) -> Iterator[Finding]:
     """CK205: unpickling would call what reaches the system."""
     calls = survey.of("system")
     if calls:

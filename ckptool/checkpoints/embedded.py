@@ -53,6 +53,8 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             if data is not None and what is not None:
                 found.setdefault((f"{path}.{key}" if path else str(key)) or "content", Embedded(what, data))
                 break
+            if _is_plain_call(node):
+                continue
             if nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
                 name = f"{path}.{key}" if path else str(key)
                 if len(name) < _LONGEST_PATH:
@@ -84,6 +86,18 @@ def _has_bytes(leaf: Inert) -> bool:
     return isinstance(leaf, list | tuple) and any(isinstance(one, bytes | bytearray) for one in leaf)
 
 
+def _is_plain_call(node: Inert) -> bool:
+    """Say whether a node is a call that is given a few plain values and no more, as most are where there are many."""
+    if type(node) is not Call or not (node.items is node.pairs is node.kwargs is None):
+        return False
+    for part in (node.args, node.state):
+        kind = type(part)
+        if kind not in _PLAIN and not (kind is tuple and len(part) <= _FEW and _PLAIN.issuperset(map(type, part))):
+            return False
+    return True
+
+
+_FEW: Final = 8
 _PLAIN: Final = frozenset((int, float, bool, str, type(None), nodes.Global))
 _CONTENT: Final = frozenset((bytes, bytearray, Call))
 """Types of values that may be files."""
@@ -91,7 +105,8 @@ _CONTENT: Final = frozenset((bytes, bytearray, Call))
 
 def _content(node: Inert) -> bytes | bytearray | None:
     """Return the bytes that a value is, or that a file object in memory holds, if they are long enough for a file."""
-    if isinstance(node, Call) and nodes.class_name(node) == "_io.BytesIO":
+    cls = nodes.class_of(node)
+    if cls is not None and (cls.module, cls.name) == ("_io", "BytesIO"):
         node = node.state[0] if isinstance(node.state, tuple) and node.state else node.args
         node = node[0] if isinstance(node, tuple) and node else node
     text = encoded_bytes(node)

@@ -4,19 +4,20 @@ Where two inert trees differ: walked in step, without recursion and without foll
 Two nodes are the same if what they say is: how a pickle writes it (protocol, shared or repeated, ``dict`` or
 ``OrderedDict``, the order of keys) makes no difference. Nodes that were found alike, or are being compared further
 up, are joined (a union-find, as in Hopcroft and Karp's test of automata); so the walk ends on trees that hold
-themselves, and costs what they store however often their parts are shared.
+themselves, and costs what they store however often their parts are shared. Small nodes in which nothing differs are
+not noted, and children are taken a few at a time: there may be one for each byte of the files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import describe
-from ckptool.pickles.nodes import Block, Call, Global, Inert, Pairs, PersistentId, Set
+from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, Pairs, PersistentId, Set
 from ckptool.pickles.numpy_values import encoded_bytes, numpy_array, numpy_scalar
 
 ABSENT: Final = "nothing"
@@ -26,6 +27,8 @@ NOTHING: Final = Global("", ABSENT)
 _SHOWN_COMPONENTS: Final = 16
 _MOST_MISSING: Final = 16
 _LONG: Final = 64
+_AT_ONCE: Final = 64
+"""Children that are taken at once; a node that has fewer leaves nothing behind on the way down."""
 _RENAMED_MODULES: Final = {
     "__builtin__": "builtins",
     "copy_reg": "copyreg",
@@ -62,22 +65,39 @@ def tree_changes(
 ) -> Iterator[Change]:
     """Yield the places where pairs of trees differ, below the path of each; a shared part differs in one place."""
     joined = _Joined()
-    todo = [_Pair((path,), a, b) for path, a, b in trees]
-    todo.reverse()
+    todo: list[_Pair | Iterator[_Pair]] = [iter([_Pair((path,), a, b) for path, a, b in trees])]
     while todo:
         check_cancelled(cancellation)
         pair = todo.pop()
+        if not isinstance(pair, _Pair):
+            few = list(islice(pair, _AT_ONCE))
+            if len(few) == _AT_ONCE:
+                todo.append(pair)
+            todo.extend(reversed(few))
+            continue
         left, right = pair.a, pair.b
         if left is right:
             continue
-        if nodes.is_container(left) and nodes.is_container(right) and not joined.join(left, right):
+        is_small = _is_small(left) and _is_small(right)
+        is_noted = not is_small and nodes.is_container(left) and nodes.is_container(right)
+        if is_noted and not joined.join(left, right):
             continue
         answer = same(left, right)
-        below = _matched(pair, joined, cancellation) if answer is None else [] if answer else None
+        if answer:
+            continue
+        below = _matched(pair, joined, cancellation) if answer is None else None
+        first = next(below, None) if below is not None else None
+        if is_small and (below is None or first is not None) and not joined.join(left, right):
+            continue
         if below is None:
             yield _change(pair)
-        else:
-            todo.extend(reversed(below))
+        elif first is not None:
+            todo.append(chain((first,), below))
+
+
+def _is_small(node: Inert) -> bool:
+    """Say whether a node is a container that can be compared over and over: it has few children, and these few."""
+    return nodes.is_bare(node) or (nodes.is_container(node) and nodes.is_small(node))
 
 
 class _Joined:
@@ -99,8 +119,8 @@ class _Joined:
         return node
 
 
-def _matched(pair: _Pair, joined: _Joined, cancellation: Cancellation | None) -> list[_Pair] | None:
-    """Return the children of two nodes in pairs, but for equal plain values; None if the nodes themselves differ."""
+def _matched(pair: _Pair, joined: _Joined, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
+    """Return the children of two nodes in pairs, but for those alike at sight; None if the nodes themselves differ."""
     a, b = pair.a, pair.b
     same = _same_numpy(a, b, joined) if isinstance(a, Call) and isinstance(b, Call) else None
     if same is None and (encoded_bytes(a) is not None or encoded_bytes(b) is not None):
@@ -110,33 +130,33 @@ def _matched(pair: _Pair, joined: _Joined, cancellation: Cancellation | None) ->
     if same is None and not (nodes.is_container(a) and nodes.is_container(b)):
         same = _same_leaf(a, b)
     if same is not None:
-        return [] if same else None
+        return iter(()) if same else None
     return _matched_containers(pair, cancellation)
 
 
-def _matched_containers(pair: _Pair, cancellation: Cancellation | None) -> list[_Pair] | None:
+def _matched_containers(pair: _Pair, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
     a, b = pair.a, pair.b
     if _is_plain_mapping(a) and _is_plain_mapping(b):
         items = _by_key(pair, nodes.mapping_pairs(a) or [], nodes.mapping_pairs(b) or [], cancellation)
         attributes = _by_key(pair, nodes.attribute_pairs(a), nodes.attribute_pairs(b), cancellation)
-        return None if items is None or attributes is None else items + attributes
+        return None if items is None or attributes is None else chain(items, attributes)
     one, other = _as_set(a), _as_set(b)
     if one is not None and other is not None and one.frozen == other.frozen:
         keys, others = ({_key(item) for item in each(node.items, cancellation)} for node in (one, other))
         if None in keys or None in others:
             return _by_index(pair, one.items, other.items, cancellation)
         is_same = len(keys) == len(others) and all(key in others for key in each(keys, cancellation))
-        return [] if is_same else None
+        return iter(()) if is_same else None
     if type(a) is not type(b) or isinstance(a, Set):
         return None
     if isinstance(a, Call):
         return _matched_calls(pair, cancellation)
     if isinstance(a, PersistentId):
-        return [_Pair(("pid", pair.place), a.pid, b.pid)]
+        return iter(() if _is_alike(a.pid, b.pid) else (_Pair(("pid", pair.place), a.pid, b.pid),))
     return _by_index(pair, a, b, cancellation)
 
 
-def _matched_calls(pair: _Pair, cancellation: Cancellation | None) -> list[_Pair] | None:
+def _matched_calls(pair: _Pair, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
     a, b = pair.a, pair.b
     items = _by_index(pair, a.items or [], b.items or [], cancellation)
     pairs = _by_key(pair, a.pairs or [], b.pairs or [], cancellation)
@@ -145,20 +165,21 @@ def _matched_calls(pair: _Pair, cancellation: Cancellation | None) -> list[_Pair
     fields = [(a.args, b.args), (a.kwargs, b.kwargs), (a.state, b.state)]
     if nodes.class_of(a) is None:
         fields.append((a.func, b.func))
-    return [_Pair(pair.place, left, right) for left, right in fields] + items + pairs
+    own = [_Pair(pair.place, left, right) for left, right in fields if not _is_alike(left, right)]
+    return chain(own, items, pairs)
 
 
-def _by_index(pair: _Pair, a: list[Inert], b: list[Inert], cancellation: Cancellation | None) -> list[_Pair] | None:
+def _by_index(pair: _Pair, a: list[Inert], b: list[Inert], cancellation: Cancellation | None) -> Iterator[_Pair] | None:
     if len(a) != len(b):
         return None
-    return [
+    return (
         _Pair((index, pair.place), left, right)
         for index, (left, right) in enumerate(each(zip(a, b, strict=True), cancellation))
-        if not _is_equal_value(left, right)
-    ]
+        if not _is_alike(left, right)
+    )
 
 
-def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) -> list[_Pair] | None:
+def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
     """Return the values of two mappings key by key; one after the other where keys are no plain values."""
     left, right = ({_key(key): value for key, value in each(entries, cancellation)} for entries in (a, b))
     if None in left or None in right:
@@ -168,16 +189,21 @@ def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) 
     if 2 * len(new) + len(left) - len(right) > _MOST_MISSING:  # those of either side that the other has not
         return None
     found = ((key, left.get(key, NOTHING), right.get(key, NOTHING)) for key in each(chain(left, new), cancellation))
-    return [
+    return (
         _Pair((_shown(key), pair.place), one, other)
         for key, one, other in found
-        if key is not None and not _is_equal_value(one, other)
-    ]
+        if key is not None and not _is_alike(one, other)
+    )
 
 
-def _is_equal_value(a: Inert, b: Inert) -> bool:
-    """Say whether two nodes are plain values that need not be walked to, as most in long lists are."""
-    return type(a) is type(b) and type(a) in _VALUES and bool(a == b)
+def _is_alike(a: Inert, b: Inert) -> bool:
+    """Say whether two nodes need not be walked to: equal plain values, as most in long lists are, or empty lists."""
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind in _VALUES:
+        return bool(a == b)
+    return not (a or b) if kind is list or kind is tuple else kind is Dict and not (a.pairs or b.pairs)
 
 
 def _key(key: Inert) -> str | None:

@@ -46,12 +46,6 @@ def describe(node: Inert, depth: int = 0) -> str:
 
     The text may hold any characters that the file holds: escape it before printing.
     """
-    array = numpy_array(node)
-    if array is not None:
-        return str(array)
-    scalar = numpy_scalar(node)
-    if scalar is not None:
-        return str(scalar[1]) if scalar[1] is not None else kind_of(node)
     if isinstance(node, str):
         return _clip(repr(node[: _MAX_TEXT + 1]))
     if isinstance(node, bytes | bytearray):
@@ -64,6 +58,12 @@ def describe(node: Inert, depth: int = 0) -> str:
         return str(node) if node.bit_length() <= 256 else f"an integer of {node.bit_length():,} bits"
     if isinstance(node, Global):
         return str(node)
+    array = numpy_array(node) if isinstance(node, Call) else None
+    if array is not None:
+        return str(array)
+    scalar = numpy_scalar(node)
+    if scalar is not None:
+        return str(scalar[1]) if scalar[1] is not None else kind_of(node)
     return _describe_container(node, depth)
 
 

@@ -86,6 +86,22 @@ def is_done(module: str, name: str) -> bool:
     return is_plain(module, name) and canonical(module, name) not in _GIVEN_MORE
 
 
+def plain_key(effect: Effect) -> tuple[object, ...] | None:
+    """Return what is equal for two effects that come to the same, for those of names and constants alone; or None."""
+    if effect.keywords is not None:
+        return None
+    parts: list[object] = [effect.how]
+    for one in (effect.target, effect.arguments):
+        kind = type(one)
+        if kind is Global:
+            parts.append((one.module, one.name))
+        elif one is None or one == () or kind is int or kind is bool:
+            parts.append((kind, one))
+        else:
+            return None
+    return tuple(parts)
+
+
 def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     """
     Yield what an effect comes to: nothing for most that only make data.

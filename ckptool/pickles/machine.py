@@ -19,8 +19,9 @@ from ckptool.sources.source import BytesSource, SliceSource, Source
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 18
 _MOST_NAMES: Final = 100_000
-_MOST_EMPTY: Final = 250_000
-"""Containers that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for each."""
+_MOST_EMPTY: Final = 450_000
+"""Containers that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for each.
+An empty list takes 80 bytes while it is read, and two trees of them 150: more would break what we promise."""
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
 # What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.

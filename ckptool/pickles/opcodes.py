@@ -273,7 +273,7 @@ def _extend(machine: Machine, target: Inert, values: list[Inert]) -> None:
 
 def op_dict(machine: Machine) -> None:
     machine.pos += 1
-    machine.push(Dict(_pairs(machine, machine.pop_mark())))
+    machine.push(Dict(_pairs(machine, machine.pop_mark()) or None))
 
 
 def op_setitem(machine: Machine) -> None:
@@ -315,7 +315,7 @@ def op_additems(machine: Machine) -> None:
 
 def op_frozenset(machine: Machine) -> None:
     machine.pos += 1
-    machine.push(Set(machine.pop_mark(), frozen=True))
+    machine.push(Set(machine.pop_mark() or NO_ITEMS, frozen=True))
 
 
 def op_readonly_buffer(machine: Machine) -> None:

