@@ -18,6 +18,7 @@ from ckptool.cli import cli
 from tests.docs.pages import BLOCK, FRESH, PAGES, PART, ROOT, SHOWN_FILE, text_of
 from tests.each import each
 
+HERE = re.compile(r"`(\w+)(?:\(\))?`\s(?:in|of)\s`((?:ckptool|tests)/[\w/]+\.py)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 SHELL = re.compile(r"(?<=^```sh\n)(?:(?!```).*\n)*", re.MULTILINE)
@@ -85,6 +86,14 @@ def test_every_file_that_is_named_exists(page: str) -> None:
     named = re.findall(r"`((?:ckptool|tests|docs|\.ci)/[\w./-]*)`", text_of(page))
 
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_what_is_to_be_changed_stands_in_the_module_that_is_named() -> None:
+    named = HERE.findall(text_of("CONTRIBUTING.md"))
+    assert len(named) > 8
+    for name, module in named:
+        text = (ROOT / module).read_text("utf-8")
+        assert re.search(rf"^(?:def |class )?{name}\b", text, re.MULTILINE), (name, module)
 
 
 @each("page", PAGES)
