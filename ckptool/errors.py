@@ -273,6 +273,13 @@ class MissingPackage(CkptoolError, ImportError):
     package: str = ""
     path: str | None = None  # instead of ImportError's own attribute, which pickles would leave out
 
+    @classmethod
+    def named(cls, package: str, command: str, kind: str | None = None) -> MissingPackage:
+        """Return the error for a package that is not installed, with the pip command that installs it."""
+        error = cls(f"this needs {package}, which is not installed: {command}", kind=kind, command=command)
+        error.package = package
+        return error
+
 
 class OutOfMemory(CkptoolError):
     """The weights need ``needed`` bytes where ``actual`` are free. Nothing was loaded."""

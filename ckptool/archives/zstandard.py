@@ -49,9 +49,5 @@ def _package() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        missing = MissingPackage(
-            f"this needs zstandard, which is not installed: {_COMMAND}", kind="no-unpacker", command=_COMMAND
-        )
-        missing.package = "zstandard"
-        raise missing from error
+        raise MissingPackage.named("zstandard", _COMMAND, kind="no-unpacker") from error
     return zstandard

@@ -15,7 +15,7 @@ from ckptool.checking import advice, finding, requirements, safety, torch_load, 
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines
 from ckptool.checking.surveys import Act, Survey
-from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict, place_of
+from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
@@ -89,7 +89,8 @@ class CheckReport(NamedTuple):
         yield from finding_lines(self.findings)
         for use in self.globals if show_globals else ():
             allowed = "allowed" if use.is_allowed else "not allowed"
-            yield labelled("global", f"{show(use.name)} {allowed}, {show(place_of(use))}")
+            place = finding.place(use.record, use.offset, use.nested_at)
+            yield labelled("global", f"{show(use.name)} {allowed}, {show(place)}")
         if self.loading is not None:
             yield labelled("loading", show(self.loading))
         yield labelled("verdict", self.verdict)
@@ -249,7 +250,7 @@ def _examine(
         globals=_with_others(asked, survey),
         members=len(members),
         acts=survey.acts,
-        loading=would_run.loading(survey, checkpoint.traits, refused=bool(stock.refusals)),
+        loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
 
 

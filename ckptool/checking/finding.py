@@ -27,6 +27,14 @@ class Finding(NamedTuple):
     """The command line that does it, for a POSIX shell."""
 
 
+def place(record: str, offset: int, nested_at: int | None = None) -> str:
+    """Return where in a file something stands, for people to read: the folder that a zip has round it is left out."""
+    inside = "" if nested_at is None else f" of a pickle inside, at {nested_at:,}"
+    member, mark, record = record.rpartition("::")
+    record = f"{member}{mark}{record.rpartition('/')[2]}"
+    return f"{record + ', ' if record else ''}byte {offset:,}{inside}"
+
+
 class Advice(NamedTuple):
     """The last two fields of a finding."""
 

@@ -147,10 +147,10 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
 
 
 def _own_records(checkpoint: Checkpoint) -> set[str]:
-    known = {stream.record.partition("::")[0] for stream in checkpoint.streams}
-    if checkpoint.shards:
-        known = {name[len(shard.name) + 1 :] for shard in checkpoint.shards for name in known}
-    return known
+    """Return the members of its archives that are its streams."""
+    files = {shard.name for shard in checkpoint.shards}
+    known = (stream.record.partition("::") for stream in checkpoint.streams)
+    return {rest.partition("::")[0] if name in files else name for name, _, rest in known}
 
 
 def _beside(search: Search, checkpoint: Checkpoint) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
 from ckptool.checking import usual_names
+from ckptool.checking.finding import place
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.pickles.nodes import Global
 from ckptool.pickles.scanner import Scan, scan_around
@@ -68,14 +69,6 @@ def judge(checkpoint: Checkpoint) -> TorchLoadVerdict:
     return TorchLoadVerdict(_asked(checkpoint), (*refusals, *_names(checkpoint), *opcodes), scans=tuple(scans))
 
 
-def place_of(asked: GlobalUse) -> str:
-    """Return where a name is asked for, for people to read."""
-    inside = "" if asked.nested_at is None else f" of a pickle inside, at {asked.nested_at:,}"
-    member, mark, record = asked.record.rpartition("::")
-    record = f"{member}{mark}{record.rpartition('/')[2]}"
-    return f"{record + ', ' if record else ''}byte {asked.offset:,}{inside}"
-
-
 def _asked(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
     return tuple(_ask(one, stream.record) for stream in checkpoint.streams for one in stream.globals)
 
@@ -95,7 +88,11 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
         and not (stream.is_index and usual_names.is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
-    return [Refusal("name", f"{one.name} ({place_of(one)})") for _, one in found if not one.is_allowed]
+    first: dict[str, GlobalUse] = {}  # every rank's file asks for the same
+    for _, one in found:
+        if not one.is_allowed:
+            first.setdefault(one.name, one)
+    return [Refusal("name", f"{name} ({place(one.record, one.offset)})") for name, one in first.items()]
 
 
 def _container(checkpoint: Checkpoint) -> list[Refusal]:
@@ -103,7 +100,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.traits.loader != "torch.load":
-        return [Refusal("loader", f"{checkpoint.format} is opened by {checkpoint.traits.call}")]
+        return [Refusal("loader", f"{checkpoint.traits.call} opens it")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
     compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))
@@ -128,6 +125,6 @@ def _opcodes(checkpoint: Checkpoint, scans: list[Scan]) -> list[Refusal]:
         unknown = [(offset, op) for op, offset in scanned.opcodes.items() if op not in OPCODES]
         if unknown:
             offset, op = min(unknown)
-            where = f"{stream.record.rpartition('/')[2] + ', ' if stream.record else ''}byte {offset:,}"
-            found.append(Refusal("opcode", f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip() + f" ({where})"))
+            what = f"pickle opcode {op} {_OPCODE_NAMES.get(op, '')}".rstrip()
+            found.append(Refusal("opcode", f"{what} ({place(stream.record, offset)})"))
     return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking.finding import Advice, Finding
+from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.safety import references
 from ckptool.checking.surveys import Act, Survey
-from ckptool.checkpoints.parsed import Traits
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
 
 _SHOWN = 3
@@ -26,7 +26,7 @@ def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
             f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
             *(advice or Advice(_TRUST)),
         )
-    named = [f"{act.name} ({place(act)})" for act in references(survey.acts) if act.grade == "system"]
+    named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
         yield Finding("CK207", "warning", fact, _TRUST)
@@ -42,7 +42,7 @@ def system_calls(survey: Survey, advice: Advice | None = None) -> Iterator[Findi
     """CK205: unpickling would call what reaches the system."""
     calls = survey.of("system")
     if calls:
-        shown = [f"{act.text}, which {act.why} ({place(act)})" for act in calls]
+        shown = [f"{act.text}, which {act.why} ({_place(act)})" for act in calls]
         hint = "Do not unpickle this file: not with torch.load(weights_only=False), not with pickle.load()."
         command = advice.command if advice is not None else None
         yield Finding("CK205", "error", f"unpickling calls {some(shown, _SHOWN)}", hint, command)
@@ -51,20 +51,18 @@ def system_calls(survey: Survey, advice: Advice | None = None) -> Iterator[Findi
 def deed(act: Act) -> str:
     """Return what an act does, as part of a sentence."""
     verb = {"calls": "calls", "builds": "builds", "refers": "names", "sets": "sets a state:", "adds": "adds items:"}
-    return f"{verb[act.how]} {act.name if act.how in ('builds', 'refers') else act.text} ({place(act)})"
+    return f"{verb[act.how]} {act.name if act.how in ('builds', 'refers') else act.text} ({_place(act)})"
 
 
-def place(act: Act) -> str:
-    """Return where an act stands, for people to read."""
-    inside = "" if act.nested_at is None else f" of a pickle inside, at {act.nested_at:,}"
-    member, mark, record = act.record.rpartition("::")
-    record = f"{member}{mark}{record.rpartition('/')[2]}"
-    return f"{record + ', ' if record else ''}byte {act.offset:,}{inside}"
+def _place(act: Act) -> str:
+    return place(act.record, act.offset, act.nested_at)
 
 
-def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
-    """Return what each way to load a file would run."""
-    if traits.is_plain and not survey.acts:
+def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool) -> str:
+    """Return what each way to load a file would run. The first of the checkpoints is the file, the others members."""
+    traits = checkpoints[0].traits
+    is_seen = survey.acts or survey.names or survey.unseen
+    if not survey.acts if traits.is_plain else not (_can_run(checkpoints) or is_seen):
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []
@@ -77,6 +75,10 @@ def loading(survey: Survey, traits: Traits, *, refused: bool) -> str:
         ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
     ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
+
+
+def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
+    return any(one.streams or one.traits.program for one in checkpoints)
 
 
 def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:

@@ -73,6 +73,10 @@ class Stream(NamedTuple):
     has_arrays: bool = False
     """Whether joblib may load it, which reads elements of arrays between the opcodes."""
 
+    def inside(self, file: str) -> "Stream":
+        """Return it as one of a file that is one of several, or a member: ``FILE::RECORD``."""
+        return self._replace(record=f"{file}::{self.record}" if self.record else file)
+
 
 class Remark(NamedTuple):
     """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""

@@ -174,7 +174,7 @@ def _several_members(checkpoint: Checkpoint) -> AmbiguousWeights:
     )
     head = f"{checkpoint.path}::" if checkpoint.path else ""
     error.candidates = tuple(f"{head}{one.name}" for one in members)
-    error.hint = f"Pick one: {', '.join(error.candidates[:_LISTED])}"
+    error.hint = f"Pick one: {some(error.candidates, _LISTED)}"
     return error
 
 
@@ -189,10 +189,9 @@ def with_candidates(error: WeightsNotFound, found: Sequence[StateDict], option: 
     if _are_at_root(found):
         error.hint = f"The only weights in it are at its root: leave `{option}=` out."
         return error
-    listed = ", ".join(f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found[:_LISTED])
-    error.hint = (
-        f"Pick one with `{option}=`: {listed}" if found else "Keep everything with `form='same'`, in a .pth file."
-    )
+    keys = [f"{for_shell(one.key)}{' (averaged)' * (one.role == 'ema')}" for one in found]
+    pick = f"Pick one with `{option}=`: {some(keys, _LISTED)}"
+    error.hint = pick if keys else "Keep everything with `form='same'`, in a .pth file."
     return error
 
 

@@ -35,13 +35,12 @@ def wrapped(lines: Iterable[str], room: int | None) -> Iterator[str]:
 
 
 def _broken(line: str, room: int) -> Iterator[str]:
+    """Yield a line in several. A word that is too long for any line of its column, a path say, is broken nowhere."""
     from textwrap import TextWrapper  # most lines fit
 
-    return iter(
-        TextWrapper(
-            room, subsequent_indent=_HANGING, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
-        ).wrap(line)
-    )
+    label = line[: len(_HANGING)] if line.startswith(" ") else ""
+    wrapper = TextWrapper(room, label, _HANGING, break_long_words=False, break_on_hyphens=False)
+    yield from wrapper.wrap(line[len(label) :])
 
 
 @contextmanager

@@ -367,7 +367,7 @@ def _not_compared(found: _Differences, a: Side, b: Side) -> Iterator[str]:
     for label, side, other in (("A", a, b), ("B", b, a)):
         lost = sorted((side.lacks - other.lacks) & other.has)
         if lost:
-            yield f"{', '.join(lost)}: {label} does not record them"
+            yield f"{', '.join(lost)}, which {label} does not record"
     if a.has_models or b.has_models:
         yield "what models hold beside tensors, for wrappers were to be ignored"
     unreadable = dict.fromkeys((*a.unreadable, *b.unreadable))

@@ -36,6 +36,8 @@ _KNOWN_OF = (
     ),
 )
 """Members by which torch's own archives are known that no format here reads."""
+_INDEX = ".metadata"
+_ITEMS = ".distcp"
 
 
 def sniff(probe: Probe) -> bool:
@@ -78,6 +80,9 @@ def read_member(probe: Probe, name: str) -> Parsed:
     if archive is not None and inner and name not in archive and outer in archive:
         return placed(read_member(probe.inner(archive.open(outer)), inner), archive, outer)
     if archive is None or name not in archive:
+        packed = _distributed(archive).get(f"{name.rstrip('/')}/") if archive is not None else None
+        if packed is not None:
+            raise packed
         return _read_embedded(probe, archive, name)
     return placed(probe.read_inner(archive.open(name)), archive, name)
 
@@ -126,7 +131,8 @@ def _unpacked(probe: Probe, kind: Compression) -> Source:
 
 
 def _choose(probe: Probe, archive: Archive) -> Parsed:
-    opened, failures = _open_members(probe, archive)
+    folders = _distributed(archive)
+    opened, failures = _open_members(probe, archive, folders)
     holding = {name: found for name, found in opened.items() if holds_tensors(found)}
     weights = with_weights(holding)
     for candidates in (holding, weights, _outstanding(weights), opened):
@@ -145,6 +151,8 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
             notes=archive.notes,
             archives=(archive,),
         )
+    for error in folders.values():
+        raise error
     for name, error in failures.items():
         if is_likely(name):
             error.message = f"member {name!r}: {error.message}"
@@ -198,11 +206,31 @@ def _chosen(name: str, opened: dict[str, Parsed], failures: dict[str, CkptoolErr
     )
 
 
-def _open_members(probe: Probe, archive: Archive) -> tuple[dict[str, Parsed], dict[str, CkptoolError]]:
+def _distributed(archive: Archive) -> dict[str, CkptoolError]:
+    """Return why the folders of ``torch.distributed.checkpoint`` in an archive are not read, by their names."""
+    found: dict[str, CkptoolError] = {}
+    for index in archive.called(_INDEX):
+        folder = index[: -len(_INDEX)]
+        count = sum(name.startswith(folder) and name.endswith(_ITEMS) for name in archive)
+        if count:
+            found[folder] = UnsupportedFeature(
+                f"a torch.distributed.checkpoint of {counted(count, 'file')}"
+                f"{f' in {folder!r}' if folder else ''} of an archive",
+                kind="packed-folder",
+                hint="Unpack the archive, and give the folder: its files are read where they lie.",
+            )
+    return found
+
+
+def _open_members(
+    probe: Probe, archive: Archive, folders: dict[str, CkptoolError]
+) -> tuple[dict[str, Parsed], dict[str, CkptoolError]]:
     opened: dict[str, Parsed] = {}
-    failures: dict[str, CkptoolError] = {}
+    failures = {f"{folder}{_INDEX}": error for folder, error in folders.items()}
     # What may be inflated is limited for all together: likely members first.
     for name in sorted(archive, key=lambda name: not is_likely(name)):
+        if folders and name.startswith(tuple(folders)):
+            continue
         try:
             opened[name] = probe.read_inner(archive.open(name))
         except Cancelled:

@@ -72,7 +72,7 @@ def _is_pickled(record: Record) -> bool:
 def _pickles(probe: Probe, archive: Archive, name: str) -> list[Stream]:
     """Return the pickles of a member: unpickling them imports something, too."""
     inner = probe.read_inner(archive.open(name))
-    return [one._replace(record=f"{name}::{one.record}" if one.record else name) for one in inner.streams]
+    return [one.inside(name) for one in inner.streams]
 
 
 def _new_folder(archive: Archive) -> str | None:

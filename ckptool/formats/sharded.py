@@ -121,7 +121,7 @@ def _merged(
     damage = None
     for name, shard in opened.items():
         archives += shard.archives
-        streams += [one._replace(record=f"{name}/{one.record}".rstrip("/")) for one in shard.streams]
+        streams += [one.inside(name) for one in shard.streams]
         notes += [f"shard {name!r}: {note}" for note in shard.notes]
         damage = damage or (shard.damage and f"shard {name!r}: {shard.damage}")
     return Parsed(

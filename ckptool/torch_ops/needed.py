@@ -20,7 +20,7 @@ def needed(module: str = "torch", package: str = "torch", requirement: str = "'c
         return import_module(module)
     except Exception as error:  # a package may raise anything while it is imported
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
-            raise _missing(package, requirement) from error
+            raise MissingPackage.named(package, f"pip install {requirement}") from error
         reason = ": ".join(filter(None, (type(error).__name__, str(error).strip().partition("\n")[0])))
         broken = MissingPackage(
             f"{package} is installed, but cannot be imported: {reason}",
@@ -39,11 +39,4 @@ def check_installed(module: str = "torch") -> None:
         MissingPackage: It is not.
     """
     if find_spec(module) is None:
-        raise _missing(module, f"'ckptool[{module}]'")
-
-
-def _missing(package: str, requirement: str) -> MissingPackage:
-    command = f"pip install {requirement}"
-    error = MissingPackage(f"this needs {package}, which is not installed: {command}", command=command)
-    error.package = package
-    return error
+        raise MissingPackage.named(module, f"pip install 'ckptool[{module}]'")

@@ -42,6 +42,17 @@ def test_sizes_strides_and_offsets_fit_into_63_bits() -> None:
             tensor.check_extent(bare(shape, stride))
 
 
+@pytest.mark.parametrize("rank", range(1, 9))
+def test_elements_are_counted_below_2_63_in_any_number_of_dimensions(rank: int) -> None:
+    size = int(MOST ** (1 / rank)) + 2
+    steps = (0,) * rank
+    fitting = tuple(size - 4 if rank > 1 else MOST for _ in range(rank))
+    tensor.check_extent(bare(fitting, steps))
+    assert size**rank > MOST
+    with pytest.raises(MalformedFile):
+        tensor.check_extent(bare((size,) * rank, steps))
+
+
 @pytest.mark.parametrize(("sizes", "steps"), [(1, 2), (2, 1), (0, 1), (65, 65)])
 def test_there_are_as_many_strides_as_sizes_and_at_most_64(sizes: int, steps: int) -> None:
     tensor.check_extent(bare((1,) * 64, (1,) * 64))
@@ -166,9 +177,12 @@ def flat(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, data: byt
 @each("span", [0, 16, 60, 64, 1 << 24])
 @each("places", [0, 1, 4, 6, 1 << 16])
 @each("long", [1, 4, 5, 16])
+@each("wide", [2, 64])
 def test_every_way_to_gather_elements_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int
+    monkeypatch: pytest.MonkeyPatch, span: int, places: int, long: int, most: int, wide: int
 ) -> None:
+    monkeypatch.setattr(reading, "_WIDE", wide)
+    monkeypatch.setattr(reading, "_BLOCK_COLUMNS", wide)
     monkeypatch.setattr(reading, "_SPAN_NBYTES", span)
     monkeypatch.setattr(reading, "_MOST_NBYTES", most)
     monkeypatch.setattr(reading, "_PLACES", places)
@@ -185,6 +199,8 @@ def test_every_way_to_gather_elements_gives_the_same(
         ((3, 2, 2), (1, 0, 40), 5),
         ((2, 3), (0, 29), 1),
         ((2, 3, 3), (25, 1, 11), 0),
+        ((2, 3, 2), (29, 1, 10), 0),
+        ((5, 3, 2), (1, 5, 15), 0),
     ):
         assert LazyTensor("x", info(shape, stride, offset, data=data)).read() == flat(shape, stride, offset, data)
 

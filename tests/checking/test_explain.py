@@ -348,7 +348,7 @@ CAUSES: dict[str, tuple[object, str, str, str, str | None]] = {
     "an entry, wrapped": ({"net": WRAPPED}, MISSING, "all 6 names are under 'net', under other", "", "--strip-module"),
     "wrapped": (WRAPPED, message_of(lambda: CONV.load_state_dict(WRAPPED)), "other names", "", "--strip-module"),
     "another file": (CONV.state_dict(), MISSING, "at its top, as they are", "", "inspect"),
-    "another model": (nn.Linear(2, 2).state_dict(), MISSING, "6 names are not in it", "another model", "inspect"),
+    "another model": (nn.Linear(2, 2).state_dict(), MISSING, "other names: weight, bias", "another model", "inspect"),
     "no such entry": (
         CHECKPOINT,
         "KeyError: 'model'",

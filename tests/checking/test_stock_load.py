@@ -12,7 +12,8 @@ import torch
 
 from ckptool import CkptoolError, open_checkpoint
 from ckptool.checking.check import check
-from ckptool.checking.torch_load import judge, place_of
+from ckptool.checking.finding import place
+from ckptool.checking.torch_load import judge
 from tests.build import call, named, ops, pickled, raw, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.each import each
@@ -76,7 +77,7 @@ def test_a_name_is_listed_with_its_record_and_its_offset(tmp_path: Path) -> None
     assert (found.name, found.is_allowed) == ("argparse.Namespace", False)
     assert found.record.endswith("/data.pkl")
     assert data[found.offset :].startswith(b"cargparse\nNamespace\n")
-    assert place_of(found) == f"data.pkl, byte {found.offset:,}"
+    assert place(found.record, found.offset) == f"data.pkl, byte {found.offset:,}"
 
 
 def test_names_in_the_first_pickles_of_a_stream_are_listed_too() -> None:

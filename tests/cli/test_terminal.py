@@ -18,6 +18,7 @@ import ckptool
 from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.cli import terminal
 from ckptool.cli.progress import ProgressLine
+from ckptool.messages import labelled
 from tests.each import each
 from tests.scale import some
 
@@ -48,6 +49,20 @@ def test_lines_fit_the_terminal(columns: int) -> None:
         screen = on_terminal(arguments, columns)
         assert screen.lines
         assert not too_long(screen, columns)
+
+
+def test_a_word_longer_than_the_terminal_stays_behind_its_label_and_in_its_column() -> None:
+    path = "folder/" * 8 + "model.pth"
+    lines = labelled("source", path), labelled("renamed", f"{path} -> {path}"), labelled("", f"a {path}")
+
+    assert list(terminal.wrapped(lines, 60)) == [
+        labelled("source", path),
+        labelled("renamed", path),
+        labelled("", "->"),
+        labelled("", path),
+        labelled("", "a"),
+        labelled("", path),
+    ]
 
 
 def test_a_line_for_each_file_is_one_line_of_the_terminal() -> None:

@@ -191,7 +191,7 @@ def test_what_safetensors_cannot_hold_is_no_difference(tmp_path: Path) -> None:
     report = diff(source, tmp_path / "x.safetensors")
 
     assert report.same
-    assert report.not_compared == ("devices, module versions, order: B does not record them",)
+    assert report.not_compared == ("devices, module versions, order, which B does not record",)
     assert diff(tmp_path / "x.safetensors", source).same
 
 

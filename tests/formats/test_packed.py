@@ -9,6 +9,7 @@ import io
 import lzma
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -332,3 +333,33 @@ def test_what_is_compressed_and_no_checkpoint_is_named(name: str) -> None:
 def test_what_only_begins_like_something_compressed_is_another_error(text: bytes) -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(text)
+
+
+# folders of several files that are one checkpoint
+
+
+def packed_folder(place: str) -> dict[str, bytes]:
+    folder = Path(__file__).parents[2] / "fixtures" / "folders" / "dcp"
+    return {f"{place}{one.name}": one.read_bytes() for one in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("place", ["", "./", "./model_weights/", "a/b/"])
+@pytest.mark.parametrize("pack", [build.tar_file, tar_gz, build.zip_file], ids=["tar", "gz", "zip"])
+def test_a_distributed_checkpoint_in_an_archive_is_called_so(
+    place: str, pack: Callable[[dict[str, bytes]], bytes]
+) -> None:
+    data = pack({"model_config.yaml": b"target: a.b", **packed_folder(place)})
+    with pytest.raises(UnsupportedFeature, match=r"torch\.distributed\.checkpoint of 2 files") as caught:
+        open_checkpoint(data)
+    assert "Unpack" in str(caught.value.hint)
+    assert place in caught.value.message
+
+
+def test_a_distributed_checkpoint_beside_weights_hides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "both.nemo"
+    path.write_bytes(build.tar_file({"weights.pt": weights(), **packed_folder("dist/")}))
+    with open_checkpoint(path) as opened:
+        assert set(opened.tensors) == {"w", "b"}
+    assert [one.code for one in ckptool.check(path).findings if one.severity == "error"] == ["CK114"]
+    with pytest.raises(UnsupportedFeature, match="2 files in 'dist/'"):
+        open_checkpoint(f"{path}::dist")

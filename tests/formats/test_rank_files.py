@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -265,6 +266,19 @@ def test_ranks_of_megatron_are_listed_and_not_merged(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousWeights, match="2 ranks of model parallelism"):
         ckptool.migrate(folder, tmp_path / "out.pth")
     assert ckptool.check(folder).findings[0].code == "CK155"
+
+
+def test_a_name_that_all_ranks_ask_for_is_said_once_with_the_file_of_the_first(tmp_path: Path) -> None:
+    folder = megatron(tmp_path, ["mp_rank_00", "mp_rank_01"], {"tensor_model_parallel_size": 2})
+    report = ckptool.check(folder)
+    said = {one.code: one.message for one in report.findings}
+    asked = [one.record for one in report.globals if one.name == "argparse.Namespace"]
+
+    where = "iter_0000100/mp_rank_00/model_optim_rng.pt::data.pkl"
+    fact = rf"its pickles ask for .*: argparse\.Namespace \({where}, byte \d+\)"
+    assert re.fullmatch(fact, said["CK204"])
+    assert f"it builds argparse.Namespace ({where}, byte " in said["CK206"]
+    assert asked == [f"iter_0000100/mp_rank_0{rank}/model_optim_rng.pt::model_optim_rng/data.pkl" for rank in range(2)]
 
 
 @pytest.mark.parametrize("pointer", ["100", "release"])

@@ -313,15 +313,16 @@ def test_what_killed_processes_left_is_removed(options: dict[str, Any], folder: 
     assert content(folder / "out") == new_one(folder, options)
 
 
-def test_what_was_moved_aside_gets_its_name_back(options: dict[str, Any], folder: Path) -> None:
+@pytest.mark.parametrize("name", ["out", "n" * 48])
+def test_what_was_moved_aside_gets_its_name_back(options: dict[str, Any], folder: Path, name: str) -> None:
     before = content(old_one(folder))
-    (folder / "out").rename(folder / f".out.ckptool-{dead_pid()}-0123abcd.old")
+    (folder / "out").rename(folder / f".{name}.ckptool-{dead_pid()}-0123abcd.old")
 
     with pytest.raises(OutputExists):
-        migrate(folder / "model.pth", folder / "out", **options)
+        migrate(folder / "model.pth", folder / name, **options)
 
-    assert content(folder / "out") == before
-    assert names_in(folder) == {"model.pth", "out"}
+    assert content(folder / name) == before
+    assert names_in(folder) == {"model.pth", name}
 
 
 def test_what_was_moved_aside_stays_where_it_may_be_anothers(options: dict[str, Any], folder: Path) -> None:

@@ -205,6 +205,14 @@ def test_of_several_candidates_none_is_taken_and_all_are_listed(tmp_path: Path) 
     assert equal(torch.load(tmp_path / "b.pth"), content["right"])
 
 
+def test_of_many_candidates_the_first_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+    source = saved({f"n{index:02}": nn.Linear(3, 3).state_dict() for index in range(15)}, tmp_path / "a.pth")
+    with pytest.raises(AmbiguousWeights) as caught:
+        migrate(source, tmp_path / "b.pth", form="state_dict")
+
+    assert str(caught.value.hint).endswith("'n11' and 3 more")
+
+
 @pytest.mark.parametrize("options", [{"form": "safetensor"}, {"weights": "averaged"}], ids=str)
 def test_what_is_misspelt_is_refused_before_anything_is_read(options: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is none of"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ONLY_FASTER = "two ways to one result, of which the faster is chosen"
+ONLY_SMALLER = "a buffer that is as large as what goes into it, and no larger"
 NEVER_LONGER = "a slice is never longer than what was asked for"
 LOOKED_AT_AGAIN = "the block is fetched again, or the member read the careful way: with the same result"
 BOUNDED_ELSEWHERE = "what is looked for there is held against its room once more"
@@ -11,7 +12,13 @@ NEITHER_SIDE = "it is none of the opcodes on either side"
 ALONE_FILLS_IT = "a box without dimensions fills its tensor alone, which was seen before"
 EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 
+OTHER_PYTHONS = "which Python it is: each runs one side alone"
+
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    ("pickles/reader", "_loop", "following >= 0", "following > 0"): ONLY_FASTER,
+    ("pickles/reader", "_loop", "following >= 0", "following >= 1"): ONLY_FASTER,
+    ("sources/files", "", "sys.version_info >= (3, 13)", "sys.version_info > (3, 13)"): OTHER_PYTHONS,
+    ("sources/files", "", "sys.version_info >= (3, 13)", "sys.version_info < (3, 13)"): OTHER_PYTHONS,
     (
         "archives/archive",
         "_inflated",
@@ -107,6 +114,24 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("tensors/reading", "_read_elements", "info.numel == 0", "info.numel <= 0"): "no size is negative",
     ("tensors/reading", "_read_elements", "scale > 1", "scale >= 1"): "a dimension of one element is dropped again",
     ("tensors/reading", "_read_elements", "scale > 1", "scale > 0"): "a dimension of one element is dropped again",
+    ("tensors/tensor", "check_extent", "len(shape) > 4", "len(shape) > 3"): ONLY_FASTER,
+    ("tensors/reading", "gather", "len(dims) == 1", "len(dims) <= 1"): "without dimensions it returned before",
+    ("tensors/reading", "gather", "len(dims) == 1", "len(dims) == 0"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "len(dims) == 2", "len(dims) <= 2"): "a single run does not come there",
+    ("tensors/reading", "_pack", "len(dims) == 2", "len(dims) == 1"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "dims[0][0] >= _LONG", "dims[0][0] > _LONG"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "dims[0][0] >= _LONG", "dims[0][0] < _LONG"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "dims[1][0] >= _WIDE", "dims[1][0] > _WIDE"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "dims[1][0] >= _WIDE", "dims[1][0] < _WIDE"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "dims[-1][0] >= _WIDE", "dims[-1][0] > _WIDE"): ONLY_FASTER,
+    ("tensors/reading", "_pack", "dims[-1][0] >= _WIDE", "dims[-1][0] < _WIDE"): ONLY_FASTER,
+    (
+        "tensors/reading",
+        "_pack_columns",
+        "min(columns, _BLOCK_COLUMNS)",
+        "min(_BLOCK_COLUMNS, _BLOCK_COLUMNS)",
+    ): ONLY_SMALLER,
+    ("tensors/reading", "_pack_columns", "min(columns, _BLOCK_COLUMNS)", "min(columns, columns)"): ONLY_SMALLER,
     ("tensors/reading", "_merge", "size == 1", "size <= 1"): "a tensor without elements does not come there",
     ("tensors/reading", "_merge", "size == 1", "size == 0"): "a dimension of one element may also stay",
     ("tensors/reading", "_pack", "dims[longest][0] >= _LONG", "dims[longest][0] > _LONG"): ONLY_FASTER,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ckptool import FileUnavailable, SourceChanged, migrate, open_checkpoint
+from ckptool.errors import MalformedFile
 from ckptool.formats import open_checkpoint as opened_by_formats
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
 
@@ -54,6 +55,26 @@ def test_an_index_takes_few_ranges(save: Any) -> None:
         assert sum(stop - start for start, stop in files.fetched) < 1_000_000
         assert found.tensors["layers.5.weight"].read() == tensors(288, NUMEL)["layers.5.weight"].numpy().tobytes()
         assert stream.tell() == 0
+
+
+@pytest.mark.parametrize("behind", [b"", b"more"])
+def test_the_size_in_front_of_a_storage_is_compared_when_it_is_read(behind: bytes) -> None:
+    data = bytearray(legacy(tensors(288, NUMEL)))
+    with open_checkpoint(bytes(data)) as found:
+        storage = found.tensors["layers.5.weight"].info.storage
+        assert storage is not None
+    data[storage.file_offset - 8] += 1
+    files = Far({"x": bytes(data) + behind})
+
+    with files.open("x") as stream:
+        if behind:  # is that there no sign that the storages are where they should be?
+            with pytest.raises(MalformedFile, match="the tree says"):
+                open_checkpoint(stream)
+            return
+        with open_checkpoint(stream) as opened:
+            assert len(opened.tensors["layers.6.weight"].read()) == storage.nbytes
+            with pytest.raises(MalformedFile, match="the tree says"):
+                opened.tensors["layers.5.weight"].read()
 
 
 def test_a_small_file_is_read_as_a_whole() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from zlib import crc32
 
@@ -11,6 +12,7 @@ import pytest
 from ckptool.errors import SourceChanged
 from ckptool.sources.checksums import RUN_NBYTES, WORTH_A_THREAD, checksums_of_file, joined_crc32, runs
 from ckptool.sources.files import FileSource
+from ckptool.sources.meter import Meter
 from ckptool.sources.source import BytesSource, Source
 from tests.each import each
 
@@ -58,3 +60,14 @@ def test_a_file_that_shrinks_under_several_threads(tmp_path: Path) -> None:
 
     with pytest.raises(SourceChanged):
         checksums_of_file(source, [(0, 4 * RUN_NBYTES)])
+
+
+def test_each_byte_that_is_read_counts_once() -> None:
+    data = random.Random(0).randbytes(3 * WORTH_A_THREAD + 12_345)
+    ranges = [(5, 300_000), (300_000, 300_000 + WORTH_A_THREAD), (len(data) - 200_000, len(data) - 7)]
+    told: list[int] = []
+
+    checksums_of_file(BytesSource(data), ranges, Meter(lambda done, _: told.append(done), 10 * len(data)))
+
+    assert told[-1] == len(data)
+    assert max(after - before for before, after in pairwise([0, *told])) <= RUN_NBYTES

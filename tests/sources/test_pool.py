@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from ckptool.errors import SourceChanged
+from ckptool.sources.files import PooledFile, check_names
 from ckptool.sources.folder import FolderSource
 
 _MANY = 400
@@ -79,3 +82,33 @@ def test_nothing_opens_again_what_was_closed(folder: FolderSource) -> None:
     for file in (files[0], files[-1]):
         with pytest.raises(ValueError, match="closed"):
             file.read(0, 4)
+
+
+@pytest.mark.parametrize("replaced", range(4))
+def test_a_folder_of_which_only_some_files_were_replaced_is_refused(
+    folder: FolderSource, tmp_path: Path, replaced: int
+) -> None:
+    files = [folder.open(f"{number}.bin") for number in range(3)]
+    for number in range(replaced):
+        (tmp_path / "other").write_bytes(bytes(32))
+        (tmp_path / "other").rename(tmp_path / f"{number}.bin")
+
+    with pytest.raises(SourceChanged) if 0 < replaced < 3 else nullcontext():
+        check_names(files)
+    folder.close()
+
+
+def test_descriptor_zero_is_one_like_any_other(folder: FolderSource) -> None:
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        first = folder.open("0.bin")
+        assert first.fileno() == 0
+        assert isinstance(first, PooledFile)
+        assert not first.is_resting
+        assert [_number(folder, number) for number in range(_MANY)] == list(range(_MANY))
+        assert first.is_resting
+        folder.close()
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckptool import AmbiguousFile, LazyTensor, UnsupportedFeature, open_checkpoint
+from ckptool.errors import MalformedFile
 from ckptool.pickles.numpy_values import numpy_scalar
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
@@ -429,3 +430,27 @@ def test_a_tensor_in_the_state_that_it_shares_is_a_part_of_the_others_alone() ->
     tree = first + b"](h\6" + with_state(b"h\5") + b"e"
 
     assert parts(tree) == {"0": [], "1": ["me"]}
+
+
+MADE_BY = named("geoopt.tensor", "_rebuild_manifold_tensor")
+MANIFOLD = (
+    call(named("functools", "partial"), MADE_BY)
+    + ops((MADE_BY, (), {"build_fn": named("torch._utils", "_rebuild_tensor_v2")}, None))
+    + b"b"
+)
+ON_IT = (named("geoopt.tensor", "ManifoldParameter"), call(named("geoopt.manifolds.sphere", "Sphere")), True)
+
+
+def test_a_tensor_on_a_manifold_is_a_plain_one_of_its_class() -> None:
+    found = only(call(MANIFOLD, storage(), 0, (4,), (1,), False, HOOKS, {}, *ON_IT))
+
+    assert (found.shape, found.info.kind, found.info.requires_grad) == ((4,), "parameter", True)
+    assert found.info.subclass == "geoopt.tensor.ManifoldParameter"
+    assert found.read() == floats()
+
+
+def test_a_call_that_makes_none_is_no_tensor() -> None:
+    with open_checkpoint(torch_zip({"x": call(MANIFOLD, *ON_IT)})) as checkpoint:
+        assert not checkpoint.tensors
+    with pytest.raises(MalformedFile, match="without a storage"):
+        only(call(MANIFOLD, {}, *ON_IT))

@@ -99,11 +99,9 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
     tried = [(match(dict.fromkeys(expected, ()), dict.fromkeys(one, ())), one) for one in _weights(checkpoint)]
     best = max(tried, key=lambda pair: (len(pair[0].pairs), pair[1] is checkpoint.weights), default=None)
     if best is None or best[0].alternatives or 2 * len(best[0].pairs) < len(expected):
-        holds = (
-            f"it has {some([name for one in _weights(checkpoint) for name in one])}" if tried else "it has no weights"
-        )
+        names = [name for one in _weights(checkpoint) for name in one]
         return Cause(
-            f"these {len(expected):,} names are not in it: {holds}",
+            f"it has other names: {some(names)}" if tried else "it has no weights",
             "It belongs to another model, or to another version of this one: build the model that it was saved from.",
             _command(checkpoint, "inspect"),
         )

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
+from ckptool.formats.directories.joined import AGAIN, Part, whole
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.dtypes import DType
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
-from ckptool.tensors.tensor import TensorInfo, is_countable, is_size
-from ckptool.tensors.tiling import check_tiling
+from ckptool.tensors.tensor import is_countable, is_size
 
 NAME = "dcp_safetensors"
 TRAITS = safetensors.TRAITS
@@ -36,13 +33,6 @@ _SUFFIX: Final = ".safetensors"
 _HEAD_NBYTES: Final = 1 << 20
 _OF_RANK: Final = re.compile(r"shard-(\d{1,9})-(.*)\.safetensors")
 _MOST_LOOKED_AT: Final = 8
-_AGAIN: Final = "Copy the folder again, with the files of all ranks."
-
-
-class _Part(NamedTuple):
-    offsets: tuple[int, ...]
-    file: str
-    info: TensorInfo
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -65,7 +55,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         MalformedFile: What a file says of its pieces makes no sense.
         CkptoolError: A file cannot be read.
     """
-    parts: dict[str, list[_Part]] = {}
+    parts: dict[str, list[Part]] = {}
     shards = []
     for name in _files(folder):
         try:
@@ -80,7 +70,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
     remarks = list(_ranks([shard.name for shard in shards]))
-    contents = Contents({name: _whole(folder, name, own, remarks) for name, own in parts.items()})
+    contents = Contents({name: whole(folder, name, _reach(name, own), own, remarks) for name, own in parts.items()})
     contents.groups.append(Group("", "mapping", list(parts)))
     return Parsed(
         shards[0].source,
@@ -93,48 +83,26 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _parts(file: str, parsed: Parsed) -> Iterator[tuple[str, _Part]]:
+def _parts(file: str, parsed: Parsed) -> Iterator[tuple[str, Part]]:
     said = parse_object(parsed.metadata.get(_INFO, "{}").encode(), _INFO, "sharding")
     for name, info in parsed.contents.tensors.items():
         where = said.get(name)
         offsets = where.get("saved_offsets") if isinstance(where, dict) else [0] * len(info.shape)
         if not isinstance(offsets, list) or len(offsets) != len(info.shape) or not all(map(is_size, offsets)):
             raise MalformedFile(f"{_INFO} says no place of {name!r}", kind="malformed-sharding")
-        yield name, _Part(tuple(offsets), file, info)
+        yield name, Part((tuple(offsets), info.shape), file, info)
 
 
-def _whole(folder: FolderSource, name: str, parts: Sequence[_Part], remarks: list[Remark]) -> TensorInfo:
-    """Return the tensor that pieces are, as far as they reach; what is wrong with it goes to ``remarks``."""
-    dtype, rank = parts[0].info.dtype, len(parts[0].offsets)
-    if any(one.info.dtype != dtype or len(one.offsets) != rank for one in parts):
-        raise MalformedFile(f"the pieces of {name!r} differ in type, or in dimensions", kind="piece", hint=_AGAIN)
-    found: list[_Part] = []
-    for part in sorted(parts, key=lambda one: (one.offsets, one.info.shape)):
-        if not found or (found[-1].offsets, found[-1].info.shape) != (part.offsets, part.info.shape):
-            found.append(part)
-    shape = tuple(max(one.offsets[axis] + one.info.shape[axis] for one in found) for axis in range(rank))
+def _reach(name: str, parts: Sequence[Part]) -> tuple[int, ...]:
+    """Return the shape of the whole tensor: it is as large as its pieces reach."""
+    ranks = {len(part.box[0]) for part in parts}
+    if len(ranks) > 1:
+        raise MalformedFile(f"the pieces of {name!r} differ in the number of dimensions", kind="piece", hint=AGAIN)
+    ends = [[begin + size for begin, size in zip(*part.box, strict=True)] for part in parts]
+    shape = tuple(map(max, zip(*ends, strict=True)))
     if not is_countable(shape):
         raise MalformedFile(f"the pieces of {name!r} reach further than torch can count", kind="piece")
-    fault = _fault(name, shape, found, dtype)
-    if fault is not None:
-        remarks.append(Remark("CK141", fault.message, _AGAIN))
-    pieces = [Piece(one.offsets, one.info.shape, one.file, partial(_given, one.info)) for one in found]
-    source = PiecesSource(shape, dtype, pieces, folder.cancellation, name=name, fault=fault)
-    return in_pieces(name, shape, dtype, source, "cpu")
-
-
-def _fault(name: str, shape: tuple[int, ...], parts: Sequence[_Part], dtype: DType) -> CkptoolError | None:
-    try:
-        check_tiling(name, shape, [(one.offsets, one.info.shape) for one in parts])
-    except CkptoolError as error:
-        return error
-    if dtype.packed > 1:
-        return MalformedFile(f"{name!r} is of {dtype}, whose pieces cannot be put together", kind="piece")
-    return None
-
-
-def _given(info: TensorInfo) -> TensorInfo:
-    return info
+    return shape
 
 
 def _ranks(files: Sequence[str]) -> Iterator[Remark]:
@@ -144,7 +112,7 @@ def _ranks(files: Sequence[str]) -> Iterator[Remark]:
         what = (
             f"no file of {counted(len(missing), 'rank')}, by the numbers in the names: {some(list(map(str, missing)))}"
         )
-        yield Remark("CK140", what, _AGAIN)
+        yield Remark("CK140", what, AGAIN)
     yield Remark(
         "CK145",
         f"the files of {counted(len(known) or len(files), 'rank')}, and nothing says how many there were, or how large "

@@ -12,22 +12,21 @@ Each holds one tensor, ``data``. Text beside it says which slices of it are whic
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark
-from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
+from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories import side_by_side
+from ckptool.formats.directories.joined import Part, whole
 from ckptool.formats.probe import Probe
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
-from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable
-from ckptool.tensors.tiling import Box, check_tiling
+from ckptool.tensors.tensor import MAX_RANK, is_countable
+from ckptool.tensors.tiling import Box
 
 NAME: Final = "nanotron"
 TRAITS: Final = safetensors.TRAITS
@@ -42,15 +41,6 @@ _NUMBER: Final = re.compile(r"\d{1,18}")
 _NUMPY: Final = re.compile(r"np\.\w{1,10}\(")
 _MOST_FOLDERS: Final = 100_000
 _MOST_TEXT: Final = 1 << 16
-_AGAIN: Final = "Copy the folder again, with the files of all ranks."
-
-
-class _Part(NamedTuple):
-    """A box of a whole tensor, and the tensor that fills it."""
-
-    box: Box
-    file: str
-    info: TensorInfo
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -85,7 +75,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         CkptoolError: A file cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    parts: dict[str, list[_Part]] = {}
+    parts: dict[str, list[Part]] = {}
     shards: list[Shard] = []
     for name, file in each(_files(folder), probe.limits.cancellation):
         parsed = side_by_side.opened(folder, probe, file)
@@ -97,7 +87,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         if len(shards) > probe.limits.tensors:
             raise LimitExceeded(f"more than {probe.limits.tensors:,} files of tensors", actual=probe.limits.tensors)
     remarks: list[Remark] = []
-    contents = Contents({name: _whole(folder, name, shapes[name], own, remarks) for name, own in parts.items()})
+    contents = Contents({name: whole(folder, name, shapes[name], own, remarks) for name, own in parts.items()})
     contents.groups.append(Group("", "mapping", list(parts)))
     return Parsed(
         folder,
@@ -110,14 +100,14 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _parts(file: str, parsed: Parsed) -> tuple[tuple[int, ...], list[_Part]]:
+def _parts(file: str, parsed: Parsed) -> tuple[tuple[int, ...], list[Part]]:
     """Return the shape of the whole tensor of a file, and which boxes of it are there."""
     info = parsed.contents.tensors.get("data")
     if info is None or len(parsed.contents.tensors) > 1:
         raise MalformedFile(f"{file!r} does not hold one tensor, 'data'", kind="malformed-sharding")
     pairs, said = (parsed.metadata.get(key) for key in ("local_global_slices_pairs", "unsharded_shape"))
     if pairs is None or said is None:
-        return info.shape, [_Part(((0,) * len(info.shape), info.shape), file, info)]
+        return info.shape, [Part(((0,) * len(info.shape), info.shape), file, info)]
     if len(pairs) > _MOST_TEXT or len(said) > _MOST_TEXT:
         raise LimitExceeded(f"{file!r} says more than {_MOST_TEXT:,} characters of its slices", actual=_MOST_TEXT)
     shape = tuple(map(int, _NUMBER.findall(_NUMPY.sub("", said))))
@@ -131,7 +121,7 @@ def _parts(file: str, parsed: Parsed) -> tuple[tuple[int, ...], list[_Part]]:
             raise MalformedFile(f"{file!r} has slices of two sizes: {pair[:80]!r}", kind="malformed-sharding")
         start = sum(at * step for at, step in zip(offsets, info.stride, strict=True))
         own = info._replace(shape=sizes, storage_offset=info.storage_offset + start)
-        found.append(_Part(box, file, own))
+        found.append(Part(box, file, own))
     return shape, found
 
 
@@ -152,29 +142,3 @@ def _box(file: str, text: str, shape: tuple[int, ...]) -> Box:
             f"{file!r} has slices that are none of {list(shape)}: {text[:80]!r}", kind="malformed-sharding"
         )
     return tuple(a for a, _ in ends), tuple(b - a for a, b in ends)
-
-
-def _whole(
-    folder: FolderSource, name: str, shape: tuple[int, ...], parts: Sequence[_Part], remarks: list[Remark]
-) -> TensorInfo:
-    """Return the tensor that parts are; what is wrong with it goes to ``remarks``."""
-    dtype = parts[0].info.dtype
-    if any(one.info.dtype != dtype for one in parts):
-        raise MalformedFile(f"the parts of {name!r} differ in type", kind="piece", hint=_AGAIN)
-    found: list[_Part] = []
-    for part in sorted(parts, key=lambda one: one.box):
-        if not found or found[-1].box != part.box:  # else another rank has it, too
-            found.append(part)
-    fault: CkptoolError | None = None
-    try:
-        check_tiling(name, shape, [one.box for one in found])
-    except CkptoolError as error:
-        fault = error
-        remarks.append(Remark("CK141", error.message, _AGAIN))
-    pieces = [Piece(*one.box, one.file, partial(_given, one.info)) for one in found]
-    source = PiecesSource(shape, dtype, pieces, folder.cancellation, name=name, fault=fault)
-    return in_pieces(name, shape, dtype, source, "cpu")
-
-
-def _given(info: TensorInfo) -> TensorInfo:
-    return info

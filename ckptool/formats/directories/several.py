@@ -124,7 +124,7 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
         damage=next((found.damage for found in components.values() if found.damage), None),
         members=tuple(_member(name, found) for name, found in components.items()),
         streams=tuple(
-            one._replace(record=f"{name}/{one.record}".rstrip("/"))
+            one._replace(record=f"{name}/{one.record}") if found.shards else one.inside(f"{name}/{_file(found)}")
             for name, found in components.items()
             for one in found.streams
         ),

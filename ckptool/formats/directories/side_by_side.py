@@ -88,7 +88,7 @@ def of_tree(
     contents = collect_weights(root, builder.rebuilder, probe.limits)
     streams: list[Stream] = []
     for file, parsed in files:
-        streams += [one._replace(record=f"{file}/{one.record}".rstrip("/")) for one in parsed.streams]
+        streams += [one.inside(file) for one in parsed.streams]
     return Parsed(
         folder,
         name,

@@ -9,14 +9,17 @@ from ckptool.sources.source import SourceInFolder
 
 
 class Beside:
-    """
-    The face of a source that can open what lies in its folder. ``open_named`` opens a name; what was opened ends with
-    the source.
-    """
+    """The face of a source that can open what lies in its folder; what was opened ends with the source."""
 
     path: str
     _open_named: Callable[[str], SourceInFolder]
     _siblings: list[SourceInFolder]
+
+    def lie_at(self, path: str, open_named: Callable[[str], SourceInFolder]) -> None:
+        """Say where it lies. ``open_named`` opens a name in its folder."""
+        self.path = path
+        self._open_named = open_named
+        self._siblings = []
 
     def open_sibling(self, name: str) -> SourceInFolder:
         """

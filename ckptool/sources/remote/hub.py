@@ -87,7 +87,5 @@ def _package() -> Any:
         import huggingface_hub
         import huggingface_hub.utils
     except ImportError as error:
-        missing = MissingPackage(f"this needs huggingface_hub, which is not installed: {_COMMAND}", command=_COMMAND)
-        missing.package = "huggingface_hub"
-        raise missing from error
+        raise MissingPackage.named("huggingface_hub", _COMMAND) from error
     return huggingface_hub

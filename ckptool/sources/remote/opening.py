@@ -31,9 +31,7 @@ class FetchedSource(Beside, BytesSource):
         self, data: bytes, path: str, open_named: Callable[[str], SourceInFolder], cancellation: Cancellation | None
     ):
         super().__init__(data, cancellation, is_file=True)
-        self.path = path
-        self._open_named = open_named
-        self._siblings = []
+        self.lie_at(path, open_named)
 
     def close(self) -> None:
         super().close()
@@ -51,9 +49,7 @@ class DownloadedSource(Beside, StreamSource):
         cancellation: Cancellation | None,
     ) -> None:
         super().__init__(stream, cancellation, owned=True)
-        self.path = path
-        self._open_named = open_named
-        self._siblings = []
+        self.lie_at(path, open_named)
 
     def close(self) -> None:
         super().close()

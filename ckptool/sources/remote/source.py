@@ -39,10 +39,8 @@ class RemoteSource(Beside):
         cancellation: Cancellation | None = None,
     ) -> None:
         self.cancellation = cancellation
-        self.path = transport.shown
+        self.lie_at(transport.shown, open_named)
         self._transport = transport
-        self._open_named = open_named
-        self._siblings = []
         self._left: list[_Left] = []
         self.nbytes = tail.nbytes
         self._parts = Parts(transport.fetch, tail.nbytes, connections)

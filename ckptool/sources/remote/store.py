@@ -142,9 +142,7 @@ def library() -> Any:
         import obstore.exceptions
         import obstore.store
     except ImportError as error:
-        missing = MissingPackage(f"this needs obstore, which is not installed: {_COMMAND}", command=_COMMAND)
-        missing.package = "obstore"
-        raise missing from error
+        raise MissingPackage.named("obstore", _COMMAND) from error
     return obstore
 
 

@@ -22,7 +22,7 @@ from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError
-from ckptool.formats.directories.dcp import whole
+from ckptool.formats.directories.dcp import flattened, whole
 from ckptool.formats.directories.dcp.index import Entry, Item
 from ckptool.formats.directories.dcp.items import Items, Value
 from ckptool.formats.directories.dcp.parts import ItemParts
@@ -65,7 +65,9 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     for name, entry in each(index.entries.items(), probe.limits.cancellation):
         path = index.paths.get(name, (name,))
         if isinstance(entry, Entry):
-            leaves.append((path, builder.tensor(_tensor(folder, items, name, entry, lost.faults.get(name)))))
+            whole_shape = index.whole_shapes.get(name)
+            info = _tensor(folder, items, name, entry, whole_shape, lost.faults.get(name))
+            leaves.append((path, builder.tensor(info)))
         elif name in values:
             leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
     distinct = {id(one): one.stream for one in values.values()}
@@ -115,20 +117,30 @@ def _values(index: Merged, items: Items, lost: whole.Lost) -> tuple[dict[str, Va
     return values, errors
 
 
-def _tensor(folder: FolderSource, items: Items, name: str, entry: Entry, fault: CkptoolError | None) -> TensorInfo:
+def _tensor(
+    folder: FolderSource,
+    items: Items,
+    name: str,
+    entry: Entry,
+    whole_shape: tuple[int, ...] | None,
+    fault: CkptoolError | None,
+) -> TensorInfo:
     """Return the facts of a tensor whose pieces are items."""
+    shape = entry.shape if whole_shape is None else whole_shape
+    pieces = partial(_pieces, items, name, entry, whole_shape)
+    source = PiecesSource(shape, entry.dtype, pieces, folder.cancellation, name=name, fault=fault)
+    return in_pieces(name, shape, entry.dtype, source, "cpu")
 
-    pieces = partial(_pieces, items, name, entry)
-    source = PiecesSource(entry.shape, entry.dtype, pieces, folder.cancellation, name=name, fault=fault)
-    return in_pieces(name, entry.shape, entry.dtype, source, "cpu")
 
-
-def _pieces(items: Items, name: str, entry: Entry) -> list[Piece]:
-    return [
-        Piece(offsets, sizes, item.file, partial(items.tensor, name, item))
-        for (offsets, sizes), item in zip(entry.boxes, entry.items, strict=True)
+def _pieces(items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> list[Piece]:
+    found = [
+        (box, item.file, partial(items.tensor, name, item))
+        for box, item in zip(entry.boxes, entry.items, strict=True)
         if item is not None
     ]
+    if whole_shape is not None:
+        return list(flattened.pieces(whole_shape, entry.shape, found))
+    return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
 
 
 def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:

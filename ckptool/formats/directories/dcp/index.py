@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
+from ckptool.formats.directories.dcp import flattened
 from ckptool.formats.directories.tree import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted
@@ -91,6 +92,8 @@ class Index(NamedTuple):
     stream: Stream
     strays: int
     """Items that belong to no entry."""
+    whole_shapes: dict[str, tuple[int, ...]]
+    """Of tensors that were flattened before they were cut."""
 
 
 _Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
@@ -122,6 +125,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
     del pickled
     places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
     entries: dict[str, Entry | Item | None] = {}
+    whole_shapes = flattened.whole_shapes(nodes.lookup(fields, "mcore_data"))
     described = _pairs(nodes.lookup(fields, "state_dict_metadata"))
     if len(described) > limits.tensors:
         needed = len(described)
@@ -137,11 +141,14 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
             entries[key] = next((item for offsets, item in own if offsets is None), None)
         else:
             found = entries[key] = _entry(key, _fields(entry), own)
+            if key in whole_shapes and (fault := flattened.fault(key, whole_shapes[key], found.shape, found.boxes)):
+                found.fault = found.fault or fault
+                del whole_shapes[key]  # it is shown as it stands in the index
             left -= len(found.boxes)
             if left < 0:
                 raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
     paths = _paths(nodes.lookup(fields, "planner_data"), source.nbytes)
-    return Index(entries, paths, uses, stream, sum(map(len, places.values())))
+    return Index(entries, paths, uses, stream, sum(map(len, places.values())), whole_shapes)
 
 
 def _places(pairs: nodes.Pairs, limits: Limits) -> tuple[_Places, dict[str, Use]]:

@@ -123,7 +123,7 @@ class Items:
         return Value(
             read_pickle(stream.source, stream.start),
             parsed.rebuilder,
-            stream._replace(record=f"{name}/{stream.record}"),
+            stream.inside(name),
         )
 
 

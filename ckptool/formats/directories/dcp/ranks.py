@@ -8,7 +8,8 @@ are copies, which a check of every byte compares with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Stream
@@ -47,6 +48,8 @@ class Merged(NamedTuple):
     """Those that saved for themselves; empty where one index is that of all."""
     strays: int = 0
     """Items that belong to no entry."""
+    whole_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    """Of tensors that were flattened before they were cut."""
 
 
 def is_index(folder: FolderSource, name: str) -> bool:
@@ -65,7 +68,9 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
     found = {int(match[1]): name for name in folder.files if (match := _OF_RANK.fullmatch(name))}
     if INDEX in folder.files and not (found and not is_index(folder, INDEX)):
         one = read_index(folder.open(INDEX), INDEX, limits)
-        return Merged(one.entries, one.paths, one.files, (one.stream,), strays=one.strays)
+        return Merged(
+            one.entries, one.paths, one.files, (one.stream,), strays=one.strays, whole_shapes=one.whole_shapes
+        )
     if not found:
         raise _unfinished(folder)
     ranks = sorted(found)
@@ -113,6 +118,7 @@ def _merged(indexes: Sequence[Index]) -> Merged:
         tuple(index.stream for index in indexes),
         tuple(copies),
         strays=sum(index.strays for index in indexes),
+        whole_shapes={name: shape for index in indexes for name, shape in index.whole_shapes.items()},
     )
 
 

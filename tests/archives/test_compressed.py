@@ -1,0 +1,100 @@
+"""Compressed files: all of what is whole, to the byte, and no more work than that takes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import random
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ckptool.archives.compressed import _PIECE, Compression, compression_of, decompress_as_far
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.sources.source import BytesSource
+
+KINDS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
+}
+UNPACKERS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(31),
+    "zlib": zlib.decompressobj,
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+    "lzma": lzma.LZMADecompressor,
+}
+
+
+def values(nbytes: int) -> bytes:
+    return random.Random(0).randbytes(nbytes // 2) * 2
+
+
+def to_the_byte(kind: str, data: bytes, whole: int = 1) -> bytes:
+    """Return what the unpacker of Python gives of damaged data, one byte at a time after those that are whole."""
+    unpacker = UNPACKERS[kind]()
+    output = bytearray(unpacker.decompress(data, whole))
+    data = getattr(unpacker, "unconsumed_tail", b"")
+    try:
+        while not unpacker.eof:
+            piece = unpacker.decompress(data, 1)
+            data = getattr(unpacker, "unconsumed_tail", b"")
+            if not piece and not data:
+                break
+            output += piece
+    except (zlib.error, lzma.LZMAError, OSError, EOFError):
+        pass
+    return bytes(output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [0.3, 0.9])
+def test_what_stands_before_the_damage_is_unpacked_to_the_byte(kind: str, at: float) -> None:
+    data = bytearray(KINDS[kind](values(60_000)))
+    data[int(len(data) * at)] ^= 0xFF
+    compression = compression_of(bytes(data[:64]))
+    assert compression is not None
+
+    found, why = decompress_as_far(BytesSource(bytes(data)), compression, DEFAULT_LIMITS)
+
+    assert bytes(found) == to_the_byte(kind, bytes(data))
+    assert why is not None or found == values(60_000)
+
+
+class Counted:
+    """An unpacker that counts its calls, and says what was asked for."""
+
+    asked: list[int]
+
+    def __init__(self, asked: list[int]) -> None:
+        self._inner = zlib.decompressobj(31)
+        self.asked = asked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def decompress(self, data: bytes, longest: int) -> bytes:
+        self.asked.append(longest)
+        return self._inner.decompress(data, longest)
+
+
+def test_what_is_whole_for_certain_is_unpacked_in_large_pieces() -> None:
+    whole = bytes(4 * _PIECE)
+    data = bytearray(gzip.compress(whole + values(60_000)))
+    data[-30_000] ^= 0xFF
+    asked: list[int] = []
+
+    found, why = decompress_as_far(
+        BytesSource(bytes(data)), Compression("gzip", b"\x1f\x8b", lambda: Counted(asked)), DEFAULT_LIMITS
+    )
+
+    assert bytes(found) == to_the_byte("gzip", bytes(data), len(whole))
+    assert why is not None
+    assert max(asked) == _PIECE
+    assert asked.count(1) <= len(found) - 4 * _PIECE + 2
