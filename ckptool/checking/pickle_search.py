@@ -40,7 +40,6 @@ _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 48
-_LOCAL_HEADER: Final = 30
 _NUMPY: Final = b"\x93NUMPY"
 _PACKED: Final = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _NUMPY_SHORTEST: Final = 12

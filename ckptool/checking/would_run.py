@@ -61,8 +61,8 @@ def _place(act: Act) -> str:
 def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool) -> str:
     """Return what each way to load a file would run. The first of the checkpoints is the file, the others members."""
     traits = checkpoints[0].traits
-    is_seen = survey.acts or survey.names or survey.unseen
-    if not survey.acts if traits.is_plain else not (_can_run(checkpoints) or is_seen):
+    is_empty = not (_can_run(checkpoints) or survey.names or survey.unseen)
+    if not survey.acts and (traits.is_plain or is_empty):
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []
