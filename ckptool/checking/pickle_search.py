@@ -41,6 +41,7 @@ _MOST_STRINGS: Final = 100_000
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 48
 _NUMPY: Final = b"\x93NUMPY"
+_PACKED: Final = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
@@ -252,6 +253,8 @@ class Search:
             self._deeper(inner, record, nested_at, depth)
             if wrong is not None:
                 raise MalformedFile(wrong)
+        elif head.startswith(_PACKED):
+            self.unseen.append(f"{record or 'the file'}: packed with Zstandard or LZ4")
         elif head.startswith(_NUMPY) and len(head) > _NUMPY_SHORTEST:
             self._array(source, head, record, nested_at, depth)
         elif head.startswith(LOCAL_MAGIC):

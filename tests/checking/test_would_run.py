@@ -495,6 +495,14 @@ def test_what_loaders_meet_that_take_a_file_for_something_else_is_an_error(which
     assert CliRunner().invoke(cli, ["check", str(path), "--fail-on", "system"]).exit_code
 
 
+@pytest.mark.parametrize("magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"])
+def test_a_member_that_is_not_unpacked_is_said(magic: bytes) -> None:
+    report = check(zip_file({"a.pth": zipped(ops(None)), "b.joblib": magic + bytes(50)}))
+    assert [one.message for one in report.findings if one.code == "CK209"] == [
+        "not looked at: b.joblib: packed with Zstandard or LZ4"
+    ]
+
+
 def test_tensors_that_are_a_pickle_are_tensors_and_a_pickle(tmp_path: Path) -> None:
     from safetensors.numpy import load
 
