@@ -15,6 +15,7 @@
 #include <deque>
 #include <list>
 #include <map>
+#include <random>
 #include <thread>
 
 #ifndef SIM_KEY
@@ -35,6 +36,7 @@ const int kDevices = setting("SIM_DEVICES", 2);
 const size_t kMemory = setting("SIM_MEMORY", size_t(1) << 30) / kGrain * kGrain;
 std::atomic<size_t> pin_limit{setting("SIM_PINNED", size_t(1) << 30)};
 std::atomic<int64_t> delay_us{(int64_t)setting("SIM_DELAY", 2000)};
+const size_t kSeed = setting("SIM_SEED", 0);  // not 0: each operation is late by a time of its own, up to twice the delay
 std::atomic<bool> poison{setting("SIM_POISON", 1) != 0};
 std::atomic<int64_t> operations{0}, fallbacks{0};
 
@@ -51,11 +53,15 @@ class Worker {
   void drain() { std::unique_lock<std::mutex> hold(mutex_); int64_t until = done_ + pending_; changed_.wait(hold, [&] { return done_ >= until; }); }
  private:
   void run() {
+    static std::atomic<size_t> workers{0};
+    std::mt19937_64 dice(kSeed * 1000 + workers++);
     for (;;) {
       std::function<void()> work;
       { std::unique_lock<std::mutex> hold(mutex_); changed_.wait(hold, [&] { return !queue_.empty(); });
         work = std::move(queue_.front()); queue_.pop_front(); }
-      if (auto us = delay_us.load()) std::this_thread::sleep_for(std::chrono::microseconds(us));
+      auto us = delay_us.load();
+      if (kSeed) us = us * int64_t(dice() % 201) / 100;
+      if (us) std::this_thread::sleep_for(std::chrono::microseconds(us));
       { at::AutoDispatchBelowADInplaceOrView below; work(); }
       ++operations;
       work = nullptr;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -20,10 +21,11 @@ pytestmark = [
 ]
 
 
-def run(*arguments: str) -> Any:
+def run(*arguments: str, seed: int = 0) -> Any:
     build.library("sim")
     command = [sys.executable, "-m", "tests.device.cases", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, "SIM_SEED": str(seed)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -36,6 +38,11 @@ def found() -> Any:
 @pytest.mark.parametrize("name", [*CASES, "pinned memory is let go of"])
 def test_what_comes_out_is_right(name: str, found: Any) -> None:
     assert found[name] is True
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_it_is_right_however_late_each_stream_is(seed: int) -> None:
+    assert {name: result for name, result in run(seed=seed).items() if result is not True} == {}
 
 
 @pytest.mark.parametrize("wait", WAITS)
