@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ckptool.checking.acts import Act
 from ckptool.checking.check import CheckReport
 from ckptool.checking.finding import Finding
+from ckptool.checking.surveys import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.trees import Change as Difference

@@ -67,8 +67,6 @@ def _lzma() -> _Unpacker:
 
 
 GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
-DEFLATE: Final = Compression("deflate", b"", _zlib(-15))
-"""Of a member of a zip: nothing tells it, and one such stream does not follow another."""
 _KINDS: Final = (
     GZIP,
     Compression("bzip2", b"BZh", _bz2),
@@ -76,6 +74,8 @@ _KINDS: Final = (
     Compression("lzma", b"\x5d\0\0", _lzma),
     Compression("zlib", b"\x78", _zlib(15)),
 )
+RAW: Final = {8: Compression("deflate", b"", _zlib(-15)), 12: Compression("bzip2", b"BZh", _bz2)}
+"""Ways to compress a member of a zip, by their numbers there: of those that need nothing else to be unpacked."""
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""
 
@@ -153,7 +153,7 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
-                if not (kind.magic and pending.startswith(kind.magic[:1])):
+                if not kind.magic or not pending.startswith(kind.magic[:1]):
                     break  # padding after the last member, as tar on tape leaves it
                 unpacker = kind.start()
             is_full = True

@@ -13,8 +13,8 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, value_survey, would_run
 from ckptool.checking import structure as known
-from ckptool.checking.acts import Act, Survey
 from ckptool.checking.finding import Advice, Finding, finding_lines
+from ckptool.checking.surveys import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -169,7 +169,8 @@ def check(
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
     try:
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
-            return _examine(checkpoint, depth, devices, expected, key, limits, progress, strict=strict)
+            beside = _beside(origin, checkpoint, limits)
+            return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
     except Cancelled:
         raise
     except MissingPackage:
@@ -203,6 +204,7 @@ def _examine(
     key: str | None,
     limits: Limits,
     progress: Progress | None,
+    beside: Survey,
     *,
     strict: bool,
 ) -> CheckReport:
@@ -222,7 +224,7 @@ def _examine(
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
-    survey = safety.merged(surveys)
+    survey = safety.merged([*surveys, ("", beside)])
     found += _nested(survey)
     found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:
@@ -251,6 +253,12 @@ def _examine(
         acts=survey.acts,
         loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
+
+
+def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
+    from ckptool.checking import folder_files  # few checkpoints are folders
+
+    return folder_files.survey(origin, checkpoint, limits)
 
 
 def _to_read(checkpoint: Checkpoint, depth: Depth) -> int:
@@ -343,7 +351,7 @@ def _nested(survey: Survey) -> list[Finding]:
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     _let_go(error)
-    survey = safety.survey_origin(origin, limits)
+    survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])
     asked = _with_others([], survey)
     found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *would_run.deeds(survey))
     return CheckReport(path, depth, found, globals=asked, acts=survey.acts, error=error)

@@ -57,6 +57,7 @@ CODES: Final = {
     "CK162": Code("warning", "A folder holds shards that its index does not name."),
     "CK163": Code("warning", "A folder holds downloads that were not finished."),
     "CK164": Code("warning", "Components of a pipeline are not there, or have no weights."),
+    "CK165": Code("warning", "A checkpoint of the folder has no weights: others were opened, or are listed."),
     "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),

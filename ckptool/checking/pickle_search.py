@@ -6,24 +6,22 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
-from itertools import islice, zip_longest
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Final
 
-from ckptool.archives import tars, zips
+from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import DEFLATE, compression_of, decompress_as_far
+from ckptool.archives.compressed import compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.archives.zip_walk import LocalHeaders
-from ckptool.checking.acts import Act, Name, Survey
+from ckptool.checking.surveys import Act, Name, Survey
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_tar
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
-from ckptool.pickles.effects import Effect
+from ckptool.pickles.effects import Effect, Listener
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
@@ -36,24 +34,33 @@ _DEEPEST: Final = 4
 _MOST_LISTED: Final = 1000
 _MOST_NAMES: Final = 100_000
 _MOST_MEMBERS: Final = 100_000
+_MOST_SEARCHED: Final = 1 << 28
+"""Bytes of zips that have no single reading, in which members are searched for."""
 _MOST_STRINGS: Final = 100_000
-"""Of other pickles, that are looked into: each tensor of a plain pickle is one."""
+"""Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
+_NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 48
-_MOST_LOCAL: Final = 1000
-"""Records of a zip without a directory that are looked at."""
+_LOCAL_HEADER: Final = 30
 _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
 _LONGEST_HEAD: Final = 1024
-_DEFLATED: Final = 8
 
 
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
 )
 """What a pickle without PROTO may begin with."""
+
+
+def _place(record: str, name: str) -> str:
+    return "::".join(filter(None, (record, name)))
+
+
+def _same(source: Source) -> Source:
+    return source
 
 
 class Search:
@@ -66,13 +73,15 @@ class Search:
         self.further: list[str] = []
         self.unseen: list[str] = []
         self._members = 0
+        self._searched = 0
         self._strings = 0
+        self._most_strings = _MOST_STRINGS
         self._called = 0
         """How often something was done beyond making data."""
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._looks = Looks()
-        self._plain: dict[tuple[object, ...], list[grading.Verdict]] = {}
+        self._plain: dict[object, list[grading.Verdict]] = {}
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -97,6 +106,8 @@ class Search:
     def read(self, stream: Stream, calls: Sequence[Call] | None, scanned: Scan, record: str) -> None:
         """Judge what the pickles call that a format has read; they are followed where it takes that."""
         is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
+        self._allow_strings(stream.source)
+        is_odd = is_odd or self._strings + len(scanned.carriers) > self._most_strings
         found = None if calls is None or is_odd or self._is_wary else called.told(stream.globals, calls)
         if found is None:
             self.stream(stream, record)
@@ -111,6 +122,7 @@ class Search:
         self, source: Source, scanned: Scan, record: str, nested_at: int | None = None, depth: int = 0
     ) -> None:
         """Look into the strings of pickles that only make data, and were read before."""
+        self._allow_strings(source)
         for at, nbytes, is_text in scanned.carriers:
             self._carrier(source, at, nbytes, record, nested_at, depth, is_text=is_text)
 
@@ -122,6 +134,7 @@ class Search:
 
         If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
         """
+        self._allow_strings(source)
 
         def listen(effect: Effect) -> Inert:
             target = effect.target
@@ -133,7 +146,7 @@ class Search:
             ):
                 return None
             if effect.how == "holds":
-                self._held(effect, record, nested_at, depth)
+                self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
                 return None
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
@@ -141,38 +154,31 @@ class Search:
             for verdict in self._judged(effect):
                 self._is_wary = self._is_wary or grading.is_wary(verdict)
                 self._note(verdict, record, effect.offset, nested_at)
-            if grading.loads_bytes(effect) and not may_hold_pickles(effect.arguments[0]):
-                self._bytes(effect.arguments[0], record, effect.offset if nested_at is None else nested_at, depth)
+            if grading.loads_bytes(effect):
+                self._loaded(effect, record, nested_at, depth)
             known = results.result(effect)
             self._is_wary = self._is_wary or isinstance(known, Global)
             return known
 
         found = (trace_with_arrays if has_arrays else trace)(source, start, listen)
         if found.blocks:
-            first = found.blocks[0].start
-
-            def listen_inside(effect: Effect) -> Inert:
-                if effect.offset >= first:
-                    for verdict in grading.judge(effect, self._looks):
-                        if grading.is_sure(effect, verdict):
-                            self._note(verdict, record, effect.offset, nested_at)
-                return results.result(effect)
-
-            trace(source, start, listen_inside)
+            trace(source, start, self._only_sure(record, nested_at, found.blocks[0].start))
         if found.is_over_limit:
             self.unseen.append(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
 
+    def _allow_strings(self, source: Source) -> None:
+        self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
+
     def _judged(self, effect: Effect) -> Iterable[grading.Verdict]:
         """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
         key = grading.plain_key(effect)
-        known = self._plain.get(key) if key is not None else None
-        if known is None:
+        if key not in self._plain:
             found = grading.judge(effect, self._looks if self._is_wary else None)
             if key is None or len(self._plain) >= _MOST_LISTED:
                 return found
-            known = self._plain[key] = [one._replace(shown=cache(one.shown)) for one in found]
-        return known
+            self._plain[key] = [one._replace(shown=cache(one.shown)) for one in found]
+        return self._plain[key]
 
     def _name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
         if len(self.names) < _MOST_NAMES:
@@ -180,7 +186,7 @@ class Search:
 
     def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
         self._called += times if verdict.how != "refers" else 0
-        if self._is_full():
+        if len(self.acts) >= 2 * _MOST_LISTED:
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
         shown = None if repeats else verdict.shown()
@@ -194,11 +200,12 @@ class Search:
                 verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
             )
 
-    def _is_full(self) -> bool:
-        return len(self.acts) >= 2 * _MOST_LISTED
-
-    def _held(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
-        self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
+    def _loaded(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
+        """Look into bytes that are unpickled; those that begin like pickles were looked into before, as strings."""
+        if depth >= _DEEPEST or self._strings > self._most_strings:
+            self._note(grading.unfollowed(effect), record, effect.offset, nested_at)
+        elif not may_hold_pickles(effect.arguments[0]):
+            self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
 
     def _carrier(
         self, source: Source, at: int, nbytes: int, record: str, nested_at: int | None, depth: int, *, is_text: bool
@@ -220,9 +227,9 @@ class Search:
 
     def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
         self._strings += 1
-        if self._strings > _MOST_STRINGS:
-            if self._strings == _MOST_STRINGS + 1:
-                self.unseen.append(f"{record or 'the file'}: strings that may be pickles after {_MOST_STRINGS:,}")
+        if self._strings > self._most_strings:
+            if self._strings == self._most_strings + 1:
+                self.unseen.append(f"{record or 'the file'}: strings that may be pickles after {self._most_strings:,}")
             return
         if depth >= _DEEPEST:
             self.unseen.append(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
@@ -249,6 +256,7 @@ class Search:
         elif head.startswith(LOCAL_MAGIC):
             self._zip(source, record, nested_at, depth)
         elif source.nbytes >= 512 and tars.is_tar(source.read(0, 512)):
+            self.beginning(source, record, nested_at)
             self._archive(tars.read_tar(source, self.limits), record, nested_at, depth)
         else:
             self._pickles(source, head, record, nested_at, depth)
@@ -264,35 +272,20 @@ class Search:
     def _zip(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         try:
             archive = zips.read_zip(source, self.limits)
+        except Cancelled:
+            raise
         except CkptoolError:
-            self._local_records(source, record, nested_at, depth)
+            self._remains(source, record, nested_at, depth)
             raise
         self._archive(archive, record, nested_at, depth)
 
-    def _local_records(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        """Look at the records of a zip without a directory, as far as they can be read: the tree is the first."""
-        records = list(islice(LocalHeaders(source), _MOST_LOCAL))
-        left = self.limits.inflated(source.nbytes)
-        for one, following in zip_longest(records, records[1:]):
-            room = source.nbytes - one.offset
-            if one.stored_nbytes is not None:
-                room = min(room, one.stored_nbytes)
-            elif one is not records[0] and following is not None:
-                room = min(room, following.offset - one.offset)
-            inner: Source = SliceSource(source, one.offset, room)
-            if one.method == _DEFLATED:
-                if left <= 0:
-                    continue
-                content, _ = decompress_as_far(inner, DEFLATE, self.limits)
-                left -= len(content)
-                inner = BytesSource(content, source.cancellation, packed_nbytes=room)
-            place = "::".join(filter(None, (record, one.name)))
-            try:
-                self._deeper(inner, place, nested_at, depth)
-            except Cancelled:
-                raise
-            except CkptoolError:
-                pass  # what is wrong with the file is said already
+    def _remains(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
+        """Look at what lies in a zip that has no single reading."""
+        self._searched += min(source.nbytes, zip_remains.SEARCHED)
+        if self._searched > _MOST_SEARCHED:
+            return
+        for name, content in zip_remains.members(source, self.limits):
+            self._content(partial(_same, content), _place(record, name), nested_at, depth)
 
     def _deeper(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         if depth >= _DEEPEST:
@@ -303,7 +296,7 @@ class Search:
     def _archive(self, archive: Archive, record: str, nested_at: int | None, depth: int) -> None:
         tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
         for name in archive:
-            place = "::".join(filter(None, (record, name)))
+            place = _place(record, name)
             if name in tables:
                 self.stream(tables[name], place)
             else:
@@ -311,17 +304,41 @@ class Search:
 
     def member(self, archive: Archive, name: str, record: str, depth: int, nested_at: int | None = None) -> None:
         """Look at one member of an archive."""
+        self._content(partial(archive.open, name), record, nested_at, depth)
+
+    def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
         self._members += 1
         if self._members > _MOST_MEMBERS:
             if self._members == _MOST_MEMBERS + 1:
                 self.unseen.append(f"members of an archive after {_MOST_MEMBERS:,}")
             return
         try:
-            self._deeper(archive.open(name), record, nested_at, depth)
+            self._deeper(opened(), record, nested_at, depth)
         except Cancelled:
             raise
         except CkptoolError as error:
             self.unseen.append(f"{record}: {error.message}")
+
+    def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
+        """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
+        head = source.read(0, min(len(LOCAL_MAGIC), source.nbytes))
+        if head and head[0] in _TEXT_OPCODES and head != LOCAL_MAGIC:
+            trace(source, 0, self._only_sure(record, nested_at))
+
+    def _only_sure(self, record: str, nested_at: int | None, first: int = 0) -> Listener:
+        """Return what keeps, of bytes that may be no opcodes, the calls that can hardly be a chance."""
+
+        def listen(effect: Effect) -> Inert:
+            if effect.offset >= first:
+                verdicts = list(grading.judge(effect, self._looks))
+                if grading.loads_bytes(effect):
+                    verdicts.append(grading.unfollowed(effect))
+                for verdict in verdicts:
+                    if grading.is_sure(effect, verdict):
+                        self._note(verdict, record, effect.offset, nested_at)
+            return results.result(effect)
+
+        return listen
 
     def _pickles(
         self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int, at: int = 0

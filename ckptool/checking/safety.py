@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.acts import Act, Survey
 from ckptool.checking.pickle_search import Search
+from ckptool.checking.surveys import Act, Survey
 from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
@@ -37,6 +37,7 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
             search.carriers(stream.source, scanned, stream.record)
         else:
             search.read(stream, calls, scanned, stream.record)
+    _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
     if checkpoint.archives:
@@ -44,6 +45,16 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     if checkpoint.rest is not None:
         search.behind(checkpoint.source, checkpoint.rest)
     return search.survey()
+
+
+def _disguised(search: Search, checkpoint: Checkpoint) -> None:
+    """Look for pickles where files begin that are something else: loaders that only know pickles load them."""
+    read = {id(stream.source) for stream in checkpoint.streams if stream.start == 0}
+    shards = (shard.source for shard in checkpoint.shards)
+    sources = (checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards)
+    for source in {id(one): one for one in sources}.values():
+        if id(source) not in read:
+            search.beginning(source)
 
 
 def _calls(checkpoint: Checkpoint) -> Iterator[Sequence[Call] | None]:
@@ -147,12 +158,14 @@ def _beside(search: Search, checkpoint: Checkpoint) -> None:
     known = _own_records(checkpoint)
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
+    folders = {name.rpartition("/")[0] for name in known}
+    of_storages = {f"{one}/{kind}".lstrip("/") for one in folders for kind in ("data", "constants")}
     for archive in checkpoint.archives:
         if not any(name in archive for name in known):
             continue
         for name, record in archive.items():
             folder, _, last = name.rpartition("/")
-            is_storage = last in keys and folder.endswith(("data", "constants"))
+            is_storage = last in keys and folder in of_storages
             if name not in known and record.nbytes and not is_storage:
                 search.member(archive, name, name, 0)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptool.checking.acts import Act, Survey
 from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.safety import references
+from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
 
@@ -66,7 +66,8 @@ def _place(act: Act) -> str:
 def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool) -> str:
     """Return what each way to load a file would run. The first of the checkpoints is the file, the others members."""
     traits = checkpoints[0].traits
-    if traits.is_plain or not (_can_run(checkpoints) or survey.acts or survey.names or survey.unseen):
+    is_empty = not (_can_run(checkpoints) or survey.names or survey.unseen)
+    if not survey.acts and (traits.is_plain or is_empty):
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     runs = _runs(survey.of("system"), survey.of("code"))
     ways = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ckptool.checking.acts import Act
 from ckptool.checking.check import CheckReport
+from ckptool.checking.surveys import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli import terminal
 from ckptool.cli.json_output import JsonOutput, error_object, finding_object, print_json

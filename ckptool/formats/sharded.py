@@ -115,7 +115,7 @@ def _merged(
     tensors = {name: opened[shard].contents.tensors[name] for name, shard in shard_of.items()}
     contents = Contents(tensors)
     contents.groups.append(Group("", "mapping", list(tensors)))
-    metadata, notes = _metadata([texts, *(shard.metadata for shard in opened.values())])
+    metadata, notes = merged_texts([texts, *(shard.metadata for shard in opened.values())])
     archives: list[Archive] = []
     streams: list[Stream] = []
     damage = None
@@ -281,7 +281,7 @@ def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:
     return holders
 
 
-def _metadata(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+def merged_texts(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
     """Return the text that the index and the shards keep beside tensors, and a note of what they do not agree on."""
     found: dict[str, str] = {}
     differing: dict[str, None] = {}

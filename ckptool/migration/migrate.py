@@ -19,12 +19,12 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.device_tags import device_tag
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
 from ckptool.migration.output.folder import OutputFolder
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
-from ckptool.migration.target import device_tag
 from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.torch_ops.needed import check_installed

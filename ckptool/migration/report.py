@@ -222,6 +222,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.file.retagged.keys()
         for tag in not_there(changes.to, there):
             yield f"nothing in the file was saved on {tag!r}"
+        if any(new_tag(changes.to, old) == "meta" for old in plan.file.retagged):
+            yield "torch.load gives a tensor on meta no values: it needs map_location='cpu' here"
     if (changes.strip_module or changes.strip_wrappers) and not plan.file.renamed:
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:

@@ -15,17 +15,12 @@ from typing import Final
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
+from ckptool.migration.device_tags import device_meant
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import local_name
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
-
-_DEVICE: Final = re.compile(r"\s*([A-Za-z]*):?\s*(\d{0,9})\s*")
-_LAST_DEVICE: Final = 127  # torch counts them in eight bits
-_DEVICE_KINDS: Final = frozenset(
-    ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "npu", "xla", "mtia", "mlu", "ipu", "privateuseone")
-)
 
 _OTHERS: Final = {
     "ONNX": (".onnx",),
@@ -138,36 +133,9 @@ def archive_root(target: str) -> str:
     return stem if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", stem) else "archive"
 
 
-def device_tag(text: str) -> str:
-    """
-    Return a device as torch writes it, ``cuda:0`` for ``CUDA:0``.
-
-    Raises:
-        MigrationRefused: It is not one; the hint says what may have been meant.
-    """
-    meant = _device(text)
-    if meant == text.lower():
-        return meant
-    raise MigrationRefused(
-        f"not a device: {text!r}",
-        kind="not-a-device",
-        hint=f"Did you mean {meant!r}?" if meant else "Devices are written like 'cpu' or 'cuda:0'.",
-    )
-
-
-def _device(text: str) -> str | None:
-    """Return the device that a text means, or None."""
-    match = _DEVICE.fullmatch(text)
-    kind, number = (match[1].lower(), match[2]) if match else ("", "")
-    kind = "cuda" if kind == "gpu" else kind
-    if kind not in _DEVICE_KINDS or int(number or 0) > _LAST_DEVICE:
-        return None
-    return f"{kind}:{int(number)}" if number and kind not in ("cpu", "meta") else kind
-
-
 def _refuse_option(dst: str) -> None:
     """Raise MigrationRefused for a bare word that is an option's value: ``cpu``, say."""
-    device = _device(dst)
+    device = device_meant(dst)
     options = {"to": device, "form": dst if dst in ("state_dict", "safetensors", "dcp") else None}
     options["dtype"] = dst if dst in dtypes.BY_NAME else None
     for option, value in options.items():

@@ -136,6 +136,11 @@ def loads_bytes(effect: Effect) -> bool:
     return f"{named.module}.{named.name}" == _LOADS_BYTES and isinstance(args[0], bytes | bytearray | str)
 
 
+def unfollowed(effect: Effect) -> Verdict:
+    """Return what a call comes to that unpickles bytes which are not looked at."""
+    return Verdict("system", _LOADS_BYTES, "calls", table.UNFOLLOWED, lambda: _shown(_LOADS_BYTES, effect.arguments))
+
+
 def is_sure(effect: Effect, verdict: Verdict) -> bool:
     """Say whether an effect can hardly be a chance of bytes that are no opcodes: a known name is called."""
     name = nodes.global_of(effect.target)

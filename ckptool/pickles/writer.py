@@ -11,13 +11,14 @@ say (nested class names, sets, keyword arguments).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from struct import Struct, pack
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
+from ckptool.pickles.encoding import BOOLS, TUPLES, encode_get, encode_int
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
@@ -49,6 +50,13 @@ class PlainTensor(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
+
+
+class DictInBatches(NamedTuple):
+    """A dict of very many entries, which are made when they are written, a few at a time, and then let go."""
+
+    batches: Callable[[], Iterator[Pairs]]
+    """What is in them that no ``shared`` of ``write_pickle`` has is written each time that it is met."""
 
 
 def write_pickle(
@@ -139,7 +147,7 @@ class _Writer:
             self._out += self._put(key)
 
     def _get(self, index: int) -> None:
-        self._out += _encode_get(index)
+        self._out += encode_get(index)
 
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
@@ -149,10 +157,10 @@ class _Writer:
         self._out += b"N"
 
     def _bool(self, value: bool, _key: int) -> None:
-        self._out += _BOOLS[value]
+        self._out += BOOLS[value]
 
     def _int(self, value: int, _key: int) -> None:
-        self._out += _encode_int(value)
+        self._out += encode_int(value)
 
     def _float(self, value: float, _key: int) -> None:
         self._out += pack(">cd", b"G", value)
@@ -224,7 +232,7 @@ class _Writer:
             self._out += b"0" * count if count <= 3 else b"1"
             self._get(known)
             return
-        self._out += _TUPLES[count] if count <= 3 else b"t"
+        self._out += TUPLES[count] if count <= 3 else b"t"
         self._remember(key)
 
     def _list(self, value: list[Inert], key: int) -> None:
@@ -254,6 +262,16 @@ class _Writer:
         if start < len(pairs):
             following = _Step(_Writer._set_items_from, (pairs, start + _BATCH))
             self._then(_MARK, *chain.from_iterable(pairs[start : start + _BATCH]), _SETITEMS, following)
+
+    def _dict_in_batches(self, value: DictInBatches, key: int) -> None:
+        self._out += b"}"
+        self._remember(key)
+        self._set_items_of(value.batches())
+
+    def _set_items_of(self, batches: Iterator[Pairs]) -> None:
+        pairs = next(batches, None)
+        if pairs is not None:
+            self._then(_MARK, *chain.from_iterable(pairs), _SETITEMS, _Step(_Writer._set_items_of, batches))
 
     def _set(self, value: Set, key: int) -> None:
         if self._protocol < 4:
@@ -314,8 +332,8 @@ class _Writer:
         hooks = self._words.get(()) or self._written((), _ORDERED_DICT)
         data = name.encode("utf-8", "surrogatepass")
         self._out += b"%b((%b%bX%b%b%b%btQ%b%b%b%b)RtR" % (
-            *(*words[:3], _U32(len(data)), data, words[3], _encode_int(numel)),
-            *(_encode_int(offset), sizes, _BOOLS[requires_grad], hooks[0]),
+            *(*words[:3], _U32(len(data)), data, words[3], encode_int(numel)),
+            *(encode_int(offset), sizes, BOOLS[requires_grad], hooks[0]),
         )
         self._remember(key)
 
@@ -336,34 +354,13 @@ class _Writer:
 
     def _sizes(self, values: tuple[int, ...]) -> bytes:
         """Return what a shape or strides are written as, for being written next: many tensors have the same."""
-        encoded = b"".join(map(_encode_int, values))
+        encoded = b"".join(map(encode_int, values))
         known = self._memo.get(encoded)
         if known is not None:
-            return _encode_get(known)
-        if len(values) < len(_TUPLES):
-            return encoded + _TUPLES[len(values)] + self._put(encoded)
+            return encode_get(known)
+        if len(values) < len(TUPLES):
+            return encoded + TUPLES[len(values)] + self._put(encoded)
         return b"(" + encoded + b"t" + self._put(encoded)
-
-
-def _encode_get(index: int) -> bytes:
-    return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
-
-
-def _encode_int(value: int) -> bytes:
-    if 0 <= value < 1 << 8:
-        return _BYTES[value]
-    if 0 <= value < 1 << 16:
-        return pack("<cH", b"M", value)
-    if -(1 << 31) <= value < 1 << 31:
-        return pack("<ci", b"J", value)
-    digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
-
-
-_BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
-_BOOLS: Final = (b"\x89", b"\x88")
-_TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
-"""The opcode that makes a tuple of so many items on the stack."""
 
 
 def _copies_its_items(value: Call) -> bool:
@@ -392,6 +389,7 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     tuple: _Writer._tuple,
     list: _Writer._list,
     Dict: _Writer._dict,
+    DictInBatches: _Writer._dict_in_batches,
     Set: _Writer._set,
     Global: _Writer._global,
     Call: _Writer._call,

@@ -14,6 +14,7 @@ from torch import Tensor
 from ckptool.reference.cases import Case
 from ckptool.reference.expected import entries
 from ckptool.reference.forging import true_tag
+from ckptool.reference.places import relative_code, relative_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,10 +38,13 @@ def other_formats(tied: Trained, mlp: Trained) -> Iterator[Case]:
         writer = partial(safetensors.save_file, state, metadata={"format": "pt"})
         yield _safetensors(dtype.replace("_", "-"), state, f"MLP by save_file, in {dtype}", writer)
     images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    yield _scripted("torchscript-script-cpu", torch.jit.script(tied_model), "torch.jit.script; TiedReader")
-    traced = torch.jit.trace(tied_model, images)  # type: ignore[no-untyped-call]
+    with relative_code():
+        scripted = torch.jit.script(tied_model)
+        traced = torch.jit.trace(tied_model, images)  # type: ignore[no-untyped-call]
+    yield _scripted("torchscript-script-cpu", scripted, "torch.jit.script; TiedReader")
     yield _scripted("torchscript-trace-cpu", traced, "torch.jit.trace; TiedReader")
     program = torch.export.export(tied_model, (images,))
+    relative_program(program)
     yield Case(
         name="export-cpu",
         shows="torch.export.save; TiedReader",

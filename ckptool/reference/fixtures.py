@@ -13,6 +13,7 @@ from torch import nn
 from ckptool.errors import FileUnavailable
 from ckptool.reference import data, everyday, exports, oddities
 from ckptool.reference.nets import CLASSES, MLP, LeNet, TiedReader
+from ckptool.reference.places import relative_places
 from ckptool.reference.trainer import Recipe, Trained, train
 from ckptool.reference.wraps import process_group
 
@@ -34,8 +35,9 @@ live model when the file was written, not read from the file.
 file opens everywhere that a real one opens, and shows the same tag. *Real* means that they were where the
 file says.
 
-Whole models in the old format (`-legacy`) hold the source text of their classes and where it lay on the disk
-of the machine that wrote them, as that format does; torch's part of the text is under BSD-3-Clause.
+Whole models in the old format (`-legacy`) hold the source text of their classes and where it lay, as that
+format does; torch's part of the text is under BSD-3-Clause. All such places, here and in programs, are told
+from the folder of the package: no file names a folder of the machine that wrote it.
 
 Write them again with `ckptool fixtures fixtures` (needs `pip install 'ckptool[train]'`). On a machine with
 CUDA the same command writes real files for those that are forged here as `cuda:0`.
@@ -68,7 +70,7 @@ def write_fixtures(folder: Path, device: torch.device, tell: Callable[[Case], No
     try:
         valid.mkdir(parents=True, exist_ok=True)
         # torch warns of everything here that is old, new or odd, which is what a fixture set is made of.
-        with warnings.catch_warnings(), process_group(device):
+        with warnings.catch_warnings(), process_group(device), relative_places():
             warnings.simplefilter("ignore")
             for case in cases(_trained(device), device):
                 case.write(valid / case.filename)

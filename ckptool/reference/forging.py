@@ -40,14 +40,21 @@ def forged(tag_of: TagOf) -> Iterator[None]:
     """
     Let ``torch.save`` ask ``tag_of`` for its tags.
 
+    torch puts a tag with a number together anew for each storage, which a pickle shows: it holds them all.
+
     ``torch.serialization.register_package`` could do it too, but nothing can be unregistered again.
     """
     real = torch.serialization.location_tag
-    torch.serialization.location_tag = tag_of  # type: ignore[assignment]
+    torch.serialization.location_tag = lambda storage: _as_torch_does(tag_of(storage))
     try:
         yield
     finally:
         torch.serialization.location_tag = real
+
+
+def _as_torch_does(tag: str) -> str:
+    kind, colon, number = tag.partition(":")
+    return kind + colon + number if colon else tag
 
 
 def pretend(wrapped: nn.Module, device: torch.device) -> None:
@@ -55,6 +62,8 @@ def pretend(wrapped: nn.Module, device: torch.device) -> None:
     number = device.index or 0
     for module in wrapped.modules():
         if isinstance(module, nn.DataParallel):
+            # Attributes are pickled in the order in which they were set.
+            del module.device_ids
             module.dim = 0
             module.device_ids = [number]
             module.output_device = number

@@ -117,6 +117,12 @@ def accelerators() -> list[Accelerator]:
     return [found for found in map(accelerator, kinds) if found is not None]
 
 
+def of_extension() -> str | None:
+    """Return what the extension that added a device calls it; None where none did."""
+    name = torch._C._get_privateuse1_backend_name()
+    return None if name == "privateuseone" else name
+
+
 def accelerator(kind: str) -> Accelerator | None:
     """Return what torch has for a kind of device, ``cuda``; None for the host's, and where it has no module."""
     api = None if kind in _HOSTS else getattr(torch, kind, None)

@@ -20,6 +20,7 @@ import pickle
 import random
 import types
 import uuid
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -49,6 +50,7 @@ from tests.build import (
     pickled,
     raw,
     storage,
+    tar_file,
     tensor,
     torch_tar,
     torch_zip,
@@ -420,6 +422,94 @@ def test_each_call_is_an_error_where_only_other_programs_would_meet_it(container
     assert CliRunner().invoke(cli, ["check", str(path)]).exit_code
     path.write_bytes(PIECES[container](ops(None)))
     assert system(check(path)) == []
+
+
+TEXT_PICKLE = b"cos\nsystem\n(S'true'\ntR."
+
+
+def safetensors_that_unpickle(payload: bytes) -> bytes:
+    """
+    Return a file of safetensors that is a pickle, too.
+
+    The length of its header begins with X, which begins a text; so do strings in its metadata, up to the tensors.
+    """
+    skipped, begin = 0x20, b'{"__metadata__":{"a":"'
+    nbytes = ord("X") | skipped << 8
+    end = b'"},"w":{"dtype":"U8","shape":[256],"data_offsets":[0,256]}}'
+    head = begin.ljust(skipped + 5 - 8, b"x")
+    while nbytes - len(head) > 128 + 2:
+        head += b"U\x7e".ljust(128, b"y") if nbytes - len(head) > 300 else b"K "
+    left = nbytes - len(head) - 2
+    head += b"U" + bytes([left]) + end.rjust(left, b"z")
+    return pack("<Q", nbytes) + head + payload.ljust(256, b"\0")
+
+
+def duplicated(value: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as found:
+        warnings.simplefilter("ignore")
+        for name, data in (("a/version", b"3\n"), ("a/data.pkl", pickled([1])), ("a/data.pkl", pickled(value))):
+            found.writestr(name, data)
+    return buffer.getvalue()
+
+
+def nested_loads(depth: int) -> bytes:
+    data = legacy(call(OS, "true"))
+    for _ in range(depth):
+        data = legacy(call(named("torch.storage", "_load_from_bytes"), raw(data)))
+    return data
+
+
+def packed_by(method: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as found:
+        found.writestr("a.npy", saved_by_numpy(call(OS, "true")))
+    return buffer.getvalue()
+
+
+TWO_THINGS: dict[str, bytes] = {
+    "a tar that is a pickle": tar_file({TEXT_PICKLE.decode(): b"", "w.pth": zipped(ops(None))}),
+    "a tar in a zip that is a pickle": zip_file(
+        {"a.pth": zipped(ops(None)), "b": tar_file({TEXT_PICKLE.decode(): b""})}
+    ),
+    "tensors that are a pickle": safetensors_that_unpickle(b"0" + TEXT_PICKLE),
+    "a zip with two readings": duplicated(call(OS, "true")),
+    "a zip with two readings in a zip": zip_file({"a.pth": zipped(ops(None)), "b.pth": duplicated(call(OS, "true"))}),
+    "a zip with two readings in a tar": tar_file({"a.pth": zipped(ops(None)), "b.pth": duplicated(call(OS, "true"))}),
+    "an array packed with bzip2": packed_by(zipfile.ZIP_BZIP2),
+    "a folder that is called like that of storages": torch_zip(
+        {"w": tensor(storage())}, {"0": floats()}, members={"archive/more_data/0": pickled(call(OS, "true"))}
+    ),
+    "what is loaded nine deep": nested_loads(9),
+    "what is loaded after more strings than can be looked into": pickled(
+        ops([raw(b"\x80\x02N.")] * 100_050) + call(named("torch.storage", "_load_from_bytes"), raw(nested_loads(0)))
+    ),
+}
+
+
+@pytest.mark.parametrize("which", TWO_THINGS)
+def test_what_loaders_meet_that_take_a_file_for_something_else_is_an_error(which: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(TWO_THINGS[which])
+    report = check(path)
+    assert "CK205" in {one.code for one in report.findings if one.severity == "error"}
+    assert system(report)[0].partition("(")[0] in ("os.system", "torch.storage._load_from_bytes")
+    assert CliRunner().invoke(cli, ["check", str(path), "--fail-on", "system"]).exit_code
+
+
+def test_tensors_that_are_a_pickle_are_tensors_and_a_pickle(tmp_path: Path) -> None:
+    from safetensors.numpy import load
+
+    mark = tmp_path / "mark"
+    data = safetensors_that_unpickle(b"0cos\nmkdir\n(S'%b'\ntR." % str(mark).encode())
+    assert list(load(data)) == ["w"]
+    assert not mark.exists()
+    pickle.loads(data)
+    assert mark.exists()
+    report = check(data)
+    assert system(report)
+    assert report.loading is not None
+    assert "it calls" in report.loading
 
 
 @each(

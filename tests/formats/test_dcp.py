@@ -604,3 +604,13 @@ def test_what_several_processes_save(tmp_path: Path, kind: str, world: int) -> N
     assert not [one for one in report.findings if one.severity == "error"]
     ckptool.migrate(folder, tmp_path / "one.safetensors")
     ckptool.migrate(folder, tmp_path / "whole.pt", form="state_dict")
+
+
+@pytest.mark.parametrize("backend", ["torch", "other"])
+def test_values_that_megatron_keeps_beside_are_missed(tmp_path: Path, backend: str) -> None:
+    folder, _ = sharded(tmp_path / "saved")
+    said = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": backend}
+    (folder / "metadata.json").write_text(json.dumps(said))
+    assert codes(ckptool.check(folder)) == (["CK140"] if backend == "torch" else [])
+    torch.save({"iteration": 7}, folder / "common.pt")
+    assert codes(ckptool.check(folder)) == []

@@ -54,6 +54,14 @@ def test_pieces_are_put_together(tmp_path: Path) -> None:
     assert torch.equal(ckptool.load(tmp_path / "one.safetensors")["model.weight"], whole["model.weight"])
 
 
+def test_a_merged_file_says_what_the_pieces_said(tmp_path: Path) -> None:
+    write(tmp_path / "saved", CUT)
+    with ckptool.open_checkpoint(tmp_path / "saved") as opened:
+        assert opened.metadata == {"format": "pt"}
+    ckptool.migrate(tmp_path / "saved", tmp_path / "one.safetensors")
+    assert ckptool.diff(tmp_path / "saved", tmp_path / "one.safetensors").same
+
+
 def test_copies_of_a_piece_are_one(tmp_path: Path) -> None:
     whole = write(tmp_path / "saved", {"model.flags": [((0,), (11,))] * 3})
     assert torch.equal(ckptool.load(tmp_path / "saved")["model.flags"], whole["model.flags"])

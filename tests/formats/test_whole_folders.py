@@ -754,3 +754,39 @@ def test_a_component_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_an_index_of_another_pipeline_promises_nothing(tmp_path: Path) -> None:
     _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vqvae"])
     assert "CK164" not in codes(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["checkpoint-2", "checkpoint-10"])
+def test_a_save_without_its_weights_is_named_where_another_is_opened(tmp_path: Path, lost: str) -> None:
+    for name in ("checkpoint-2", "checkpoint-10"):
+        (tmp_path / name).mkdir()
+        torch.save({"a": 1}, tmp_path / name / "training_args.bin")
+        (tmp_path / name / "trainer_state.json").write_text("{}")
+        if name != lost:
+            write(tmp_path / name / "model.safetensors", weights())
+    assert_loads(tmp_path, weights())
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK165"]
+    assert repr(lost) in finding.message
+    assert "1 checkpoint" in finding.message
+
+
+def test_a_lost_adapter_is_named_where_another_is_opened(tmp_path: Path) -> None:
+    for folder, name in ((tmp_path, "adapter_model.bin"), (tmp_path / "second", "adapter_model.safetensors")):
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text('{"r": 2}')
+        if name.endswith(".safetensors"):
+            write(folder / name, weights())
+    assert "CK165" in codes(tmp_path)
+    write(tmp_path / "adapter_model.safetensors", weights(1))
+    assert "CK165" not in codes(tmp_path)
+    assert_loads(tmp_path, weights(1))
+
+
+def test_a_folder_of_whole_saves_lacks_nothing(tmp_path: Path) -> None:
+    for name in ("checkpoint-2", "checkpoint-10"):
+        (tmp_path / name).mkdir()
+        write_training(tmp_path / name)
+        (tmp_path / name / "trainer_state.json").write_text("{}")
+        write(tmp_path / name / "model.safetensors", weights())
+    (tmp_path / "logs").mkdir()
+    assert "CK165" not in codes(tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -323,6 +325,84 @@ def test_a_device_that_the_file_does_not_have_is_said(tmp_path: Path) -> None:
 
     assert report.notes == ("nothing in the file was saved on 'cuda:7'",)
     assert report.retagged == {"cuda:2": 1}
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda:128", "numbered from 0 to 127"),
+        ("npu:999", "numbered from 0 to 127"),
+        ("cuda:x", "numbered from 0 to 127"),
+        ("xpu:-1", "numbered from 0 to 127"),
+        ("sim:0", "no extension of torch here adds another"),
+        ("nonsense", "no extension of torch here adds another"),
+        ("disk", "cpu, cuda, hpu"),
+    ],
+)
+def test_what_is_no_device_is_refused_with_those_that_there_are(device: str, said: str, tmp_path: Path) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b.pth", to=device)
+
+    assert said in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("device", ["privateuseone", "npu", "npu:1", "hpu", "xla:0", "cuda:99", "mtia:0"])
+def test_a_device_that_is_not_here_is_a_tag_all_the_same(device: str, tmp_path: Path) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+
+    migrate(source, tmp_path / "b.pth", to=device)
+
+    assert tags_of(tmp_path / "b.pth") == [device]
+
+
+def test_a_note_says_that_torch_gives_tensors_on_meta_no_values(tmp_path: Path) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+    target = tmp_path / "b.pth"
+
+    notes = [migrate(source, target, to=to, force=True).notes for to in ("cuda:0", {"cpu": "meta"}, "meta")]
+
+    assert [len(found) for found in notes] == [0, 1, 1]
+    assert "map_location='cpu'" in notes[-1][0]
+    assert torch.load(target)["w"].is_meta
+    assert torch.load(target, map_location="cpu")["w"].tolist() == [1, 1]
+
+
+_EXTENSION = """
+import sys, torch, types
+from pathlib import Path
+torch.utils.rename_privateuse1_backend("my_sim2")
+from ckptool import CkptoolError, migrate, open_checkpoint
+source, target = sys.argv[1:]
+for device in ("my_sim2", "my_sim2:1", "my_sim2:128", "sim:0", "My_sim2"):
+    try:
+        migrate(source, target, to=device, force=True)
+        with open_checkpoint(target) as checkpoint:
+            print([tensor.info.location for tensor in checkpoint.tensors.values()])
+    except CkptoolError as error:
+        print(error.kind, "an extension of torch here adds my_sim2" in error.hint)
+"""
+
+
+def test_the_device_of_an_extension_has_its_name_in_torch_here(tmp_path: Path) -> None:
+    save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+    arguments = [sys.executable, "-c", _EXTENSION, str(tmp_path / "a.pth"), str(tmp_path / "b.pth")]
+
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+    refused = ["not-a-device True"] * 3
+    assert (done.stdout.splitlines(), done.stderr) == (["['my_sim2']", "['my_sim2:1']", *refused], "")
+
+
+def test_without_torch_extensions_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save({"w": torch.ones(2)}, tmp_path / "a.pth", "cpu")
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    with pytest.raises(MigrationRefused) as caught:
+        migrate(source, tmp_path / "b.pth", to="sim:0")
+
+    assert "known only where torch is" in str(caught.value.hint)
 
 
 def test_a_mapping_to_what_is_no_device_is_refused_by_its_name(tmp_path: Path) -> None:

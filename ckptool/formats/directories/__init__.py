@@ -147,7 +147,12 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         from ckptool.formats.directories import several  # most folders offer one
 
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
-    parsed = parsed._replace(remarks=(*parsed.remarks, *missing_components(folder, folders)))
+    remarks = [*parsed.remarks, *missing_components(folder, folders)]
+    if any(one.kind == "folder" for one in choice.candidates):
+        from ckptool.formats.directories.bare import without_weights  # most folders have weights of their own
+
+        remarks += without_weights(folder)
+    parsed = parsed._replace(remarks=tuple(remarks))
     return source, _with_beside(folder, parsed, used, choice, folders)
 
 

@@ -18,7 +18,7 @@ from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
-from ckptool.formats import safetensors
+from ckptool.formats import safetensors, sharded
 from ckptool.formats.directories.joined import AGAIN, Part, whole
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
@@ -29,6 +29,8 @@ from ckptool.tensors.tensor import is_countable, is_size
 NAME = "dcp_safetensors"
 TRAITS = safetensors.TRAITS
 _INFO: Final = "DCP_SHARDING_INFO"
+_OF_PIECES: Final = (_INFO, "DCP_VERSION")
+"""Texts that are said of the pieces in one file, and not of the whole tensors."""
 _SUFFIX: Final = ".safetensors"
 _HEAD_NBYTES: Final = 1 << 20
 _OF_RANK: Final = re.compile(r"shard-(\d{1,9})-(.*)\.safetensors")
@@ -57,6 +59,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
     parts: dict[str, list[Part]] = {}
     shards = []
+    texts: list[dict[str, str]] = []
     for name in _files(folder):
         try:
             parsed = probe.read_inner(folder.open(name))
@@ -66,18 +69,22 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             if name not in error.message:
                 error.message = f"{name!r}: {error.message}"
             raise
+        texts.append({key: text for key, text in parsed.metadata.items() if key not in _OF_PIECES})
         shards.append(Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source))
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
     remarks = list(_ranks([shard.name for shard in shards]))
     contents = Contents({name: whole(folder, name, _reach(name, own), own, remarks) for name, own in parts.items()})
     contents.groups.append(Group("", "mapping", list(parts)))
+    metadata, notes = sharded.merged_texts(texts)
     return Parsed(
         shards[0].source,
         NAME,
         TRAITS,
         contents,
         fixed_form="state_dict",
+        metadata=metadata,
+        notes=tuple(notes),
         shards=tuple(shards),
         remarks=tuple(remarks),
     )

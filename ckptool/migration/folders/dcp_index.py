@@ -7,12 +7,14 @@ is left out, too: it is that of a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Final, NamedTuple, TypeVar
 
 from ckptool.migration.folders.dcp_items import Item
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
-from ckptool.pickles.writer import write_pickle
+from ckptool.pickles.writer import DictInBatches, write_pickle
 from ckptool.tensors.dtypes import DType
 
 NAME: Final = ".metadata"
@@ -20,7 +22,10 @@ ITEMS: Final = "__0_0.distcp"
 """The file that holds the items."""
 _MODULE: Final = "torch.distributed.checkpoint.metadata"
 _VERSION: Final = "1.0.0"
+_BATCH: Final = 1000
+"""How many entries are nodes at a time, as ``pickle`` itself writes them."""
 
+_K = TypeVar("_K")
 Path = tuple[str | int, ...]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -37,57 +42,88 @@ class Entry(NamedTuple):
     """How the tensor is cut: offsets and sizes."""
 
 
-def index(entries: Iterable[Entry], items: Iterable[Item]) -> bytes:
-    """Return the pickle of what there is, and where each item lies in the file of items."""
-    sizes = _Sizes()
-    entries = list(entries)
-    numbers = {(one.name, offsets): number for one in entries for number, (offsets, _) in enumerate(one.boxes)}
-    places: Pairs = []
-    position = 0
-    for item in items:
-        number = None if item.offsets is None else numbers[item.name, item.offsets]
-        key: Pairs = [("fqn", item.name), ("index", number)]
-        if item.offsets is not None:
-            key.append(("offset", sizes.node(item.offsets)))
-        place = [("relative_path", ITEMS), ("offset", position), ("length", item.nbytes)]
-        info = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-        places.append((_object(Global(_MODULE, "MetadataIndex"), key), _object(info, place)))
-        position += item.nbytes
+def index(entries: Sequence[Entry], items: Sequence[Item]) -> bytes:
+    """
+    Return the pickle of what there is, and where each item lies in the file of items.
+
+    The items of a tensor are one behind the other, in the order of its boxes.
+    """
+    nodes = _Nodes()
     fields: Pairs = [
-        ("state_dict_metadata", Dict([(one.name, _metadata(one, sizes)) for one in entries])),
-        ("planner_data", Dict([(one.name, one.path) for one in entries])),
-        ("storage_data", Dict(places)),
+        ("state_dict_metadata", _in_batches((one.name, _metadata(one, nodes)) for one in entries)),
+        ("planner_data", _in_batches((one.name, one.path) for one in entries)),
+        ("storage_data", _in_batches(_places(items, nodes))),
         ("storage_meta", None),
         ("version", _VERSION),
     ]
-    return write_pickle(_object(Global(_MODULE, "Metadata"), fields))
+    return write_pickle(_object(Global(_MODULE, "Metadata"), fields), shared=nodes.shared)
 
 
-class _Sizes:
-    """Shapes and offsets as nodes, one for all that are equal."""
+def _in_batches(pairs: Iterator[tuple[Inert, Inert]]) -> DictInBatches:
+    # The names of all globals here are plain, so this is written once, with protocol 2.
+    return DictInBatches(lambda: iter(lambda: list(islice(pairs, _BATCH)), []))
+
+
+def _places(items: Iterable[Item], nodes: _Nodes) -> Iterator[tuple[Inert, Inert]]:
+    """Yield which piece or value each item is, and where it lies."""
+    position = 0
+    for _, own in groupby(items, key=attrgetter("name")):
+        for number, item in enumerate(own):
+            key: Pairs = [("fqn", item.name), ("index", None if item.offsets is None else number)]
+            if item.offsets is not None:
+                key.append(("offset", nodes.sizes(item.offsets)))
+            place: Pairs = [("relative_path", ITEMS), ("offset", position), ("length", item.nbytes)]
+            info = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+            yield _object(Global(_MODULE, "MetadataIndex"), key), _object(info, place)
+            position += item.nbytes
+
+
+class _Nodes:
+    """What is met again and again, as nodes: one for all that are equal, so that readers have few objects as well."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], Inert] = {}
+        self._sizes: dict[tuple[int, ...], Inert] = {}
+        self._chunks: dict[Box, Inert] = {}
+        self._properties: dict[tuple[DType, bool], Inert] = {}
+        self.shared = {id(_LAYOUT), id(_MEMORY_FORMAT)}
 
-    def node(self, sizes: tuple[int, ...]) -> Inert:
-        return self._made.setdefault(sizes, Call(Global("torch", "Size"), (sizes,)))
+    def sizes(self, sizes: tuple[int, ...]) -> Inert:
+        return self._sizes.get(sizes) or self._new(self._sizes, sizes, Call(Global("torch", "Size"), (sizes,)))
+
+    def chunk(self, box: Box) -> Inert:
+        known = self._chunks.get(box)
+        if known is not None:
+            return known
+        fields: Pairs = [("offsets", self.sizes(box[0])), ("sizes", self.sizes(box[1]))]
+        return self._new(self._chunks, box, _object(Global(_MODULE, "ChunkStorageMetadata"), fields))
+
+    def properties(self, dtype: DType, requires_grad: bool) -> Inert:
+        known = self._properties.get((dtype, requires_grad))
+        if known is not None:
+            return known
+        made = Call(Global(_MODULE, "TensorProperties"), (), "newobj")
+        made.state = (Global("torch", dtype.name), _LAYOUT, requires_grad, _MEMORY_FORMAT, False)
+        return self._new(self._properties, (dtype, requires_grad), made)
+
+    def _new(self, kept: dict[_K, Inert], key: _K, made: Inert) -> Inert:
+        kept[key] = made
+        self.shared.add(id(made))
+        return made
 
 
 _LAYOUT: Final = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _MEMORY_FORMAT: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
-def _metadata(entry: Entry, sizes: _Sizes) -> Inert:
+def _metadata(entry: Entry, nodes: _Nodes) -> Inert:
     if entry.tensor is None:
         return _object(Global(_MODULE, "BytesStorageMetadata"), [])
     dtype, shape, requires_grad = entry.tensor
-    properties = Call(Global(_MODULE, "TensorProperties"), (), "newobj")
-    properties.state = (Global("torch", dtype.name), _LAYOUT, requires_grad, _MEMORY_FORMAT, False)
-    chunks = [
-        _object(Global(_MODULE, "ChunkStorageMetadata"), [("offsets", sizes.node(offsets)), ("sizes", sizes.node(box))])
-        for offsets, box in entry.boxes
+    fields: Pairs = [
+        ("properties", nodes.properties(dtype, requires_grad)),
+        ("size", nodes.sizes(shape)),
+        ("chunks", [nodes.chunk(box) for box in entry.boxes]),
     ]
-    fields = [("properties", properties), ("size", sizes.node(shape)), ("chunks", chunks)]
     return _object(Global(_MODULE, "TensorStorageMetadata"), fields)
 
 

@@ -86,6 +86,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         else:
             streams.append(beside.stream)
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
+    remarks += whole.missing_beside(folder)
     root = nested(leaves)
     return Parsed(
         index.streams[0].source,

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Remark
 from ckptool.errors import CkptoolError, FileUnavailable, TruncatedFile
+from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.dcp.index import Entry, Item
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps
 from ckptool.messages import counted, some
@@ -20,6 +21,8 @@ from ckptool.sources.folder import FolderSource
 from ckptool.sources.siblings import LINK
 
 _AGAIN: Final = "Copy the folder again, with all of its files."
+_METADATA: Final = "metadata.json"
+_COMMON: Final = "common.pt"
 _MOST_FILES: Final = 8
 """Files that are told of one by one."""
 
@@ -154,6 +157,14 @@ def _lost_file(file: str, files: Files, found: Lost) -> str:
     be = "was" if count == 1 else "were"
     what = f"{counted(count, 'item')} of {counted(len(names), 'name')} {be} in it: {some(list(names))}"
     return f"{files.unread[file].message}; {what}"
+
+
+def missing_beside(folder: FolderSource) -> Iterator[Remark]:
+    """Yield what is said of values of Megatron-core that have to be there, beside the items, and are not."""
+    if _COMMON not in folder.files and _METADATA in folder.files:
+        said = json_object(folder, _METADATA)
+        if said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch":
+            yield Remark("CK140", f"{_COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
 
 
 def unread_beside(name: str, error: CkptoolError) -> Remark:

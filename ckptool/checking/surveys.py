@@ -1,4 +1,4 @@
-"""What unpickling a file would do, and what its pickles ask for, as it was found."""
+"""What was found in the pickles of a file: what unpickling does, the names that it asks for, what was not seen."""
 
 from __future__ import annotations
 

@@ -1,0 +1,70 @@
+"""What lies in a zip that has no single reading: whatever a local header says, for readers that go by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ckptool.archives.compressed import RAW, decompress_as_far
+from ckptool.archives.zip_layout import ENTRY, ENTRY_MAGIC, LOCAL, LOCAL_MAGIC
+from ckptool.limits import Limits
+from ckptool.sources.source import BytesSource, SliceSource, Source
+
+SEARCHED: Final = 1 << 26
+"""Bytes from the start in which each local header is found; of others, those that the directory names."""
+_DIRECTORY: Final = 1 << 22
+"""Bytes before the end in which the entries of the directory are found."""
+_BLOCK: Final = 1 << 20
+_MOST: Final = 10_000
+
+
+def members(source: Source, limits: Limits) -> Iterator[tuple[str, Source]]:
+    """
+    Yield the members that local headers begin: the name of each, and its content as far as it can be unpacked.
+
+    Together they are unpacked to no more than ``limits`` allow for the zip.
+    """
+    listed = dict(_listed(source))
+    left = limits.inflated(source.nbytes)
+    for at in sorted({*_headers(source), *listed})[:_MOST]:
+        if at + LOCAL.size > source.nbytes:
+            continue
+        magic, _, _, method, _, _, _, packed, _, name_nbytes, extra_nbytes = LOCAL.unpack(source.read(at, LOCAL.size))
+        begin = at + LOCAL.size + name_nbytes + extra_nbytes
+        if magic != LOCAL_MAGIC or begin >= source.nbytes:
+            continue
+        name = str(source.read(at + LOCAL.size, name_nbytes), "utf-8", "replace")
+        nbytes = max(packed, listed.get(at, 0))
+        rest = source.nbytes - begin
+        content: Source = SliceSource(source, begin, nbytes if 0 < nbytes <= rest else rest)
+        if method in RAW:
+            unpacked, _ = decompress_as_far(content, RAW[method], limits)
+            left -= len(unpacked)
+            content = BytesSource(unpacked, source.cancellation, packed_nbytes=content.nbytes)
+        if content.nbytes:
+            yield name, content
+        if left < 0:
+            return
+
+
+def _headers(source: Source) -> Iterator[int]:
+    """Yield where local headers are, going by their first bytes."""
+    end = min(source.nbytes, SEARCHED)
+    for begin in range(0, end, _BLOCK):
+        block = source.read(begin, min(_BLOCK + len(LOCAL_MAGIC) - 1, source.nbytes - begin))
+        at = block.find(LOCAL_MAGIC)
+        while at >= 0:
+            yield begin + at
+            at = block.find(LOCAL_MAGIC, at + 1)
+
+
+def _listed(source: Source) -> Iterator[tuple[int, int]]:
+    """Yield where the directory says that local headers are, and how many bytes follow each."""
+    begin = max(0, source.nbytes - _DIRECTORY)
+    tail = source.read(begin, source.nbytes - begin)
+    at = tail.find(ENTRY_MAGIC)
+    while 0 <= at <= len(tail) - ENTRY.size:
+        entry = ENTRY.unpack_from(tail, at)
+        if entry[-1] < source.nbytes:
+            yield entry[-1], entry[8]
+        at = tail.find(ENTRY_MAGIC, at + 1)

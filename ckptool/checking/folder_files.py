@@ -1,0 +1,83 @@
+"""What unpickling the files beside a checkpoint in its folder would do: loaders of frameworks take them, too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+from ckptool.checking.pickle_search import Search
+from ckptool.checking.safety import merged
+from ckptool.checking.surveys import Survey
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.errors import Cancelled, CkptoolError
+from ckptool.limits import Limits
+from ckptool.sources.files import Origin
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.paths import is_likely
+
+_DEEPEST = 4
+_MOST_FILES = 10_000
+_ITEMS = ".distcp"
+"""Many zips one behind the other: those that an index names are looked at with it."""
+
+
+def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
+    """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
+    if not isinstance(origin, str | os.PathLike) or not os.path.isdir(origin):  # noqa: PTH112 - a name
+        return Survey()
+    surveys = []
+    try:
+        with closing(FolderSource(os.fspath(origin), limits.cancellation)) as folder:
+            known = _parts(checkpoint) if checkpoint is not None else set()
+            for count, name in enumerate(_names(folder)):
+                if count >= _MOST_FILES:
+                    surveys.append(("", Survey(unseen=(f"files of the folder after {_MOST_FILES:,}",))))
+                    break
+                if _identity(os.path.join(folder.path, name)) not in known:  # noqa: PTH118 - a name
+                    surveys.append((name, _of_file(folder, name, limits)))
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        surveys.append(("", Survey(unseen=(error.message,))))
+    return merged(surveys)
+
+
+def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
+    search = Search(limits)
+    try:
+        with closing(folder.detached(name)) as source:
+            search.anything(source, "", None, 0)
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        if is_likely(name):
+            search.unseen.append(error.message)
+    found = search.survey()
+    return found._replace(unseen=()) if name.endswith(_ITEMS) else found
+
+
+def _names(folder: FolderSource) -> Iterator[str]:
+    """Yield the names of all files in a folder, and in those below."""
+    todo = [("", 0)]
+    for place, depth in todo:  # which grows
+        files, folders = folder.names(place)
+        yield from (f"{place}/{name}".lstrip("/") for name in files)
+        if depth < _DEEPEST:
+            todo += ((f"{place}/{name}".lstrip("/"), depth + 1) for name in folders)
+
+
+def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | None]:
+    """Return which files a checkpoint was read from."""
+    source = checkpoint.source
+    opened = source.opened() if isinstance(source, FolderSource) else [("", source)]
+    sources = (*(one for _, one in opened), *(shard.source for shard in checkpoint.shards))
+    return {_identity(path) for one in sources if (path := getattr(one, "path", None)) is not None}
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a name
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,29 @@
+"""Numbers, truth values and tuples as opcodes of a pickle."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Final
+
+
+def encode_get(index: int) -> bytes:
+    """Return the opcode that gets what the memo has under a number."""
+    return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
+
+
+def encode_int(value: int) -> bytes:
+    """Return the shortest opcode for a whole number, as ``pickle`` itself has it."""
+    if 0 <= value < 1 << 8:
+        return _BYTES[value]
+    if 0 <= value < 1 << 16:
+        return pack("<cH", b"M", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return pack("<ci", b"J", value)
+    digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
+
+
+_BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
+BOOLS: Final = (b"\x89", b"\x88")
+TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
+"""The opcode that makes a tuple of so many items on the stack."""

@@ -1,0 +1,74 @@
+"""What the files beside a checkpoint would run is said for its folder, whatever they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+
+from ckptool import check
+from ckptool.cli import cli
+from tests.build import call, floats, index_of_shards, named, ops, pickled, safetensors, storage, tensor, torch_zip
+
+EVIL = pickled(call(named("os", "system"), "true"))
+IN_ZIP = torch_zip(call(named("os", "system"), "true"))
+WEIGHTS = torch_zip({"w": tensor(storage())}, {"0": floats()})
+
+BESIDE = {
+    "training_args.bin": IN_ZIP,
+    "optimizer.pt": IN_ZIP,
+    "rng_state_0.pth": IN_ZIP,
+    "random_states_0.pkl": EVIL,
+    "pytorch_model.bin": IN_ZIP,
+    "scaler.joblib": EVIL,
+    "more.npy": EVIL,
+    "of any name": EVIL,
+    ".hidden": EVIL,
+    "global_step1/mp_rank_00_model_states.pt": IN_ZIP,
+}
+
+
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def system(path: Path) -> list[tuple[str, str]]:
+    report = check(path)
+    calls = [(act.text, act.record) for act in report.acts if act.grade == "system" and act.how != "refers"]
+    assert bool(calls) == ("CK205" in {one.code for one in report.findings})
+    return calls
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_call_in_a_file_beside_the_weights_is_an_error(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()}), "config.json": b"{}"})
+    assert system(folder) == []
+    written(folder, {name: BESIDE[name]})
+    assert [(text, record.partition("::")[0]) for text, record in system(folder)] == [("os.system('true')", name)]
+    assert CliRunner().invoke(cli, ["check", str(folder), "--fail-on", "system"]).exit_code == 1
+
+
+def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(tmp_path: Path) -> None:
+    index = {"model.bin.index.json": index_of_shards({"w": "a.bin"})}
+    assert system(written(tmp_path / "x", {**index, "a.bin": WEIGHTS, "b.bin": IN_ZIP}))
+    assert system(written(tmp_path / "y", {**index, "a.bin": IN_ZIP}))
+    assert system(written(tmp_path / "z", {"a.pth": WEIGHTS, "b.pth": IN_ZIP}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_files_of_a_checkpoint_are_told_once(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(4), "epoch": 1}, checkpoint_id=str(tmp_path / "x"))
+    before = check(tmp_path / "x")
+    assert system(tmp_path / "x") == []
+    assert "CK209" not in {one.code for one in before.findings}
+    written(tmp_path / "x", {"meta.pt": IN_ZIP})
+    assert len(system(tmp_path / "x")) == 1
+    folder = written(tmp_path / "y", {"a.pth": torch_zip({"x": call(named("os", "system"), "true"), "y": ops(1)})})
+    assert len(system(folder)) == 1

@@ -1,0 +1,121 @@
+"""No fixture names a folder of the machine that wrote it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ckptool.reference.places import relative, relative_code, relative_places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+# Behind a word or a slash it would be part of an address of the web, or of a relative path.
+FOLDER = re.compile(
+    rb"(?<![\w./:-])/(?:work|root|home|tmp|usr|opt|mnt|srv|var|private|Users|workspace)(?:/[\w.+-]+)+"
+    rb"|(?<![\w./:-])/(?:[\w.+-]{2,}/){2,}[\w.+-]{2,}"
+    rb"|[\w./-]*(?:site|dist)-packages[\w./-]*"
+    rb"|\b[A-Za-z]:\\{1,2}(?:[\w.+ -]{2,}\\{1,2})+\w+"
+)
+
+
+def contents(path: Path) -> Iterator[bytes]:
+    """Yield a file's bytes, and what each deflated member holds, also of archives in the middle of a file."""
+    raw = path.read_bytes()
+    yield raw
+    for local in re.finditer(rb"PK\x03\x04.{4}\x08\x00", raw, re.DOTALL):
+        lengths = raw[local.start() + 26 : local.start() + 30]
+        begin = local.start() + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+        yield zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw[begin:])
+
+
+def test_the_committed_files_name_no_folder_of_a_machine() -> None:
+    files = [path for path in sorted(FIXTURES.rglob("*")) if path.is_file()]
+    found = {path.name: FOLDER.findall(content) for path in files for content in contents(path)}
+
+    assert {name: places for name, places in found.items() if places} == {}
+    assert len(files) > 250
+
+
+def test_what_is_written_here_names_no_folder_of_this_machine(written_set: Path) -> None:
+    given = [*map(Path, sys.path), Path.cwd(), Path.home()]
+    folders = {str(form) for folder in given for form in (folder.absolute(), folder.resolve())} - {"/"}
+    own = re.compile(b"|".join(re.escape(os.fsencode(folder)) for folder in folders))
+    found = {
+        path.name: places
+        for path in sorted((written_set / "valid").iterdir())
+        for content in contents(path)
+        if (places := {*own.findall(content), *FOLDER.findall(content)})
+    }
+
+    assert found == {}
+
+
+def test_a_folder_in_a_deflated_member_would_be_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("plain.txt", "no" * 500)
+        archive.writestr("debug.txt", "/home/me/x.py\n" * 500)
+    path.write_bytes(b"in front" + path.read_bytes() + b"behind")
+
+    assert [bool(FOLDER.search(content)) for content in contents(path)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "content", [b"x/home/me/x.py", b"\x00/tmp/x", b'"C:\\\\Users\\\\me"', b"lib/site-packages/torch", b"q/ab/cd/ef.py"]
+)
+def test_a_folder_of_a_machine_would_be_found(content: bytes) -> None:
+    assert (FOLDER.search(content) is None) == content.startswith((b"x", b"q"))
+
+
+def test_a_place_is_told_from_the_nearest_folder_of_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(inner)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(link)])
+
+    assert relative(str(inner / "package" / "module.py")) == "package/module.py"
+    assert relative(str(link / "package" / "module.py")) == "package/module.py"
+    assert relative(str(tmp_path / "other" / "module.py")) == "other/module.py"
+    assert relative(str(tmp_path)) == "."
+    assert relative(str(tmp_path.parent / "script.py")) == "script.py"
+    assert relative(str(tmp_path) + "-2/script.py") == "script.py"
+    assert relative("package/module.py") == "package/module.py"
+    assert relative("<string>") == "<string>"
+    assert relative("") == ""
+
+
+def test_code_and_settings_are_as_before_afterwards() -> None:
+    from torch._inductor import config
+
+    def nested() -> None:
+        pass
+
+    codes = [nested.__code__, torch.nn.Linear.forward.__code__, threading.Thread.run.__code__, sys._getframe().f_code]
+    before = [code.co_filename for code in codes]
+    folder = config.cutlass.cutlass_dir
+    find = torch.serialization.get_source_lines_and_file
+
+    def fail() -> None:
+        with relative_places(), relative_code():
+            assert [Path(code.co_filename).is_absolute() for code in codes] == [False] * 4
+            assert not Path(config.cutlass.cutlass_dir).is_absolute()
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
+
+    assert [code.co_filename for code in codes] == before
+    assert config.cutlass.cutlass_dir == folder
+    assert torch.serialization.get_source_lines_and_file is find
