@@ -182,7 +182,7 @@ class Search:
 
     def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
         self._called += times if verdict.how != "refers" else 0
-        if self._is_full():
+        if len(self.acts) >= 2 * _MOST_LISTED:
             return
         repeats = verdict.grade != "system" or verdict.how == "refers"
         shown = None if repeats else verdict.shown()
@@ -195,9 +195,6 @@ class Search:
             self.acts[key] = Act(
                 verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
             )
-
-    def _is_full(self) -> bool:
-        return len(self.acts) >= 2 * _MOST_LISTED
 
     def _held(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
         self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)

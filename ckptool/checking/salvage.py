@@ -8,11 +8,10 @@ end. Nothing is repaired, and what is whole is only said to be there, not to be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
-from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.archives.zip_walk import LocalHeaders
+from ckptool.archives.zip_layout import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Cancelled, CkptoolError
@@ -22,10 +21,14 @@ from ckptool.messages import some
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.files import Origin, open_source
+from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id
 from ckptool.tensors.tensor import StorageRef, TensorInfo
+
+_SEARCHED: Final = 1 << 16
+_MOST_SEARCHES: Final = 1000
 
 
 class Salvage(NamedTuple):
@@ -86,11 +89,11 @@ def _legacy(source: Source, limits: Limits) -> Salvage | None:
 
 def _zip(source: Source, limits: Limits) -> Salvage | None:
     """Walk the local headers of a torch zip from its beginning, by what its pickle says of the sizes of its records."""
-    walk = LocalHeaders(source)
+    walk = _LocalHeaders(source)
     tree: Pickle | None = None
     announced: dict[str, StorageId] = {}
     places: dict[str, int] = {}
-    for _, (name, _, payload, _) in zip(range(limits.entries), walk, strict=False):
+    for _, (name, payload) in zip(range(limits.entries), walk, strict=False):
         if tree is None and name.endswith("data.pkl"):
             tree = read_pickle(source, payload)
             announced = _announced(tree)
@@ -101,6 +104,57 @@ def _zip(source: Source, limits: Limits) -> Salvage | None:
             places[key] = payload
             walk.go_on(payload + announced[key].nbytes)
     return None if tree is None else _judge(source, tree, announced, places, limits)
+
+
+class _LocalHeaders:
+    """
+    The local headers of a zip, one after the other, as ``(name, offset of the payload)``.
+
+    A header whose writer did not know the size yet has none: then ``go_on`` says where the payload ends, or the next
+    header is looked for close by.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._ahead = ReadAhead(source)
+        self._next = 0
+        self._searches = 0
+
+    def go_on(self, end: int) -> None:
+        """Look for the next header from ``end``."""
+        self._next = end
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        position = 0
+        while position + LOCAL.size <= self._source.nbytes:
+            header = self._ahead.read(position, LOCAL.size)
+            if not header.startswith(LOCAL_MAGIC):
+                return
+            _, _, _, _, _, _, _, stored, _, name_n, extra_n = LOCAL.unpack(header)
+            payload = position + LOCAL.size + name_n + extra_n
+            if payload > self._source.nbytes:
+                return
+            self._next = payload + stored
+            yield str(self._ahead.read(position + LOCAL.size, name_n), "utf-8", "replace"), payload
+            found = self._find(self._next)
+            if found is None:
+                return
+            position = found
+
+    def _find(self, start: int) -> int | None:
+        """Return where the next header begins: after a descriptor, if there is one."""
+        if start >= self._source.nbytes:
+            return None
+        near = self._source.read(start, min(4 + 24, self._source.nbytes - start))
+        for behind in (0, 16, 24):
+            if near.startswith(LOCAL_MAGIC, behind) and (not behind or near.startswith(DESCRIPTOR_MAGIC)):
+                return start + behind
+        self._searches += 1
+        if self._searches > _MOST_SEARCHES:  # a file of ours has five records whose size nothing tells
+            return None
+        window = self._source.read(start, min(_SEARCHED, self._source.nbytes - start))
+        at = window.find(LOCAL_MAGIC)
+        return None if at < 0 else start + at
 
 
 class _Announced:

@@ -36,6 +36,8 @@ from click.testing import CliRunner
 
 from ckptool import CheckReport, check
 from ckptool.cli import cli
+from ckptool.pickles import grading
+from ckptool.pickles.describe import describe
 from ckptool.pickles.grading import grade_of
 from tests.against_torch.test_joblib_files import dumped, wrapped
 from tests.build import (
@@ -745,3 +747,20 @@ def test_real_checkpoints_of_torch_call_nothing() -> None:
         assert report.loading is not None
         assert "only makes data" in report.loading
     assert check(pickled({"a": inline_tensor()})).acts == ()
+
+
+def test_calls_that_are_given_constants_alone_are_put_in_words_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def counted(node: Any, depth: int = 0) -> str:
+        told.append(node)
+        return describe(node, depth)
+
+    monkeypatch.setattr(grading, "describe", counted)
+    report = check(b"\x80\4cm\nC\n0](" + b"NNR" * 1000 + b"K\1NR" + b"e.")
+
+    assert [(act.text, act.times) for act in report.acts if act.how == "calls"] == [
+        ("None(None)", 1000),
+        ("1(None)", 1),
+    ]
+    assert len(told) < 20
