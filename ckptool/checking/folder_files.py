@@ -18,6 +18,7 @@ from ckptool.sources.paths import is_likely
 
 _DEEPEST = 4
 _MOST_FILES = 10_000
+_NEVER_UNPICKLED = ".safetensors"
 _ITEMS = ".distcp"
 """Many zips one behind the other: those that an index names are looked at with it."""
 
@@ -35,7 +36,7 @@ def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Sur
                     surveys.append(("", Survey(unseen=(f"files of the folder after {_MOST_FILES:,}",))))
                     break
                 if _identity(os.path.join(folder.path, name)) not in known:  # noqa: PTH118 - a name
-                    surveys.append((name, _of_file(folder, name, limits)))
+                    surveys.append(("", _of_file(folder, name, limits)))
     except Cancelled:
         raise
     except CkptoolError as error:
@@ -45,16 +46,17 @@ def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Sur
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     search = Search(limits)
+    unread: tuple[str, ...] = ()
     try:
         with closing(folder.detached(name)) as source:
             search.anything(source, "", None, 0)
     except Cancelled:
         raise
     except CkptoolError as error:
-        if is_likely(name):
-            search.unseen.append(error.message)
-    found = search.survey()
-    return found._replace(unseen=()) if name.endswith(_ITEMS) else found
+        if is_likely(name) and not name.endswith(_NEVER_UNPICKLED):
+            unread = (f"{name}: {error.message.removeprefix(f'{name!r}: ')}",)
+    found = merged([(name, search.survey())])
+    return found._replace(unseen=() if name.endswith(_ITEMS) else (*found.unseen, *unread))
 
 
 def _names(folder: FolderSource) -> Iterator[str]:
