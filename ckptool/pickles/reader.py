@@ -178,8 +178,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         continue
                     if op == 0x81:  # NEWOBJ
                         args = stack.pop()
-                        stack[-1] = Call(stack[-1], args, "newobj", None, base + pos)
-                        calls.append(stack[-1])
+                        stack[-1] = made = Call(stack[-1], args, "newobj", None, base + pos)
+                        calls.append(made)
                         pos += 1
                         continue
                     if op == 0x88:  # NEWTRUE
@@ -218,8 +218,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 continue
             elif op == 0x52:  # REDUCE
                 args = stack.pop()
-                stack[-1] = Call(stack[-1], args, "reduce", None, base + pos)
-                calls.append(stack[-1])
+                stack[-1] = made = Call(stack[-1], args, "reduce", None, base + pos)
+                calls.append(made)
                 pos += 1
                 continue
             elif op == 0x58:  # BINUNICODE

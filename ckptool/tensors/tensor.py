@@ -138,8 +138,9 @@ def check_extent(info: TensorInfo) -> None:
     Exact integers: offset + 1 + Σ (size - 1) · stride elements, 0 if any size is 0.
     """
     dtype, shape, stride, last, storage = info[:5]
-    if len(shape) != len(stride) or len(shape) > MAX_RANK:
-        raise _malformed(f"a tensor of {len(shape)} dimensions with {len(stride)} strides")
+    rank = len(shape)
+    if rank != len(stride) or rank > MAX_RANK:
+        raise _malformed(f"a tensor of {rank} dimensions with {len(stride)} strides")
     if type(last) is not int or not 0 <= last < MAX_SIZE:
         raise _malformed("a tensor whose offset is no size")
     bits = 0  # of all sizes and steps: negative if one of them is, and too large if one of them is
@@ -160,7 +161,7 @@ def check_extent(info: TensorInfo) -> None:
                 needed=last + 1,
                 actual=held,
             )
-    if (bits >> 15 or len(shape) > 4) and not is_countable(shape):  # smaller ones need not be multiplied
+    if (bits >> 15 or rank > 4) and not is_countable(shape):  # smaller ones need not be multiplied
         raise _malformed("a tensor of 2^63 elements or more")
 
 
