@@ -14,7 +14,7 @@ from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checking.surveys import Act, Name, Survey
+from ckptool.checking.surveys import Act, Name, Survey, with_short_names
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile
 from ckptool.formats import torch_tar
@@ -81,7 +81,8 @@ class Search:
         """Whether a name was met that harmless calls may be given."""
 
     def survey(self) -> Survey:
-        return Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
+        found = Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
+        return with_short_names(found)
 
     def take(self, other: Search) -> None:
         """Keep what another search found."""
@@ -141,7 +142,7 @@ class Search:
             ):
                 return None
             if effect.how == "holds":
-                self._held(effect, record, nested_at, depth)
+                self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
                 return None
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
@@ -196,15 +197,12 @@ class Search:
                 verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
             )
 
-    def _held(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
-        self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
-
     def _loaded(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
         """Look into bytes that are unpickled; those that begin like pickles were looked into before, as strings."""
         if depth >= _DEEPEST or self._strings > self._most_strings:
             self._note(grading.unfollowed(effect), record, effect.offset, nested_at)
         elif not may_hold_pickles(effect.arguments[0]):
-            self._held(effect, record, nested_at, depth)
+            self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
 
     def _carrier(
         self, source: Source, at: int, nbytes: int, record: str, nested_at: int | None, depth: int, *, is_text: bool

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from ckptool.messages import cut
 from ckptool.pickles.effects import How
 from ckptool.pickles.grading import Grade
 from ckptool.pickles.reaching import package_of
+
+_LONGEST: Final = 4096
+"""A name is shown up to there: it may be as long as the file."""
 
 
 class Act(NamedTuple):
@@ -58,3 +62,10 @@ class Survey(NamedTuple):
     def of(self, grade: Grade, *, called: bool = True) -> list[Act]:
         """Return the acts of one grade: those that do something, or references alone."""
         return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
+
+
+def with_short_names(found: Survey) -> Survey:
+    """Return what was found with the beginnings of names and texts that are longer than any module's."""
+    acts = (one._replace(name=cut(one.name, _LONGEST), text=cut(one.text, _LONGEST)) for one in found.acts)
+    names = (one._replace(module=cut(one.module, _LONGEST), name=cut(one.name, _LONGEST)) for one in found.names)
+    return found._replace(acts=tuple(acts), names=tuple(names))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.cases.pickles import BOMBS
-from tests.hostile.growth import SHAPES, on_linux, pickle_of, too_large
+from tests.hostile.growth import SHAPES, on_linux, pickle_of, shapes, too_large
 from tests.scale import some, times
 
 VERBS: dict[str, tuple[str, ...]] = {
@@ -24,7 +24,7 @@ LINES = b"".join(b"c%x\n\n" % number for number in range(150_000))
 
 @on_linux
 @pytest.mark.parametrize("nbytes", [500_000, 4_000_000][: times(1, 1)])  # the larger with --scale 2
-@pytest.mark.parametrize("shape", some(SHAPES, 6))
+@pytest.mark.parametrize("shape", some(shapes(), 3))
 def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(shape: str, nbytes: int, tmp_path: Path) -> None:
     data = pickle_of(SHAPES[shape] * (nbytes // len(SHAPES[shape])))
     assert too_large(VERBS, tmp_path, data) == {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.growth import SHAPES, on_linux, pickle_of, too_large
+from tests.hostile.growth import SHAPES, on_linux, pickle_of, shapes, too_large
 from tests.scale import some, times
 
 VERBS: dict[str, tuple[str, ...]] = {
@@ -20,7 +20,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 
 @on_linux
 @pytest.mark.parametrize("nbytes", [500_000, 4_000_000][: times(1, 1)])  # the larger with --scale 2
-@pytest.mark.parametrize("shape", some(SHAPES, 6))
+@pytest.mark.parametrize("shape", some(shapes(), 3))
 def test_a_pickle_of_small_objects_is_written_and_compared_within_its_memory(
     shape: str, nbytes: int, tmp_path: Path
 ) -> None:
