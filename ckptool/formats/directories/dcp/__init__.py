@@ -22,7 +22,7 @@ from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError
-from ckptool.formats.directories.dcp import flattened, whole
+from ckptool.formats.directories.dcp import flat_states, flattened, whole
 from ckptool.formats.directories.dcp.index import Entry, Item
 from ckptool.formats.directories.dcp.items import Items, Value
 from ckptool.formats.directories.dcp.parts import ItemParts
@@ -75,6 +75,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     remarks = [*whole.remarks(folder, index, files, lost), *whole.unread_values(index, errors, lost)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}
+    of_index = frozenset(taken)
     for name in filter(folder.has, _BESIDE):
         try:
             beside = items.beside(name)
@@ -88,11 +89,13 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
     remarks += whole.missing_beside(folder)
     root = nested(leaves)
+    contents = collect_weights(root, builder.rebuilder, probe.limits)
+    flat_states.tell_apart(contents, taken - of_index)
     return Parsed(
         index.streams[0].source,
         NAME,
         TRAITS,
-        collect_weights(root, builder.rebuilder, probe.limits),
+        contents,
         root=root,
         rebuilder=builder.rebuilder,
         streams=tuple(streams),
