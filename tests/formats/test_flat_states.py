@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,56 @@ def test_an_optimizer_alone_has_no_weights(tmp_path: Path) -> None:
 def test_a_plain_state_dict_keeps_its_names(tmp_path: Path) -> None:
     save({"state.a.weight": torch.ones(2), "b": torch.ones(1)}, tmp_path / "o")
     assert sorted(ckptool.load(tmp_path / "o")) == ["b", "state.a.weight"]
+
+
+# What is saved beside the items
+
+
+def found(folder: Path) -> list[str]:
+    return [one.code for one in ckptool.check(folder).findings if one.severity != "info"]
+
+
+def test_values_of_megatron_that_are_not_there_are_told_of(tmp_path: Path) -> None:
+    megatron(tmp_path, "optimizer")
+    metadata = tmp_path / "metadata.json"
+    metadata.write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}')
+    index = pickle.loads((tmp_path / ".metadata").read_bytes())
+    index.all_local_plans = []
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index, protocol=4))
+    assert not found(tmp_path)
+    metadata.rename(tmp_path / "away")
+    assert found(tmp_path) == ["CK166"]
+    (tmp_path / "common.pt").rename(tmp_path / "values")
+    assert found(tmp_path) == ["CK140"]
+    (tmp_path / "values").rename(tmp_path / "common.pt")
+    metadata.write_text((tmp_path / "away").read_text())
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (tmp_path / name).unlink()
+    error = ckptool.check(tmp_path).error
+    assert error is not None
+    assert "there is no .metadata" in error.message
+    metadata.unlink()
+    assert found(tmp_path) == ["CK165"]
+
+
+def test_values_of_lightning_that_are_not_there_are_told_of(tmp_path: Path) -> None:
+    save({"state_dict": {"w": torch.ones(2)}, "optimizer_0": {"state": {"w": {"step": torch.ones(1)}}}}, tmp_path)
+    assert found(tmp_path) == ["CK166"]
+    torch.save({"epoch": 1, "pytorch-lightning_version": "2.6"}, tmp_path / "meta.pt")
+    assert not found(tmp_path)
+    for name in (".metadata", "__0_0.distcp"):
+        (tmp_path / name).unlink()
+    assert found(tmp_path) == ["CK165"]
+
+
+def test_a_rank_whose_index_is_not_there_is_told_of(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = Writer(tmp_path)
+        writer.tensor("w", torch.ones(2, 2))
+        writer.value(f"own.{rank}", 1, f"__{rank}_0.distcp")
+        writer.close(f"__{rank}.metadata")
+    (tmp_path / "__1.metadata").unlink()
+    report = ckptool.check(tmp_path)
+    assert "'__1.metadata': no such file" in report.findings[0].message
+    assert report.worst == "error"
+    assert "delete" not in str(report)

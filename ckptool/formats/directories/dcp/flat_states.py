@@ -28,7 +28,7 @@ _EXTRA_STATE: Final = re.compile(r"(?:.*\.)?_extra_state(?:/shard_[0-9._]+)?")
 """What modules put beside their tensors; Megatron-core says which part of how many an object is."""
 
 
-def tell_apart(contents: Contents, beside: Collection[str]) -> None:
+def tell_apart(contents: Contents, beside: Collection[str | int]) -> None:
     """
     Leave the weights alone in the state dict at the root, if there are states of an optimizer, or values, among them.
 
@@ -43,7 +43,7 @@ def tell_apart(contents: Contents, beside: Collection[str]) -> None:
     nested = any(one.key and role_of(one, contents) == "optimizer" for one in contents.groups)
     if not optimizers and not beside and not nested:
         return
-    taken = {key for own in optimizers.values() for key in own}.union(beside)
+    taken = {*beside, *(key for own in optimizers.values() for key in own)}
     for head, own in optimizers.items():
         group = Group(head, "optimizer", [name for name in root.names if name in own], node=root.node)
         group.own_keys = frozenset(own)
