@@ -51,6 +51,7 @@ CODES: Final = {
     "CK153": Code("warning", "State of the optimizer is not listed, for it is not there of every rank."),
     "CK154": Code("info", "Tensors that every rank has are not equal: those of the first are taken."),
     "CK155": Code("warning", "The ranks' parts of tensors are listed rank by rank, for the files cannot join them."),
+    "CK156": Code("warning", "Ranks have no file that the others have: tensors may be smaller than they were."),
     "CK157": Code("warning", "A file of a rank is missing; no weight that is listed needs it."),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
     "CK161": Code("info", "A folder holds the same weights once more, in another file."),
