@@ -39,7 +39,7 @@ GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loos
 class Group:
     """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
 
-    __slots__ = ("class_name", "key", "kind", "names", "node")
+    __slots__ = ("class_name", "key", "kind", "names", "node", "own_keys")
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Group:
         self.class_name = class_name
         self.node = node
         """The mapping or model in the tree; None where the format has no tree."""
+        self.own_keys: frozenset[str] | None = None
+        """The keys of the mapping that are its, where others stand among them; None if all are."""
 
 
 class Contents:
