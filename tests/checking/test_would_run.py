@@ -18,6 +18,7 @@ import os
 import pathlib
 import pickle
 import random
+import sys
 import types
 import uuid
 import warnings
@@ -498,7 +499,8 @@ def test_what_loaders_meet_that_take_a_file_for_something_else_is_an_error(which
 
 
 @pytest.mark.parametrize("magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"])
-def test_a_member_that_is_not_unpacked_is_said(magic: bytes) -> None:
+def test_a_member_that_is_not_unpacked_is_said(magic: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     report = check(zip_file({"a.pth": zipped(ops(None)), "b.joblib": magic + bytes(50)}))
     assert [one.message for one in report.findings if one.code == "CK209"] == [
         "not looked at: b.joblib: packed with Zstandard or LZ4"
