@@ -362,7 +362,9 @@ def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limi
     let_go(error)
     survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])
     asked = _with_others([], survey)
-    is_damaged = isinstance(error, MalformedFile | TruncatedFile)  # which says by itself that not all could be looked at
+    is_damaged = isinstance(
+        error, MalformedFile | TruncatedFile
+    )  # which says by itself that not all could be looked at
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
     found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *deeds)
