@@ -62,6 +62,7 @@ CODES: Final = {
     "CK166": Code("warning", "A file that is saved with the others is not there; no weight was in it."),
     "CK167": Code("info", "Of several checkpoints in a folder, the one that holds weights was opened."),
     "CK168": Code("info", "Shards were put together by their names, for no index names them."),
+    "CK169": Code("warning", "What lies beside the checkpoint cannot be opened, or is not whole."),
     "CK170": Code("info", "Parts of the index of a file far away were not read, and not compared."),
     "CK201": Code("info", "Unpickling would import more than containers, numbers, arrays and objects of torch."),
     "CK202": Code(None, "Plain torch.load(path) does not open the file."),

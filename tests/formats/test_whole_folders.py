@@ -856,3 +856,14 @@ def test_one_component_that_is_left_of_a_pipeline_is_not_taken_for_it(lost: str,
     assert len(ckptool.load(tmp_path / "unet")) == 3
     assert len(ckptool.load(tmp_path, allow_missing=True)) == 3
     assert ckptool.check(tmp_path).worst in ("error", "warning")
+
+
+def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    write(tmp_path / "adapter" / "adapter_model.safetensors", weights())
+    assert "CK169" not in codes(tmp_path)
+    for path in (tmp_path / "optimizer.pt", tmp_path / "adapter" / "adapter_model.safetensors"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = [one for one in ckptool.check(tmp_path).findings if one.code == "CK169"]
+    assert sorted(one.message.split(",")[0] for one in found) == ["'adapter'", "'optimizer.pt'"]
+    assert_loads(tmp_path, weights())
