@@ -867,3 +867,21 @@ def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
     found = [one for one in ckptool.check(tmp_path).findings if one.code == "CK169"]
     assert sorted(one.message.split(",")[0] for one in found) == ["'adapter'", "'optimizer.pt'"]
     assert_loads(tmp_path, weights())
+
+
+TRAINERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin")
+
+
+@each("name", TRAINERS)
+def test_what_a_trainer_needs_to_go_on_is_named(name: str, tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    assert "CK166" not in codes(tmp_path)
+    (tmp_path / name).unlink()
+    assert "CK166" in codes(tmp_path)
+
+
+def test_weights_that_a_trainer_saved_alone_lack_nothing(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    for name in TRAINERS[:3]:
+        (tmp_path / name).unlink()
+    assert "CK166" not in codes(tmp_path)
