@@ -566,3 +566,11 @@ def test_experts_whose_names_say_nothing_are_listed_file_by_file(tmp_path: Path)
     with pytest.raises(AmbiguousWeights, match="5 files of experts"):
         ckptool.load(tmp_path)
     assert "CK155" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+@pytest.mark.parametrize("form", ["same", "dcp"])
+def test_masters_are_the_weights_of_what_was_written_of_everything(form: str, tmp_path: Path) -> None:
+    engine = Engine(2, 2, dtype=torch.bfloat16)
+    target = tmp_path / ("all.pt" if form == "same" else "all")
+    ckptool.migrate(engine.save(tmp_path / "saved"), target, form=form)
+    assert_equal(ckptool.load(target), engine.expected())
