@@ -836,3 +836,12 @@ def test_a_component_of_speechbrain_that_is_not_there_is_named(tmp_path: Path) -
     (tmp_path / "classifier.ckpt").unlink()
     (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK164"]
     assert "'classifier.ckpt'" in finding.message
+
+
+def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.save({f"w{number}": torch.ones(number)}, tmp_path / f"{number}.pth")
+
+    with ckptool.open_checkpoint(tmp_path) as folder:
+        assert folder.form == "archive"
+        assert folder.file_nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())
