@@ -867,3 +867,12 @@ def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
     found = [one for one in ckptool.check(tmp_path).findings if one.code == "CK169"]
     assert sorted(one.message.split(",")[0] for one in found) == ["'adapter'", "'optimizer.pt'"]
     assert_loads(tmp_path, weights())
+
+
+def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.save({f"w{number}": torch.ones(number)}, tmp_path / f"{number}.pth")
+
+    with ckptool.open_checkpoint(tmp_path) as folder:
+        assert folder.form == "archive"
+        assert folder.file_nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())
