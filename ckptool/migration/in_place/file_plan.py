@@ -76,7 +76,7 @@ def _of_member(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
     plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsMembers, archive[name].nbytes))
     file = _tree_of(plan)
     used = {payload.storage.offset for payload in file.storages}
-    known = {payload.offset: payload.nbytes for payload in _stored(checkpoint)}
+    known = {storage.offset: storage.nbytes for storage in _stored(checkpoint)} if file.dropped else {}
     unused = sum(nbytes for offset, nbytes in known.items() if offset not in used)
     return EditPlan(plan, plan_zip(archive, name, file.pickled), unused)
 
