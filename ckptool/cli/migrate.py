@@ -24,6 +24,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
+from ckptool.sources.naming import below, is_far
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
@@ -207,15 +208,16 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
         twin = named.setdefault(name, path)
         if twin is not path:
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
-    os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103
-    return list(paths), os.path.join(out_dir, "")  # noqa: PTH118
+    if not is_far(out_dir):
+        os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103
+    return list(paths), below(out_dir, "")
 
 
 def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any], changes: Changes) -> list[_Pair]:
     """Return each source with what is to be written; a folder inside another is named here."""
     if target is None or options["out_dir"] is None or not changes.makes_folder:
         return [(source, target) for source in sources]
-    return [(source, target + os.path.basename(os.path.splitext(source)[0])) for source in sources]  # noqa: PTH119, PTH122
+    return [(source, below(target, os.path.basename(os.path.splitext(source)[0]))) for source in sources]  # noqa: PTH119, PTH122
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import about
+from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
@@ -24,11 +24,13 @@ from ckptool.migration.in_place.cloned import clone_plan, write_clone
 from ckptool.migration.in_place.run import migrate_in_place, report_of
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.output.opening import open_folder, open_output
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
+from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
 
 if sys.version_info >= (3, 11):
@@ -58,7 +60,8 @@ def migrate(
     """
     Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
 
-    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. What is to be
+    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. It may be an
+    address in a store (``s3://``, ``gs://``, ``az://``): the same guarantees hold there. What is to be
     different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
     source holds; by default it goes by the suffix of ``dst``. ``dst`` is a folder that is written, with
@@ -94,7 +97,7 @@ def migrate(
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
-    asked = _checked(asked)
+    asked = _checked(asked, target)
     if in_place:
         if target is not None:
             raise ValueError("in_place edits src itself: there is no dst")
@@ -140,11 +143,14 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         work = Work(checkpoint, plan, asked, limits if wanted.verify else None)
         on_written = _cancellable(wanted.progress, limits.cancellation)
         if plan.folder is not None:
-            with OutputFolder(plan.target, force=wanted.force, progress=on_written) as folder:
+            with open_folder(plan.target, force=wanted.force, progress=on_written) as folder:
                 done = write_folder(work, plan.folder, folder)
-        else:
+        elif edit is not None:
             with Output(plan.target, force=wanted.force, progress=on_written) as output:
-                done = write_file(work, output) if edit is None else write_clone(work, edit, output)
+                done = write_clone(work, edit, output)
+        else:
+            with open_output(plan.target, force=wanted.force, progress=on_written) as sink:
+                done = write_file(work, sink)
     return planned._replace(
         written=True,
         verified=wanted.verify,
@@ -157,8 +163,12 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
     )
 
 
-def _checked(changes: Changes) -> Changes:
+def _checked(changes: Changes, target: str | None) -> Changes:
     """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
+    refuse_address(target)
+    if changes.model is not None and target is not None and is_far(target):
+        hint = "Write it to a path, and upload what is there."
+        raise MigrationRefused("a whole model is built here, and saved by torch", kind="model-far-away", hint=hint)
     if changes.dtype is not None or changes.model is not None:
         check_installed()
     if changes.to is None:

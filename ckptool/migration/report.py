@@ -19,6 +19,7 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
+from ckptool.sources.naming import shown_path
 from ckptool.tables import Table, html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
@@ -112,7 +113,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
     nbytes = plan.file.nbytes
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
-        target=plan.target,
+        target=shown_path(plan.target),
         form=plan.form,
         tensors=plan.file.tensor_count,
         nbytes=nbytes,

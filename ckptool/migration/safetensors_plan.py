@@ -20,9 +20,11 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.limits import Limits
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import checksums_of_file
+from ckptool.sources.naming import is_far
+from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -77,7 +79,7 @@ class SafetensorsPlan(NamedTuple):
         """What is copied into the file."""
         return [payload for _, payload in self.tensors]
 
-    def write(self, output: Output, *, checksums: bool = True) -> list[int]:
+    def write(self, output: Sink, *, checksums: bool = True) -> list[int]:
         """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
         output.write(self._head())
         with Transfer(output, checksums=checksums) as transfer:
@@ -89,13 +91,14 @@ class SafetensorsPlan(NamedTuple):
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
 
-        Return the reference library and its version; None where neither numpy nor torch is there, which it needs.
+        Return the reference library and its version; None where neither numpy nor torch is there, which it needs, and
+        of an object far away, which it cannot open.
 
         Raises:
             OutputFailed: The file does not hold what was to be written.
         """
         self._compare(path, checksums, limits)
-        return _open_with_reference(path, [name for name, _ in self.tensors])
+        return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors])
 
     def _compare(self, path: str, checksums: list[int], limits: Limits) -> None:
         from ckptool.formats import open_checkpoint
@@ -105,6 +108,7 @@ class SafetensorsPlan(NamedTuple):
             if written.source.read(0, len(head)) != head:
                 raise OutputFailed("its header is not the one that was written", kind="verification-failed")
             start = len(head)
+            prefetch(written.source, [(0, written.source.nbytes)])
             ranges = []
             for _, payload in self.tensors:
                 ranges.append((start, start + payload.nbytes))

@@ -18,7 +18,7 @@ from ckptool.limits import Limits
 from ckptool.migration import verify
 from ckptool.migration.casting import Casting
 from ckptool.migration.device_tags import DeviceTags
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
@@ -86,7 +86,7 @@ class TorchPlan(NamedTuple):
         """What is copied into the file."""
         return self.storages
 
-    def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
+    def write(self, output: Sink, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
         written = write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
         output.flush()

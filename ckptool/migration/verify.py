@@ -25,7 +25,7 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
-from ckptool.sources.source import BytesSource, SliceSource
+from ckptool.sources.source import BytesSource, SliceSource, prefetch
 from ckptool.tensors.payloads import CHUNK_NBYTES, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -48,6 +48,7 @@ def verify(
     """
     source, _ = open_source(path, limits.cancellation)
     with closing(source), gc_paused():
+        prefetch(source, [(0, source.nbytes)])
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]
         checksums, frame = checksums_of_file(source, ranges)

@@ -13,8 +13,7 @@ from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
 from ckptool.migration.folders.folder_plan import FolderPlan
-from ckptool.migration.output import Output
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.output.sink import Sink, SinkFolder
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
@@ -42,7 +41,7 @@ class Done(NamedTuple):
     notes: tuple[str, ...]
 
 
-def write_file(work: Work, output: Output) -> Done:
+def write_file(work: Work, output: Sink) -> Done:
     """Write the file, read it back if it is to be verified, and publish it."""
     plan, limits = work.plan, work.limits
     verifies = limits is not None
@@ -75,16 +74,17 @@ def write_file(work: Work, output: Output) -> Done:
     return Done(nbytes, readers, tuple(_parted(output)))
 
 
-def write_folder(work: Work, plan: FolderPlan, folder: OutputFolder) -> Done:
+def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder) -> Done:
     """Write the files one after the other, read each back if it is to be verified, and publish the folder."""
     checkpoint, limits = work.checkpoint, work.limits
     readers = {"ckptool": None} if limits is not None else {}
     folder.reserve(plan.nbytes)
     nbytes = 0
     with ExitStack() as opened:
-        before: Output | None = None
+        before: Sink | None = None
         for name, file in plan.files:
             output = opened.enter_context(folder.file(name))
+            output.reserve(file.nbytes)
             written = file.write(output, checksums=limits is not None)
             checkpoint.check_unchanged()
             if limits is not None or folder.replaced:  # what is replaced goes: the new one must be on the disk first
@@ -133,13 +133,13 @@ def _verify(checkpoint: Checkpoint, path: str, check: Callable[[], str | None]) 
     return other
 
 
-def _parted(output: Output) -> Iterator[str]:
+def _parted(output: Sink) -> Iterator[str]:
     if output.other_names:
         many = counted(output.other_names, "other name")
         yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
 
 
-def _replaced(folder: OutputFolder, names: Sequence[str]) -> Iterator[str]:
+def _replaced(folder: SinkFolder, names: Sequence[str]) -> Iterator[str]:
     gone = [name for name in folder.replaced if name not in names]
     if gone:
         yield f"the folder that was replaced had {counted(len(gone), 'other file')}, now removed: {some(gone)}"

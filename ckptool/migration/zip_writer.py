@@ -34,7 +34,7 @@ from ckptool.archives.zip_layout import (
     LOCATOR,
     LOCATOR_MAGIC,
 )
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.tensors.payloads import BytesPayload, Payload
 
@@ -65,7 +65,7 @@ class WrittenZip(NamedTuple):
 
 
 def write_torch_zip(
-    output: Output, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
+    output: Sink, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
 ) -> WrittenZip:
     """
     Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return what was written.
@@ -77,7 +77,7 @@ def write_torch_zip(
 
 
 def append_torch_zip(
-    output: Output, transfer: Transfer, root: str, pickled: bytes, storages: Sequence[Payload], frame_crc32: int = 0
+    output: Sink, transfer: Transfer, root: str, pickled: bytes, storages: Sequence[Payload], frame_crc32: int = 0
 ) -> WrittenZip:
     """
     Write a checkpoint behind what an output holds already: its own offsets count from its first byte.
@@ -113,7 +113,7 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
 class _Archive:
     """Writes members one after the other, and the directory after them."""
 
-    def __init__(self, output: Output, transfer: Transfer, frame_crc32: int = 0) -> None:
+    def __init__(self, output: Sink, transfer: Transfer, frame_crc32: int = 0) -> None:
         self._output = output
         self._begin = output.position
         self._transfer = transfer

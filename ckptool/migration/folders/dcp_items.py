@@ -8,11 +8,12 @@ from typing import Final, NamedTuple
 
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.migration.zip_writer import append_torch_zip, torch_zip_nbytes
 from ckptool.sources.checksums import checksums_of_file, joined_crc32
 from ckptool.sources.files import open_source
+from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload
 
 _ROOT: Final = "archive"  # torch's name for what has no file name
@@ -57,7 +58,7 @@ class ItemsFile(NamedTuple):
         """Size of the file in bytes."""
         return sum(one.nbytes for one in self.items)
 
-    def write(self, output: Output, *, checksums: bool = True) -> WrittenItems:
+    def write(self, output: Sink, *, checksums: bool = True) -> WrittenItems:
         """
         Write the file, and return its members with the CRC-32 of what was read for each.
 
@@ -95,6 +96,7 @@ class ItemsFile(NamedTuple):
         """
         source, _ = open_source(path, limits.cancellation)
         with closing(source):
+            prefetch(source, [(0, source.nbytes)])
             ends = map(sum, zip(written.offsets, written.sizes, strict=True))
             ranges = list(zip(written.offsets, ends, strict=True))
             found, frame = checksums_of_file(source, ranges)

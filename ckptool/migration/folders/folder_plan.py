@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
-from ckptool.migration.output import Output
-from ckptool.sources.files import FileSource
+from ckptool.migration.output.sink import Sink
+from ckptool.sources.files import open_source
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 
@@ -19,7 +19,7 @@ class PlannedFile(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def write(self, output: Output, *, checksums: bool = True) -> Any:
+    def write(self, output: Sink, *, checksums: bool = True) -> Any:
         """Write it, and return what ``verify`` needs to know about what was written."""
         ...
 
@@ -62,7 +62,7 @@ class BytesFile(NamedTuple):
         """Size of the file in bytes."""
         return len(self.data)
 
-    def write(self, output: Output, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
+    def write(self, output: Sink, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
         """Write the file."""
         output.write(self.data)
         output.flush()
@@ -74,7 +74,7 @@ class BytesFile(NamedTuple):
         Raises:
             OutputFailed: It does not hold these bytes.
         """
-        source = FileSource(path)
+        source, _ = open_source(path)
         try:
             if source.nbytes != len(self.data) or source.read(0, source.nbytes) != self.data:
                 raise OutputFailed("an index was not written as it was made", kind="verification-failed")

@@ -19,6 +19,7 @@ from ckptool.migration.output.cloning import clones_to
 from ckptool.migration.plan import Plan
 from ckptool.migration.writing import Done, Work
 from ckptool.sources.files import FileSource
+from ckptool.sources.naming import is_far
 
 WORTH_A_CLONE: Final = 1 << 20
 """Bytes from which on a copy takes longer."""
@@ -30,7 +31,7 @@ def clone_plan(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> EditPlan
     form = {"member": "same", "header": "safetensors"}.get(checkpoint.traits.edited_by or "")
     if form != plan.form or plan.file.dropped or plan.casting is not None or not isinstance(source, FileSource):
         return None
-    if source.nbytes < WORTH_A_CLONE or not clones_to(source.fileno(), plan.target):
+    if is_far(plan.target) or source.nbytes < WORTH_A_CLONE or not clones_to(source.fileno(), plan.target):
         return None
     try:
         edit = plan_edit(checkpoint, changes)

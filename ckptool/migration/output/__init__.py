@@ -37,6 +37,8 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 class Output:
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
 
+    takes_any_order = True
+
     def __init__(
         self,
         path: str,
