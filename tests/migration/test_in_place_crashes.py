@@ -22,10 +22,18 @@ from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
 from ckptool.migration.output.editing import roll_back
 from ckptool.migration.output.operations import Operations
 from ckptool.sources.unfinished import journal_path
+from tests import scale
 from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, done, edit, put, readings, write
-from tests.scale import step, times
+from tests.scale import times
 
 SECTOR = 512
+
+
+def every(small: int, full: int) -> int:
+    """Return which of many states to look at: every so manyth, on a larger scale than a full run every one."""
+    return (small, full)[scale.scale] if scale.scale < 2 else 1
+
+
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
 
@@ -91,7 +99,7 @@ def test_a_stop_before_and_after_each_operation_leaves_the_old_file_or_the_new_o
 
 @LAYOUT
 def test_a_write_that_is_torn_at_a_sector_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
-    edited = Recorded(layout, tmp_path, count=40)
+    edited = Recorded(layout, tmp_path, count=12)
     files = edited.start()
     states = 0
     for entry in edited.log:
@@ -100,7 +108,7 @@ def test_a_write_that_is_torn_at_a_sector_leaves_the_old_file_or_the_new_one(lay
             states += 1
         files = done(files, entry)
 
-    assert states > 10
+    assert states > 5
 
 
 @LAYOUT
@@ -110,7 +118,7 @@ def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layou
     for entry in edited.log:
         parts = list(torn(entry, 1)) if entry.what == "write" else []
         # A short write is of the guard: each of its bytes, always.
-        for part in parts if len(parts) < 20 else parts[:: step(61)]:
+        for part in parts if len(parts) < 20 else parts[:: every(173, 11)]:
             edited.check(done(files, part))
         files = done(files, entry)
 
@@ -123,7 +131,7 @@ def test_without_the_poison_a_torn_pickle_would_be_taken(layout: str, tmp_path: 
     writes = [entry for entry in edited.log if entry.what == "write" and entry.file == edited.path.name]
     pickled = max(writes, key=lambda entry: len(entry.data))
     silent = 0
-    for cut in range(1, len(pickled.data), step(7)):
+    for cut in range(1, len(pickled.data), every(41, 7)):
         put(done(edited.start(), pickled._replace(data=pickled.data[:cut])), edited.path)
         silent += any(found not in (edited.known[0][one], edited.known[1][one]) for one, found in readings(edited.path))
 
@@ -138,7 +146,7 @@ def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Pat
     for entry in edited.log:
         before.append(files)
         files = done(files, entry)
-    for files in before[:: step(3)]:
+    for files in before[:: every(4, 2)]:
         put(files, edited.path)
         if not Path(journal_path(str(edited.path))).exists():
             continue
@@ -185,9 +193,9 @@ def sectors(entry: Entry) -> Iterator[Entry]:
 
 @LAYOUT
 def test_power_that_fails_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
-    edited = Recorded(layout, tmp_path, count=40)
+    edited = Recorded(layout, tmp_path, count=12)
     chosen = random.Random(layout)
-    for _ in range(times(1, 20)):
+    for _ in range(times(1, 5)):
         for stop in range(len(edited.log) + 1):
             edited.check(lost(edited.log[:stop], edited.start(), chosen))
 
@@ -328,7 +336,7 @@ def test_a_process_that_is_killed_leaves_the_old_file_or_the_new_one(layout: str
     edited = Recorded(layout, tmp_path)
     operations = len([entry for entry in edited.log if entry.what in ("write", "sync", "rename", "unlink")])
     met = set()
-    for number in range(times(4, 50)):
+    for number in range(times(3, 30)):
         put(edited.start(), edited.path)
         child = os.fork()
         if child == 0:
