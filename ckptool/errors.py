@@ -109,6 +109,16 @@ def about(path: str | None) -> Iterator[None]:
         raise
 
 
+def let_go(error: BaseException) -> None:
+    """Drop what the calls that ended in an error had in memory: a tree that was half read, what was unpacked."""
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            todo += (one.__cause__, one.__context__)
+
+
 def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:
     return cls(message)
 

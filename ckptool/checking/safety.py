@@ -140,6 +140,8 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     unseen.member(archive, name, full, 0)
                     if unseen is not search:
                         search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
+            if id(archive) not in done:
+                search.others(archive, place)
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)
             place += next((f"{name}::" for name in archive if inner.startswith(f"{name}::")), "")
@@ -168,6 +170,7 @@ def _beside(search: Search, checkpoint: Checkpoint) -> None:
             is_storage = last in keys and folder in of_storages
             if name not in known and record.nbytes and not is_storage:
                 search.member(archive, name, name, 0)
+        search.others(archive, "")
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

@@ -11,6 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
 
 _SHOWN = 3
+_DATA = "only makes data"
 _TRUST = "Unpickle it only if you trust where it comes from."
 
 
@@ -82,6 +83,14 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
     return "; ".join([*ways, "ckptool runs nothing"])
 
 
+def of_refused(acts: Sequence[Act]) -> Iterator[str]:
+    """Yield what unpickling a file would do that cannot be opened; nothing if no more than data is known of it."""
+    done = [act for act in acts if act.how != "refers"]
+    what = _runs([act for act in done if act.grade == "system"], [act for act in done if act.grade == "code"])
+    if what != _DATA:
+        yield f"what unpickles it all the same {what}"
+
+
 def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
     return any(one.streams or one.traits.program for one in checkpoints)
 
@@ -91,4 +100,4 @@ def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:
         return f"calls {some([act.text for act in system], 1)}"
     if code:
         return f"runs code of {some(list(dict.fromkeys(act.package for act in code)))}"
-    return "only makes data"
+    return _DATA

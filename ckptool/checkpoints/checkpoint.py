@@ -26,7 +26,13 @@ class StateDict(Mapping[str, LazyTensor]):
     """A mapping of names to tensors found inside a checkpoint. Names are relative to ``key``; order is the file's."""
 
     def __init__(
-        self, key: str, role: Role, tensors: dict[str, LazyTensor], class_name: str | None, node: Inert = None
+        self,
+        key: str,
+        role: Role,
+        tensors: dict[str, LazyTensor],
+        class_name: str | None,
+        node: Inert = None,
+        own_keys: frozenset[str] | None = None,
     ) -> None:
         self.key = key
         """Its full dotted path; empty for the root."""
@@ -35,6 +41,8 @@ class StateDict(Mapping[str, LazyTensor]):
         """The model's class, where the file holds the whole model."""
         self.node = node
         """The mapping or model in the pickled tree; None where the format has no tree."""
+        self.own_keys = own_keys
+        """The keys of the mapping that are its, where others stand among them; None if all are."""
         self._tensors = ByName(tensors)
 
     @property
@@ -226,7 +234,7 @@ def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Itera
     for group in contents.groups:
         if group.names:
             own = {name[len(group.key) + 1 if group.key else 0 :]: tensors[name] for name in group.names}
-            yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node)
+            yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node, group.own_keys)
 
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:

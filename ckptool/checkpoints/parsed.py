@@ -165,7 +165,7 @@ def _form(contents: Contents) -> Form:
     roles = {role_of(group, contents) for group in groups}
     if roles.isdisjoint(("model", "ema")):
         return "tensors" if roles.isdisjoint(NO_WEIGHTS) else "training"
-    is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors)
+    is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors) and first.own_keys is None
     return "state_dict" if is_whole and not first.key and roles <= {"model", "ema"} else "checkpoint"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 SECTIONS: Final = {
-    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
+    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "report", "explain"),
     "Write one": ("migrate",),
     "More": ("devices", "completion", "fixtures"),
 }
@@ -36,6 +36,8 @@ WORDS: Final = {
     "validate": "check",
     "stats": "stat",
     "compare": "diff",
+    "page": "report",
+    "html": "report",
     "convert": "migrate",
 }
 """Other words for verbs. None of them is in the help: one name for one thing."""
@@ -62,6 +64,11 @@ EXAMPLES: Final = {
     "stat": (
         "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
         "ckptool stat model.pth --depth 1             of each module",
+    ),
+    "report": (
+        "ckptool report model.pth -o model.html       what is in it, by module and in a table",
+        "ckptool report model.pth --values -o m.html  and what its values are like",
+        "ckptool report a.pth b.pth -o ab.html        what differs, and by how much",
     ),
     "explain": (
         'ckptool explain "Weights only load failed"   what the message means',

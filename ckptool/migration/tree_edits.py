@@ -158,7 +158,12 @@ def _drop(checkpoint: Checkpoint, drop: tuple[str, ...], edits: _Edits) -> tuple
     """Note what is to be left out, and return the paths that go: of a role, every state dict that has it."""
     paths = []
     for what in drop:
-        found = [one.key for one in checkpoint.state_dicts if one.role == what and one.key] or [what]
+        of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
+        for one in of_role:
+            for key in one.own_keys or ():
+                edits.drop(one.node, key)
+                paths.append(key)
+        found = [one.key for one in of_role if one.own_keys is None] or ([] if of_role else [what])
         for path in found:
             entry = _entry_of(checkpoint.root, path)
             if entry is None:

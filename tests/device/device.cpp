@@ -38,19 +38,35 @@ std::atomic<size_t> pin_limit{setting("SIM_PINNED", size_t(1) << 30)};
 std::atomic<int64_t> delay_us{(int64_t)setting("SIM_DELAY", 2000)};
 const size_t kSeed = setting("SIM_SEED", 0);  // not 0: each operation is late by a time of its own, up to twice the delay
 std::atomic<bool> poison{setting("SIM_POISON", 1) != 0};
-std::atomic<int64_t> operations{0}, fallbacks{0};
+std::atomic<int64_t> operations{0}, fallbacks{0}, blocked{0};
+
+// ---- faults, and calls that block their caller
+
+// Strikes once, after so many times that it did not.
+struct Fault {
+  std::atomic<int64_t> left{-1};
+  bool strikes() { auto now = left.load(); while (now >= 0 && !left.compare_exchange_weak(now, now - 1)) {} return now == 0; }
+};
+Fault copy_fault, memory_fault, loss_fault;
+std::atomic<bool> lost{false};
+[[noreturn]] void fail(const char* what) { throw c10::AcceleratorError({__func__, __FILE__, uint32_t(__LINE__)}, 719, what); }
+void check_alive() { if (lost) fail("device error: the device is lost"); }  // as CUDA's, it comes out of any later call
 
 // ---- streams and events
 
 class Worker {
  public:
   Worker() : thread_([this] { run(); }) { thread_.detach(); }
-  void push(std::function<void()> work) {
+  void push(std::function<void()> work, bool is_memory = true) {
+    if (is_memory) work = [work = std::move(work)] { if (loss_fault.strikes()) lost = true; if (!lost) work(); };
     { std::lock_guard<std::mutex> hold(mutex_); queue_.push_back(std::move(work)); ++pending_; }
     changed_.notify_all();
   }
   bool idle() { std::lock_guard<std::mutex> hold(mutex_); return pending_ == 0; }
-  void drain() { std::unique_lock<std::mutex> hold(mutex_); int64_t until = done_ + pending_; changed_.wait(hold, [&] { return done_ >= until; }); }
+  void drain() {
+    { std::unique_lock<std::mutex> hold(mutex_); int64_t until = done_ + pending_; changed_.wait(hold, [&] { return done_ >= until; }); }
+    check_alive();
+  }
  private:
   void run() {
     static std::atomic<size_t> workers{0};
@@ -98,6 +114,7 @@ void drain_device(int device) {
   std::vector<Worker*> all;
   { std::lock_guard<std::mutex> hold(streams_mutex); for (auto& [key, one] : workers()) if (key.first == device) all.push_back(one); }
   for (auto* one : all) one->drain();
+  check_alive();
 }
 std::shared_ptr<Event>& event_of(void* event) { return *static_cast<std::shared_ptr<Event>*>(event); }
 
@@ -158,12 +175,13 @@ char* real_of(const void* memory) {
   TORCH_CHECK(found, "device: no memory of the device");
   return (char*)memory - found->seen + found->real;
 }
-int64_t allocations_failing = 0;
 
 struct SimAllocator final : c10::DeviceAllocator {
   DataPtr allocate(size_t nbytes) override {
     int device = this_device;
     Device where(kType, device);
+    check_alive();
+    TORCH_CHECK_WITH(OutOfMemoryError, !nbytes || !memory_fault.strikes(), "device out of memory: tried to allocate ", nbytes, " bytes on ", where);
     if (!nbytes) return {nullptr, nullptr, &release, where};
     auto& on = arena(device);
     size_t rounded = (nbytes + kGrain - 1) / kGrain * kGrain, at = 0;
@@ -248,7 +266,7 @@ void record(std::shared_ptr<Event> event, Worker& on) {
   on.push([event, mine] {
     { std::lock_guard<std::mutex> hold(event->mutex); event->reached = std::max(event->reached, mine); event->when = std::chrono::steady_clock::now(); }
     event->changed.notify_all();
-  });
+  }, false);
 }
 void wait(std::shared_ptr<Event> event, int64_t until) {
   std::unique_lock<std::mutex> hold(event->mutex);
@@ -289,13 +307,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!event) return;
     auto one = event_of(event); int64_t until;
     { std::lock_guard<std::mutex> hold(one->mutex); until = one->asked; }
-    worker(on.device_index(), on.id()).push([one, until] { ::wait(one, until); });
+    worker(on.device_index(), on.id()).push([one, until] { ::wait(one, until); }, false);
   }
   bool queryEvent(void* event) const override { if (!event) return true; auto one = event_of(event); std::lock_guard<std::mutex> hold(one->mutex); return one->reached >= one->asked; }
-  void synchronizeEvent(void* event) const override { if (!event) return; auto one = event_of(event); int64_t until; { std::lock_guard<std::mutex> hold(one->mutex); until = one->asked; } ::wait(one, until); }
+  void synchronizeEvent(void* event) const override {
+    if (!event) return;
+    ++blocked;
+    auto one = event_of(event); int64_t until;
+    { std::lock_guard<std::mutex> hold(one->mutex); until = one->asked; }
+    ::wait(one, until);
+    check_alive();
+  }
   bool queryStream(const Stream& one) const override { return worker(one.device_index(), one.id()).idle(); }
-  void synchronizeStream(const Stream& one) const override { worker(one.device_index(), one.id()).drain(); }
-  void synchronizeDevice(c10::DeviceIndex device) const override { drain_device(device); }
+  void synchronizeStream(const Stream& one) const override { ++blocked; worker(one.device_index(), one.id()).drain(); }
+  void synchronizeDevice(c10::DeviceIndex device) const override { ++blocked; drain_device(device); }
   void recordDataPtrOnStream(const DataPtr& memory, const Stream& on) const override { allocator()->recordStream(memory, on); }
   double elapsedTime(void* a, void* b, c10::DeviceIndex) const override { return std::chrono::duration<double, std::milli>(event_of(b)->when - event_of(a)->when).count(); }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
@@ -351,6 +376,9 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   if (self.is_same(src) || !self.numel()) return self;
   bool to_us = self.device().type() == kType, from_us = src.device().type() == kType;
   TORCH_CHECK((to_us || self.is_cpu()) && (from_us || src.is_cpu()), "device: no copy from ", src.device(), " to ", self.device());
+  check_alive();
+  if (copy_fault.strikes()) fail("device error: a copy failed");
+  if (!non_blocking && to_us != from_us) ++blocked;
   Tensor from = src.sizes() == self.sizes() ? src : src.expand_as(self);
   int device = (to_us ? self : src).device().index();
   auto& on = current_worker(device);
@@ -434,7 +462,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_count", [] { return kDevices; });
   m.def("current_device", [] { return int(this_device); });
   m.def("set_device", [](int to) { TORCH_CHECK(to < kDevices, "device: invalid device ordinal ", to); if (to >= 0) this_device = to; });
-  m.def("synchronize", [](int device) { drain_device(device); }, py::call_guard<py::gil_scoped_release>());
+  m.def("synchronize", [](int device) { ++blocked; drain_device(device); }, py::call_guard<py::gil_scoped_release>());
   m.def("mem_get_info", [](int device) { return allocator()->getMemoryInfo(device); });
   m.def("memory_allocated", [](int device) { return arena(device).allocated; });
   m.def("max_memory_allocated", [](int device) { return arena(device).peak; });
@@ -445,5 +473,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_stream", [](int device) { return current_stream(device); });
   m.def("set_stream", [](int device, int64_t stream) { current_streams[device] = stream; });
   m.def("counts", [] { return std::make_pair(operations.load(), fallbacks.load()); });
+  m.def("blocked", [] { return blocked.load(); });
+  m.def("fail_copy", [](int64_t after) { copy_fault.left = after; });
+  m.def("fail_allocation", [](int64_t after) { memory_fault.left = after; });
+  m.def("lose", [](int64_t after) { loss_fault.left = after; });
+  m.def("heal", [] { copy_fault.left = memory_fault.left = loss_fault.left = -1; lost = false; });
   m.def("pinned_nbytes", [] { return pinned_nbytes; });
 }

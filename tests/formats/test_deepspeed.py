@@ -476,3 +476,44 @@ def test_real_folders_are_as_zero_to_fp32_has_them(row: dict[str, dict[str, dict
             found = weights[name]
             assert (list(found.shape), found.dtype) == (said["shape"], said["dtype"])
             assert hashlib.sha256(found.read()).hexdigest() == said["sha256"], name
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_files_that_changed_their_names_are_refused(stage: int, tmp_path: Path) -> None:
+    engine = Engine(stage, 2)
+    folder = engine.save(tmp_path) / "global_step2"
+    first, second = (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
+    assert ckptool.check(tmp_path).error is None
+    first.rename(tmp_path / "kept")
+    second.rename(first)
+    (tmp_path / "kept").rename(second)
+    error = ckptool.check(tmp_path).error
+    assert error is not None
+    assert "holds the parameters of rank 1, not of rank 0" in error.message
+
+
+def test_parameters_that_lie_elsewhere_than_a_rank_says_are_told_of(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    states = engine.optim_states(0)
+    states["optimizer_state_dict"]["param_slice_mappings"][0]["another"] = (1, 0)
+    save(states, engine.save(tmp_path) / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert "CK148" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+def test_layers_of_other_shapes_than_the_optimizer_has_are_refused(tmp_path: Path) -> None:
+    stages_of_a_pipeline(tmp_path, 1)
+    whole = ckptool.check(tmp_path)
+    assert whole.error is None
+    layers = sorted(tmp_path.rglob("layer_*"))
+    kept = layers[0].read_bytes()
+    layers[0].write_bytes(layers[1].read_bytes())
+    layers[1].write_bytes(kept)
+    error = ckptool.check(tmp_path).error
+    assert error is not None
+    assert "by param_shapes" in error.message
+
+
+def test_a_stage_without_a_file_of_the_engine_is_named(tmp_path: Path) -> None:
+    stages_of_a_pipeline(tmp_path, 1)
+    next(tmp_path.rglob("mp_rank_00_model_states.pt")).unlink()
+    assert "CK153" in [one.code for one in ckptool.check(tmp_path).findings]

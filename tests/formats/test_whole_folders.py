@@ -790,3 +790,49 @@ def test_a_folder_of_whole_saves_lacks_nothing(tmp_path: Path) -> None:
         write(tmp_path / name / "model.safetensors", weights())
     (tmp_path / "logs").mkdir()
     assert "CK165" not in codes(tmp_path)
+
+
+def test_shards_that_no_index_names_are_said_to_be_together_by_their_names(tmp_path: Path) -> None:
+    write_shards(tmp_path, "model.safetensors", weights(), index=False)
+    assert codes(tmp_path) == ["CK168"]
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert "1 of 3 shards not there" in refused(tmp_path).message
+
+
+def test_what_was_chosen_by_its_contents_is_named(tmp_path: Path) -> None:
+    _speechbrain(tmp_path)
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK167"]
+    assert "'embedding_model.ckpt' was opened" in finding.message
+
+
+def test_a_base_model_or_an_adapter_without_weights_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    adapter = tmp_path / "adapter"
+    write(tmp_path / "model.safetensors", weights())
+    write(adapter / "adapter_model.safetensors", weights(1))
+    (adapter / "adapter_config.json").write_text('{"r": 2}')
+    assert "CK165" not in codes(tmp_path)
+    (adapter / "adapter_model.safetensors").rename(tmp_path / "kept")
+    assert "CK165" in codes(tmp_path)
+    (tmp_path / "kept").rename(adapter / "adapter_model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK165"]
+    assert "the model of 'config.json'" in finding.message
+
+
+def test_a_save_of_a_trainer_without_weights_is_named(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    assert "CK165" not in codes(tmp_path)
+    for path in tmp_path.glob("*model*"):
+        path.unlink()
+    assert "CK165" in codes(tmp_path)
+
+
+def test_a_component_of_speechbrain_that_is_not_there_is_named(tmp_path: Path) -> None:
+    _speechbrain_of_two(tmp_path)
+    paths = "".join(f"    {name}: !ref <path>/{name}.ckpt\n" for name in ("embedding_model", "classifier"))
+    (tmp_path / "hyperparams.yaml").write_text(f"pretrainer: !new:p\n  paths:\n{paths}")
+    assert "CK164" not in codes(tmp_path)
+    (tmp_path / "classifier.ckpt").unlink()
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK164"]
+    assert "'classifier.ckpt'" in finding.message

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import (
     Cancelled,
     CkptoolError,
@@ -22,7 +22,7 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import sharded
-from ckptool.formats.directories import choosing, pointers
+from ckptool.formats.directories import bare, choosing, pointers
 from ckptool.formats.directories.beside import beside
 from ckptool.formats.directories.choosing import Candidate, Choice
 from ckptool.formats.directories.pipelines import missing_components
@@ -148,10 +148,8 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
 
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
     remarks = [*parsed.remarks, *missing_components(folder, folders)]
-    if any(one.kind == "folder" for one in choice.candidates):
-        from ckptool.formats.directories.bare import without_weights  # most folders have weights of their own
-
-        remarks += without_weights(folder)
+    remarks += bare.without_weights(folder, choice, parsed)
+    remarks += bare.missing_parts(folder)
     parsed = parsed._replace(remarks=tuple(remarks))
     return source, _with_beside(folder, parsed, used, choice, folders)
 
@@ -191,7 +189,9 @@ def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> 
         missing = [one for one in candidate.files if not folder.has(one)]
         if missing:
             raise sharded.missing_shards(missing, len(candidate.files))
-        return folder, sharded.read_set(folder, candidate.files, probe)
+        parsed = sharded.read_set(folder, candidate.files, probe)
+        what = f"no index names the {len(candidate.files):,} shards: they are together by their names"
+        return folder, parsed._replace(remarks=(*parsed.remarks, Remark("CK168", what)))
     source = folder.detached(candidate.name)
     try:
         with about(source.path):

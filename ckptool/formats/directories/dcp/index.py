@@ -32,6 +32,7 @@ from ckptool.tensors.tiling import Box, check_tiling
 
 _MOST_TRANSFORMS: Final = 8
 _MOST_FIELDS: Final = 64
+_OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
 _AGAIN: Final = "Get the folder again, from one save."
 
 
@@ -94,6 +95,8 @@ class Index(NamedTuple):
     """Items that belong to no entry."""
     whole_shapes: dict[str, tuple[int, ...]]
     """Of tensors that were flattened before they were cut."""
+    is_megatrons: bool
+    """Whether it has what Megatron-core adds to an index."""
 
 
 _Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
@@ -148,7 +151,8 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
             if left < 0:
                 raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
     paths = _paths(nodes.lookup(fields, "planner_data"), source.nbytes)
-    return Index(entries, paths, uses, stream, sum(map(len, places.values())), whole_shapes)
+    strays = sum(map(len, places.values()))
+    return Index(entries, paths, uses, stream, strays, whole_shapes, any(name in _OF_MEGATRON for name, _ in fields))
 
 
 def _places(pairs: nodes.Pairs, limits: Limits) -> tuple[_Places, dict[str, Use]]:

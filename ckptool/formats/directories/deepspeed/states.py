@@ -213,6 +213,14 @@ class OptimStates(_File):
         return said
 
     @cached_property
+    def slices(self) -> list[frozenset[str]] | None:
+        """The parameters that it says it has parts of, by group; None where it does not say."""
+        said = nodes.lookup(self.inner, "param_slice_mappings")
+        if not isinstance(said, list) or len(said) != len(self.flats):
+            return None
+        return [frozenset(name for name, _ in nodes.mapping_pairs(one) or [] if type(name) is str) for one in said]
+
+    @cached_property
     def _base(self) -> Pairs:
         key = "optimizer_state_dict" if self.of_stage_3 else "base_optimizer_state"
         return nodes.mapping_pairs(nodes.lookup(self.inner, key)) or []
