@@ -18,6 +18,8 @@ from ckptool.limits import Limits
 from ckptool.messages import some
 from ckptool.sources.files import Origin
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.folders import is_folder, open_folder_source
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
 
 _DEEPEST = 4
@@ -32,11 +34,11 @@ _ITEMS = ".distcp"
 
 def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
     """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
-    if not isinstance(origin, str | os.PathLike) or not os.path.isdir(origin):  # noqa: PTH112 - a name
+    if not isinstance(origin, str | os.PathLike) or not is_folder(os.fspath(origin)):
         return Survey()
     surveys = []
     try:
-        with closing(FolderSource(os.fspath(origin), limits.cancellation)) as folder:
+        with closing(open_folder_source(os.fspath(origin), limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
             for count, name in enumerate(_names(folder)):
                 if count >= _MOST_FILES:
@@ -101,7 +103,7 @@ def _names(folder: FolderSource) -> Iterator[str]:
             todo += ((f"{place}/{name}".lstrip("/"), depth + 1) for name in folders)
 
 
-def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | None]:
+def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:
     """Return which files a checkpoint was read from."""
     source = checkpoint.source
     opened = source.opened() if isinstance(source, FolderSource) else [("", source)]
@@ -109,7 +111,9 @@ def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | None]:
     return {_identity(path) for one in sources if (path := getattr(one, "path", None)) is not None}
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | str | None:
+    if is_far(path):
+        return path
     try:
         found = os.stat(path)  # noqa: PTH116 - a name
     except OSError:

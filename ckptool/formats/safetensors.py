@@ -42,7 +42,12 @@ from ckptool.tensors.tensor import (
 
 NAME = "safetensors"
 TRAITS = Traits(
-    is_plain=True, keeps_devices=False, keeps_ties=False, keeps_order=False, loader="safetensors.torch.load_file"
+    is_plain=True,
+    keeps_devices=False,
+    keeps_ties=False,
+    keeps_order=False,
+    loader="safetensors.torch.load_file",
+    edited_by="header",
 )
 
 ORDER_KEY = "ckptool.order"

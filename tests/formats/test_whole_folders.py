@@ -885,3 +885,12 @@ def test_weights_that_a_trainer_saved_alone_lack_nothing(tmp_path: Path) -> None
     for name in TRAINERS[:3]:
         (tmp_path / name).unlink()
     assert "CK166" not in codes(tmp_path)
+
+
+def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.save({f"w{number}": torch.ones(number)}, tmp_path / f"{number}.pth")
+
+    with ckptool.open_checkpoint(tmp_path) as folder:
+        assert folder.form == "archive"
+        assert folder.file_nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())
