@@ -27,6 +27,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.sources.meter import Meter
 from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
 
@@ -36,7 +37,7 @@ elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
 OnWritten: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes that are written and the bytes that there will be."""
+"""Called with the bytes that are written, or read back, and the bytes that there will be."""
 
 
 def migrate(
@@ -48,6 +49,7 @@ def migrate(
     verify: bool = True,
     dry_run: bool = False,
     progress: OnWritten | None = None,
+    read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[ChangeOptions],
 ) -> MigrationReport:
@@ -60,8 +62,8 @@ def migrate(
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
     source holds; by default it goes by the suffix of ``dst``. ``dst`` is a folder that is written, with
     ``max_shard_size`` of shards, with ``form="dcp"`` of torch.distributed.checkpoint. ``progress`` is called with the
-    bytes written and to come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast
-    or a model is built.
+    bytes written and to come, ``read_back`` with those of what was written that were read back, and all of these.
+    Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
     written, and appears only after what was written was read back and compared, and is on the disk; nothing is
@@ -99,7 +101,8 @@ def migrate(
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        work = Work(checkpoint, plan, asked, limits if verify else None)
+        written = plan.file if plan.folder is None else plan.folder
+        work = Work(checkpoint, plan, asked, limits if verify else None, Meter(read_back, written.nbytes))
         on_written = _cancellable(progress, limits.cancellation)
         if plan.folder is not None:
             with open_folder(plan.target, force=force, progress=on_written) as folder:
