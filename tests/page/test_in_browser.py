@@ -380,16 +380,14 @@ for (let at = 0; at < 100; at += 1) {
 def test_20000_tensors_with_values_are_quick_and_small(browser: Browser, pages: dict[str, Path]) -> None:
     assert pages["moe"].stat().st_size <= 100_000
     assert pages["values"].stat().st_size <= 2_500_000
-    ready = []
-    for _ in range(3):  # the clock of a busy machine tells something at its best
-        browser.open(pages["values"])
-        ready.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
+    ready = [browser.milliseconds_to_open(pages["values"]) for _ in range(3)]
+    clock = browser.run("return performance.getEntriesByName('ready')[0].startTime")
     browser.run("document.querySelector('#fold').click()")  # now there are thousands of boxes
     texts = ("w", "w1", "layers.3", "float32", "nothing", "")
     rounds = [[browser.milliseconds(SEARCH, text) for text in texts] for _ in range(3)]
     searched = [min(times) for times in zip(*rounds, strict=True)]
     hover = browser.milliseconds(SWEEP) / 100
-    print(f"ready after {min(ready):.0f} ms, hover {hover:.1f} ms, search {max(searched):.0f} ms")
+    print(f"ready {min(ready):.0f} ms ({clock:.0f} by the clock), hover {hover:.1f} ms, search {max(searched):.0f} ms")
 
     assert min(ready) <= 1000
     assert hover <= 16
