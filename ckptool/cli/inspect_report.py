@@ -121,7 +121,7 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
         return found
     from ckptool.formats.directories.beside import base_model
 
-    return found._replace(base=base_model(checkpoint.path))
+    return found._replace(base=base_model(checkpoint.path, checkpoint.source))
 
 
 def _adapter(found: Adapter) -> str:

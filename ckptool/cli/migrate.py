@@ -177,8 +177,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             if as_json:
                 output.add(report_as_json(outcome))
             else:
-                lines = [""] * begun + with_options(str(outcome)).split("\n")
-                say("\n".join(terminal.wrapped(lines, terminal.width())))
+                width = terminal.width()
+                lines = [""] * begun + [with_options(line) for line in outcome.lines(width)]
+                say("\n".join(terminal.wrapped(lines, width)))
         begun = True
     if as_json:
         output.end()

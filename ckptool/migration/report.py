@@ -97,6 +97,10 @@ class MigrationReport(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """Yield the lines of the text, laid out for a terminal of so many columns."""
+        return _lines(self, width)
+
     def _repr_html_(self) -> str:
         rows = list(_rows(self.before, self.after))
         return html_table(f"{self.target}: {_result(self)}", ("", "before", "after"), rows, len(rows))
@@ -282,14 +286,13 @@ def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> b
     return bool(optimizers) and (plan.weights is not None or any(key in dropped for key in optimizers))
 
 
-def _lines(report: MigrationReport) -> Iterator[str]:
+def _lines(report: MigrationReport, width: int | None = None) -> Iterator[str]:
     """Yield the target, the file before and after, then every change."""
     yield show(report.target)
     yield labelled("result", _result(report))
     yield labelled("source", show(report.source))
     yield labelled("content", _taken(report))
-    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
-    yield from (f"  {line}" for line in plain_table(Table([" " * _LABEL, "before", "after"], rows, [False] * 3), None))
+    yield from _before_and_after(report, width)
     devices = [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in report.retagged.items()]
     yield from listed("device", devices)
     yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
@@ -299,6 +302,16 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield from listed("calls", [show(name) for name in report.calls])
     yield from listed("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
     yield from listed("note", [show(note) for note in report.notes])
+
+
+def _before_and_after(report: MigrationReport, width: int | None) -> Iterator[str]:
+    """Yield a table of the file before and after; where that is too wide, each fact in a line of its own."""
+    facts = list(_rows(report.before, report.after))
+    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in facts]
+    lines = [f"  {line}" for line in plain_table(Table([" " * _LABEL, "before", "after"], rows, [False] * 3), None)]
+    if width is not None and any(len(line) > width for line in lines):
+        lines = [labelled(label, " -> ".join(dict.fromkeys(cells))) for label, *cells in facts]
+    yield from lines
 
 
 def _result(report: MigrationReport) -> str:

@@ -9,7 +9,7 @@ import pytest
 from ckptool import Cancellation, Cancelled, FileUnavailable, Limits, SourceChanged, load, migrate, open_checkpoint
 from ckptool.sources.remote import retries
 from ckptool.sources.remote.opening import open_remote
-from ckptool.sources.remote.parts import PART_NBYTES, Parts
+from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
 from tests import scale
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
@@ -80,7 +80,7 @@ def test_parts_that_are_announced_are_fetched_once_and_in_bounded_memory() -> No
         fetched.append((start, stop))
         return bytes(1)  # of the bytes themselves nothing is read here
 
-    parts = Parts(fetch, nbytes, 4)
+    parts = Parts(fetch, nbytes, Fetchers(4))
     parts.announce([(0, nbytes)])
     position = 0
     while position < nbytes:
@@ -96,7 +96,7 @@ def test_parts_that_are_announced_are_fetched_once_and_in_bounded_memory() -> No
 
 def test_a_size_that_a_server_makes_up_costs_nothing() -> None:
     nbytes = 1 << 60
-    parts = Parts(lambda start, stop: bytes(1), nbytes, 4)
+    parts = Parts(lambda start, stop: bytes(1), nbytes, Fetchers(4))
     parts.announce([(0, nbytes)])
     for position in (0, nbytes - 1, nbytes // 2, 5):
         part = parts.at(position)

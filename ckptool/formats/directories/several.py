@@ -151,7 +151,7 @@ def _shards(component: str, found: Parsed) -> list[Shard]:
 
 
 def _file(found: Parsed) -> str:
-    return found.source.path.rpartition("/")[2] if isinstance(found.source, FileSource) else ""
+    return "" if isinstance(found.source, FolderSource) else getattr(found.source, "path", "").rpartition("/")[2]
 
 
 def _member(name: str, found: Parsed) -> Member:

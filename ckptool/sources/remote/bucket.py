@@ -39,16 +39,12 @@ class Bucket:
         self.remote = remote
         self.scheme = remote.scheme
         self.library = _library()
-        self.name, _, self.key = remote.partition("://")[2].partition("/")
-        if not self.name or (not self.key and not remote.endswith("/")):
-            raise self.without_name()
+        self.name, mark, self.key = remote.partition("://")[2].partition("/")
+        if not self.name or not mark:
+            hint = f"Give all of it: {self.scheme}://BUCKET/NAME"
+            raise FileUnavailable("an address without the name of a file", kind="address", hint=hint)
         self._writes = writes
         self.store = self._reached()
-
-    def without_name(self) -> FileUnavailable:
-        """Return the error for an address that names no object."""
-        hint = f"Give all of it: {self.scheme}://BUCKET/NAME"
-        return FileUnavailable("an address without the name of a file", kind="address", hint=hint)
 
     def explained(self, error: Exception) -> CkptoolError:
         """Return the error for one of the library's, by its class and the words that are known to be in it."""
@@ -60,7 +56,7 @@ class Bucket:
         if isinstance(error, known.PreconditionError):
             return changed_far()
         if isinstance(error, known.NotFoundError | FileNotFoundError):
-            return missing_far()
+            return missing_far("Check the address; that of a folder ends with a slash.")
         if isinstance(error, known.UnauthenticatedError) or status == 401:
             return FileUnavailable("the store does not accept the keys (401)", kind="credentials", hint=self._keys())
         if isinstance(error, known.PermissionDeniedError) or status == 403:

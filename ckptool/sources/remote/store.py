@@ -14,13 +14,22 @@ from ckptool.sources.remote.transport import Tail, changed_far
 class StoredFile:
     """An object of a store."""
 
-    def __init__(self, remote: Remote, cancellation: Cancellation | None = None) -> None:
+    def __init__(
+        self,
+        remote: Remote,
+        cancellation: Cancellation | None = None,
+        *,
+        bucket: Bucket | None = None,
+        listed: tuple[str | None, int] | None = None,
+    ) -> None:
+        """Take an object by its address; ``bucket`` is another way to its store, ``listed`` its tag and size there."""
         self.shown = remote.shown
         self._cancellation = cancellation
-        self._bucket = Bucket(remote)
-        self._key = self._bucket.key
+        self._bucket = Bucket(remote) if bucket is None else bucket
+        self._key = self._bucket.key if bucket is None else remote.partition("://")[2].partition("/")[2]
+        self._listed = listed
         if not self._key or self._key.endswith("/"):
-            raise self._bucket.without_name()
+            raise FileUnavailable("the address of a folder", kind="directory", hint="Name a file in it.")
         self._tag: str | None = None
         self._nbytes = 0
 
@@ -73,6 +82,16 @@ class StoredFile:
             raise self._bucket.explained(error) from error
         if not self._nbytes:
             self._tag, self._nbytes = meta["e_tag"], meta["size"]
+            if self._listed is not None and (_bare(self._tag), self._nbytes) != (
+                _bare(self._listed[0]),
+                self._listed[1],
+            ):
+                raise changed_far("the object was changed since its folder was listed")
         if (meta["e_tag"], meta["size"]) != (self._tag, self._nbytes):
             raise changed_far()
         return data
+
+
+def _bare(tag: str | None) -> str | None:
+    """Return a tag as lists may have it, which quote some and not others."""
+    return tag.removeprefix("W/").strip('"') if tag is not None else None

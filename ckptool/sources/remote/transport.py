@@ -43,5 +43,5 @@ def changed_far(what: str = "the file was changed while it was being read") -> S
     return SourceChanged(what, hint="Read it again once it is complete.")
 
 
-def missing_far() -> FileUnavailable:
-    return FileUnavailable("no such file (404)", kind="missing", hint="Check the address.")
+def missing_far(hint: str = "Check the address.") -> FileUnavailable:
+    return FileUnavailable("no such file (404)", kind="missing", hint=hint)
