@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from ckptool import Cancellation, Cancelled, FileUnavailable, Limits, SourceChan
 from ckptool.sources.remote import retries
 from ckptool.sources.remote.opening import open_remote
 from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
+from ckptool.sources.remote.transport import memory_of
 from tests import scale
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
@@ -123,3 +125,10 @@ def test_a_deadline_ends_what_waits_for_a_server() -> None:
         server.seconds = 0.4
         with pytest.raises(Cancelled):
             open_checkpoint(f"{server.url}/x", limits=Limits(cancellation=Cancellation(0.6)))
+
+
+def test_memory_of_parts_goes_back_to_the_system() -> None:
+    """Memory of other kinds is kept for later by the allocator, which took twice what parts hold."""
+    assert isinstance(memory_of(PART_NBYTES).obj, mmap.mmap)
+    assert not isinstance(memory_of(1000).obj, mmap.mmap)
+    assert memory_of(0).nbytes == 0
