@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from tests import scale
+from tests import scale, where
 from tests.against_torch.strangers import Strangers
 
 # Threads of torch's that wait for work sleep; else they take a third of the processor's time, here and in children.
@@ -29,10 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ckptool", "how much to test")
     group.addoption("--full", dest="scale", action="store_const", const=1, default=0, help="all tests, at full scale")
     group.addoption("--scale", dest="scale", type=int, metavar="N", help="all tests, at N times their full scale")
+    group.addoption("--device", metavar="NAME", help="the tests that can be on any device, on this one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     scale.scale = config.getoption("scale")
+    if config.getoption("--device"):
+        where.register(config.getoption("--device"))
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("full" if scale.scale else "small")
 
@@ -47,6 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dear = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
         items[:] = [item for item in items if not any(item.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=dear)
+    if where.device != "cpu":
+        others = [item for item in items if not item.get_closest_marker("on_any_device")]
+        items[:] = [item for item in items if item.get_closest_marker("on_any_device")]
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -233,6 +233,10 @@ def _examine(
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
     survey = safety.merged([*surveys, ("", beside)])
+    if checkpoint.beside:
+        from ckptool.checking import folder_files
+
+        found += folder_files.unreadable(checkpoint, limits)
     found += _nested(survey)
     found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:

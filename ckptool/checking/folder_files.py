@@ -6,12 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 
+from ckptool.checking.codes import CODES
+from ckptool.checking.finding import Finding, command_line
 from ckptool.checking.pickle_search import Search
 from ckptool.checking.safety import merged
 from ckptool.checking.surveys import Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownFormat
+from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
+from ckptool.messages import some
 from ckptool.sources.files import Origin
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.folders import is_folder, open_folder_source
@@ -21,6 +25,9 @@ from ckptool.sources.paths import is_likely
 _DEEPEST = 4
 _MOST_FILES = 10_000
 _NEVER_UNPICKLED = ".safetensors"
+_KNOWN = frozenset(("leftover", "incomplete"))
+"""What has a finding of its own."""
+_MOST_BESIDE = 64
 _ITEMS = ".distcp"
 """Many zips one behind the other: those that an index names are looked at with it."""
 
@@ -44,6 +51,31 @@ def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Sur
     except CkptoolError as error:
         surveys.append(("", Survey(unseen=(error.message,))))
     return merged(surveys)
+
+
+def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
+    """CK169: what lies beside the checkpoint is one that cannot be opened, or is not whole."""
+    beside = [one for one in checkpoint.beside if one.nbytes is None or is_likely(one.name)]
+    own = [one for one in beside if one.role not in _KNOWN and not os.path.islink(one.path)]  # noqa: PTH114 - a name
+    for one in own[:_MOST_BESIDE]:
+        try:
+            with open_checkpoint(one.path, limits=limits) as other:
+                errors = [what for code, what, _ in other.remarks if CODES[code].severity == "error"]
+                errors += [f"{name!r}: {why}" for name, why in other.unopened]
+        except Cancelled:
+            raise
+        except (NotACheckpoint, UnknownFormat):
+            continue  # a value of some other kind
+        except CkptoolError as error:
+            errors = [error.message]
+        if errors:
+            yield Finding(
+                "CK169",
+                "warning",
+                f"{one.name!r}, which lies beside, is not whole: {some(errors)}",
+                "Copy it again; what was opened needs nothing of it.",
+                command_line(one.path, "check"),
+            )
 
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:

@@ -12,6 +12,7 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.checking.programs import programs
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
 from ckptool.checking.unpacking import Content, Unpacking
 from ckptool.checkpoints.parsed import Stream
@@ -258,7 +259,9 @@ class Search:
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
-            if isinstance(content, Stream):
+            if isinstance(content, Archive):
+                self.programs(content, place)
+            elif isinstance(content, Stream):
                 self.stream(content, place)
             else:
                 self._content(content, place, nested_at, depth)
@@ -274,6 +277,11 @@ class Search:
     def member(self, archive: Archive, name: str, record: str, depth: int) -> None:
         """Look at one member of an archive."""
         self._content(partial(archive.open, name), record, None, depth)
+
+    def programs(self, archive: Archive, record: str = "") -> None:
+        """Look at the programs in an archive."""
+        for act in programs(archive, record):
+            self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""

@@ -40,6 +40,8 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
+    for archive in checkpoint.archives[-1:]:
+        search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint)
     if checkpoint.rest is not None:
@@ -71,6 +73,9 @@ def quick(checkpoint: Checkpoint) -> Survey:
     while todo:
         one = todo.pop()
         todo += reversed(one.inside.values())
+        if one.traits.program:
+            for archive in one.archives[-1:]:
+                search.programs(archive, one.member or "" if one is not checkpoint else "")
         for stream, calls in zip(one.streams, _calls(one), strict=False):
             if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))

@@ -20,8 +20,8 @@ from ckptool.formats import torch_tar
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
-Content: TypeAlias = "Stream | Callable[[], Source]"
-"""Pickles between other things, where these are known; or what opens a source."""
+Content: TypeAlias = "Archive | Stream | Callable[[], Source]"
+"""An archive whose members follow; pickles between other things, where these are known; or what opens a source."""
 
 _MOST_SEARCHED: Final = 1 << 28
 """Bytes of zips that have no single reading, in which members are searched for."""
@@ -135,7 +135,8 @@ class Unpacking:
                 yield place(record, name), partial(SliceSource, content, 0, content.nbytes)
 
     def members(self, archive: Archive, record: str) -> Iterator[tuple[str, Content]]:
-        """Yield the members of an archive."""
+        """Yield an archive, and its members."""
+        yield record, archive
         tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
         for name in archive:
             yield place(record, name), tables.get(name) or partial(archive.open, name)

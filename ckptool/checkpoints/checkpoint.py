@@ -91,8 +91,9 @@ class Checkpoint:
         self.traits = parsed.traits
         """What is true of every file of its format."""
         self.source = source
-        self.file_nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
-        """Size in bytes; with shards, of the index and all of them."""
+        nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
+        self.file_nbytes = nbytes or sum(member.nbytes for member in parsed.members)
+        """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
         self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
         self.pickles = parsed.pickles

@@ -123,6 +123,9 @@ class _InOrder(click.Command):
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Sources to work on at once.")
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
+@click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
+@click.option("--no-reflink", is_flag=True, help="Copy tensors where the file system could share their bytes.")
+@click.option("--deep", is_flag=True, help="Compare the checksums of all tensors first (--in-place).")
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
@@ -139,10 +142,13 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
 
+    With --in-place no tensor is read or moved, and readers meet the old file, the new one or an error. After a crash,
+    'ckptool recover SRC' makes it what it was.
+
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
     check_one_form(options)
-    sources, target = _sources(paths, options["out_dir"])
+    sources, target = (list(paths), None) if _is_in_place(options) else _sources(paths, options["out_dir"])
     as_lines, jobs = options.pop("as_lines"), options.pop("jobs")
     as_json = options.pop("as_json") or as_lines
     output = JsonOutput(as_lines=as_lines, is_list=len(sources) > 1)
@@ -152,6 +158,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "force": options["force"],
         "verify": not options["no_verify"],
         "dry_run": options["dry_run"],
+        "in_place": options["in_place"],
+        "deep": options["deep"],
+        "reflink": not options["no_reflink"],
     }
     code = 0
     begun = False
@@ -168,12 +177,25 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             if as_json:
                 output.add(report_as_json(outcome))
             else:
-                lines = [""] * begun + with_options(str(outcome)).split("\n")
-                say("\n".join(terminal.wrapped(lines, terminal.width())))
+                width = terminal.width()
+                lines = [""] * begun + [with_options(line) for line in outcome.lines(width)]
+                say("\n".join(terminal.wrapped(lines, width)))
         begun = True
     if as_json:
         output.end()
     sys.exit(code)
+
+
+def _is_in_place(options: dict[str, Any]) -> bool:
+    """Say whether sources are edited; refuse options that are for what is written anew."""
+    if not options["in_place"]:
+        if options["deep"]:
+            raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
+        return False
+    for name in ("out_dir", "force", "no_verify"):
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for what is written anew, not for --in-place")
+    return True
 
 
 def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], str | None]:

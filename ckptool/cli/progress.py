@@ -15,6 +15,9 @@ from ckptool.tables import cut_middle
 
 _SECONDS_UNTIL_SHOWN: Final = 0.5
 _SECONDS_BETWEEN: Final = 0.1
+_SHARE_OF_A_RATE: Final = 0.02
+_SECONDS_OF_A_RATE: Final = 3.0
+"""What must have been done, of either, for the rate to say how long the rest takes: the first bytes wait for much."""
 _BAR: Final = 24
 _ROOM_FOR_BAR: Final = 100
 """Columns of a terminal from which on there is room for a bar beside the figures."""
@@ -62,7 +65,8 @@ class ProgressLine:
         rate = done / seconds if seconds > 0 else 0.0
         facts = f"{share:4.0%}  {show_nbytes(min(done, total))} of {show_nbytes(total)}"
         facts += f"  {show_nbytes(int(rate))}/s" if rate else ""
-        facts += f"  {_clock((total - done) / rate)} left" if rate and done < total else ""
+        is_steady = share >= _SHARE_OF_A_RATE or seconds >= _SECONDS_OF_A_RATE
+        facts += f"  {_clock((total - done) / rate)} left" if rate and is_steady and done < total else ""
         number = f"{self._number:,}/{self._files:,} " if self._files > 1 else ""
         bar = f"{_bar(share)} " if columns >= _ROOM_FOR_BAR else ""
         room = max(8, columns - 1 - len(number) - len(bar) - len(facts) - 2)

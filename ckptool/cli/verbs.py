@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SECTIONS: Final = {
     "Look into a checkpoint": ("inspect", "check", "diff", "stat", "report", "explain"),
-    "Write one": ("migrate",),
+    "Write one": ("migrate", "recover"),
     "More": ("devices", "completion", "fixtures"),
 }
 """Each verb is a command of the same name, in a module of the same name."""
@@ -79,7 +79,9 @@ EXAMPLES: Final = {
         "ckptool migrate gpu.pth --to cpu             everything, for the CPU",
         "ckptool migrate last.ckpt model.safetensors  the weights alone",
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
+        "ckptool migrate big.pth --to cpu --in-place  the file itself, in no time",
     ),
+    "recover": ("ckptool recover model.pth                    what it was before the edit",),
     "completion": (
         'eval "$(ckptool completion bash)"            in ~/.bashrc',
         'eval "$(ckptool completion zsh)"             in ~/.zshrc, behind compinit',

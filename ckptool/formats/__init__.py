@@ -20,6 +20,7 @@ from ckptool.pickles.gc_pause import gc_paused
 from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import shown_path
+from ckptool.sources.unfinished import explain_link
 
 
 class Format(Protocol):
@@ -101,8 +102,10 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
                 return Checkpoint(shown, source, parsed)
-        except BaseException:
+        except BaseException as error:
             source.close()
+            if isinstance(error, CkptoolError) and isinstance(source, files.FileSource):
+                explain_link(source.path)
             raise
 
 

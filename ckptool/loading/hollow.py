@@ -24,7 +24,7 @@ def model_on_cpu(model: torch.nn.Module) -> torch.nn.Module:
     """Return a whole copy of a model in memory of the CPU; what has no memory has none there either."""
     tensors = [*model.parameters(), *model.buffers()]
     far: dict[int, Any] = {id(one): _on_cpu(one) for one in tensors if not one.is_cpu and not one.is_meta}
-    return _copied(model, far | copies_of_tensors(model))
+    return _copied(model, copies_of_tensors(model) | far)
 
 
 def _copied(model: torch.nn.Module, fresh: dict[int, Any]) -> torch.nn.Module:
@@ -112,6 +112,8 @@ def _lazy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    if is_lazy(tensor):
+        return _lazy(tensor, torch.device("cpu"))
     with torch.no_grad():
         made = tensor.detach().to("cpu", copy=True)
     is_parameter = isinstance(tensor, torch.nn.Parameter)

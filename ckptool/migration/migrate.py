@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import MigrationRefused, about
@@ -20,7 +20,10 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.device_tags import device_tag
+from ckptool.migration.in_place.cloned import clone_plan, write_clone
+from ckptool.migration.in_place.run import migrate_in_place, report_of
 from ckptool.migration.kept_calls import kept_calls
+from ckptool.migration.output import Output
 from ckptool.migration.output.opening import open_folder, open_output
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
@@ -47,6 +50,9 @@ def migrate(
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    in_place: bool = False,
+    deep: bool = False,
+    reflink: bool = True,
     progress: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[ChangeOptions],
@@ -63,6 +69,13 @@ def migrate(
     bytes written and to come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast
     or a model is built.
 
+    With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries, while no
+    tensor is read or moved; ``deep`` compares their checksums first. Readers meet the old file, the new one or an
+    error, and ``recover`` makes of what a crash leaves the old file.
+
+    Where the file system clones files, a large file of which the index alone changes is a clone of the source: it
+    shares the bytes of the tensors, which are not read. ``reflink=False`` copies them.
+
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
     written, and appears only after what was written was read back and compared, and is on the disk; nothing is
     overwritten without ``force``. ``verify=False`` neither reads back, nor checks the source's checksums, nor waits for
@@ -78,12 +91,36 @@ def migrate(
         MissingPackage: Values are to be cast or a model built, and torch is not installed.
         Cancelled: ``limits`` have a cancellation, and it was cancelled. What ``dst`` held before, it still holds.
         CkptoolError: ``src`` cannot be read, or is damaged.
-        ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords.
+        UnfinishedEdit: ``src`` was being edited in place, and is not whole.
+        ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
+            ``in_place`` has a ``dst``, or ``deep`` no ``in_place``.
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
     asked = _checked(asked, target)
-    opened = partial(open_checkpoint, os.fspath(src), limits=limits)
+    if in_place:
+        if target is not None:
+            raise ValueError("in_place edits src itself: there is no dst")
+        return migrate_in_place(os.fspath(src), asked, dry_run=dry_run, deep=deep, limits=limits)
+    if deep:
+        raise ValueError("deep is for in_place: what is copied is compared in any case")
+    wanted = _Wanted(force, verify, dry_run, reflink, progress)
+    return _migrate(os.fspath(src), target, asked, wanted, limits)
+
+
+class _Wanted(NamedTuple):
+    """How a new file is to be written."""
+
+    force: bool
+    verify: bool
+    dry_run: bool
+    reflink: bool
+    progress: OnWritten | None
+
+
+def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limits: Limits) -> MigrationReport:
+    """Write a new file or folder."""
+    opened = partial(open_checkpoint, src, limits=limits)
     with opened() as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
@@ -91,30 +128,38 @@ def migrate(
             selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
         refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
-        planned = report.planned(checkpoint, plan, asked)
+        edit = clone_plan(checkpoint, plan, asked) if wanted.reflink else None
+        if edit is not None:
+            plan, planned = edit.plan, report_of(checkpoint, edit, asked)._replace(how="clone")
+        else:
+            planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         planned = planned._replace(calls=kept_calls(checkpoint, plan, asked, opened))
         check_cancelled(checkpoint.source.cancellation)
-        if dry_run:
+        if wanted.dry_run:
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        work = Work(checkpoint, plan, asked, limits if verify else None)
-        on_written = _cancellable(progress, limits.cancellation)
+        work = Work(checkpoint, plan, asked, limits if wanted.verify else None)
+        on_written = _cancellable(wanted.progress, limits.cancellation)
         if plan.folder is not None:
-            with open_folder(plan.target, force=force, progress=on_written) as folder:
+            with open_folder(plan.target, force=wanted.force, progress=on_written) as folder:
                 done = write_folder(work, plan.folder, folder)
+        elif edit is not None:
+            with Output(plan.target, force=wanted.force, progress=on_written) as output:
+                done = write_clone(work, edit, output)
         else:
-            with open_output(plan.target, force=force, progress=on_written) as output:
-                done = write_file(work, output)
+            with open_output(plan.target, force=wanted.force, progress=on_written) as sink:
+                done = write_file(work, sink)
     return planned._replace(
         written=True,
-        verified=verify,
+        verified=wanted.verify,
         read_back_by=done.readers,
         notes=(*planned.notes, *done.notes),
         nbytes=done.nbytes,
         casts=plan.casting.casts if plan.casting else (),  # their errors are known once they are written
         after=planned.after._replace(file_nbytes=done.nbytes),
+        written_nbytes=edit.edit.written_nbytes if edit is not None else done.nbytes,
     )
 
 

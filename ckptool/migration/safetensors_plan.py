@@ -151,16 +151,18 @@ def plan(
     expand_tied: bool = False,
     drop_unsupported: bool = False,
     cancellation: Cancellation | None = None,
+    start: int | None = None,
 ) -> SafetensorsPlan:
     """
-    Return how the weights become a safetensors file.
+    Return how the weights become a safetensors file; those of one where tensors stay that begin at ``start``, if given.
 
     Raises:
         MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
     """
     chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
     kept = chosen.kept
-    packed = pack(kept, encode(chosen.recorded(weights, packing_order(kept))), cancellation)
+    order = packing_order(kept) if start is None else list(kept)
+    packed = pack(kept, encode(chosen.recorded(weights, order)), cancellation, start)
     return packed._replace(tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
 
 
@@ -194,16 +196,24 @@ def packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
 
 
 def pack(
-    tensors: dict[str, LazyTensor], metadata: dict[str, str], cancellation: Cancellation | None = None
+    tensors: dict[str, LazyTensor],
+    metadata: dict[str, str],
+    cancellation: Cancellation | None = None,
+    start: int | None = None,
 ) -> SafetensorsPlan:
     """Return a file of these tensors and this text."""
-    names = packing_order(tensors)
+    names = packing_order(tensors) if start is None else list(tensors)
     payloads = tuple((name, payload_of(tensors[name])) for name in each(names, cancellation))
-    header = _header(metadata, each(payloads, cancellation), tensors)
+    header = _header(metadata, each(payloads, cancellation), tensors, start)
     return SafetensorsPlan(header, payloads, tuple(tensors[name].info for name in names), {}, (), ())
 
 
-def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], tensors: dict[str, LazyTensor]) -> bytes:
+def _header(
+    metadata: dict[str, str],
+    payloads: Iterable[tuple[str, Payload]],
+    tensors: dict[str, LazyTensor],
+    start: int | None = None,
+) -> bytes:
     entries: dict[str, object] = {"__metadata__": metadata}
     position = 0
     for name, payload in payloads:
@@ -211,6 +221,8 @@ def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], t
         code = info.dtype.safetensors
         # The header counts values, and torch packs two of these into one.
         shape = [*info.shape[:-1], info.shape[-1] * 2] if code == "F4" else list(info.shape)
+        if start is not None and info.storage is not None:
+            position = info.storage.offset - start
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
         position += payload.nbytes
     try:

@@ -8,7 +8,7 @@ needed, and nothing runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -33,6 +33,20 @@ from ckptool.tensors.tensor import TensorInfo
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _MANY = 1000
 """Tensors from which it takes a while to write them."""
+
+
+class Kept(NamedTuple):
+    """What of a source's own layout the new file keeps."""
+
+    rewriter: type[TreeRewriter] = TreeRewriter
+    """How storages are referred to: by new numbers, if no other is named."""
+    pickled_nbytes: int = 0
+    """The size that the pickle has, if it is not longer."""
+    tensors_at: int | None = None
+    """Where the tensors of a safetensors file begin, if they stay where they are."""
+
+
+_NOTHING: Final = Kept()
 
 
 class TorchPlan(NamedTuple):
@@ -153,6 +167,7 @@ def edit_everything(
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
     casting: Casting | None = None,
+    rewriter_type: type[TreeRewriter] = TreeRewriter,
 ) -> EditedTree:
     """
     Return all that a checkpoint holds, with device tags set and names changed.
@@ -167,7 +182,7 @@ def edit_everything(
     _refuse_what_has_no_tree(checkpoint)
     _refuse_names_of_a_model(checkpoint, changes, model)
     recast = casting.info if casting is not None else None
-    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), location, recast)
+    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), location, recast)
     if model is None:
         tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
     else:
@@ -195,6 +210,7 @@ def plan_same(
     model: StateDict | None = None,
     casting: Casting | None = None,
     sketch: bool = False,
+    kept: Kept = _NOTHING,
 ) -> TorchPlan:
     """
     Return how a checkpoint becomes itself: everything it holds, or a whole ``model`` in it; see ``edit_everything``.
@@ -204,20 +220,29 @@ def plan_same(
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
     """
-    edited = edit_everything(checkpoint, changes, location, wrappers=wrappers, drop=drop, model=model, casting=casting)
+    edited = edit_everything(
+        checkpoint,
+        changes,
+        location,
+        wrappers=wrappers,
+        drop=drop,
+        model=model,
+        casting=casting,
+        rewriter_type=kept.rewriter,
+    )
     rewriter = edited.rewriter
     is_sketched = sketch and len(edited.kept) > _MANY and all(map(_is_plain, edited.kept.values()))
-    pickled = b"" if is_sketched else _written(checkpoint, edited)
+    pickled = b"" if is_sketched else _written(checkpoint, edited, kept.pickled_nbytes)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     storages = tuple(rewriter.storages)
     return TorchPlan(root, pickled, storages, edited.expected, rewriter.retagged, edited.renamed, edited.dropped)
 
 
-def _written(checkpoint: Checkpoint, edited: EditedTree) -> bytes:
+def _written(checkpoint: Checkpoint, edited: EditedTree, nbytes: int) -> bytes:
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
     shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
-    return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared)
+    return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared, nbytes)
 
 
 def _is_plain(tensor: LazyTensor | None) -> bool:

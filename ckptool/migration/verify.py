@@ -102,28 +102,33 @@ def _failed(what: str) -> OutputFailed:
 
 
 def _differ(found: tuple[str, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
-    return (expected[0] is not None and found[0] != expected[0]) or _are_unlike(found[1], expected[1])
+    return (expected[0] is not None and found[0] != expected[0]) or are_unlike(found[1], expected[1])
 
 
-def _are_unlike(one: TensorInfo, other: TensorInfo) -> bool:
+def are_unlike(one: TensorInfo, other: TensorInfo, *, of_files: bool = False) -> bool:
+    """Say whether two tensors are not the same elements; with ``of_files``, of two files in which they stand alike."""
     if (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride):
         return True
     if (one.layout, one.conj, one.neg) != (other.layout, other.conj, other.neg):
         return True
-    if _begin(one) != _begin(other) and not _are_equal_in_pickles(one, other):
+    if _begin(one, of_files) != _begin(other, of_files) and not _are_equal_in_pickles(one, other):
         return True
     if one.layout == "strided":
         return False  # the parts of a plain tensor (a gradient, attributes) are not its value
     parts, others = ([part for _, part in info.parts] for info in (one, other))
-    return len(parts) != len(others) or any(map(_are_unlike, parts, others))
+    if len(parts) != len(others):
+        return True
+    return any(are_unlike(*pair, of_files=of_files) for pair in zip(parts, others, strict=True))
 
 
-def _begin(info: TensorInfo) -> tuple[int, int] | None:
+def _begin(info: TensorInfo, of_files: bool) -> tuple[int, int] | None:
     """Return where the first element is in the source, whether the tensor views a storage or a part of one."""
     storage = info.storage
     if storage is None:
         return None
-    return id(storage.source), storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed
+    of_file = of_files and storage.source.file_offset(0) is not None
+    begin = storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed
+    return 0 if of_file else id(storage.source), begin
 
 
 def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:

@@ -32,9 +32,9 @@ STDLIB: Final = frozenset(sys.stdlib_module_names) | _words(
 """Top-level modules of Python's standard library, of this release and of others."""
 
 _RUNS: Final = "runs commands or programs"
-_EVALUATES: Final = "runs or compiles text or byte code"
+EVALUATES: Final = "runs or compiles text or byte code"
 LOADS: Final = "runs what another pickle, library or module says"
-_FILES: Final = "opens, changes or removes files"
+FILES: Final = "opens, changes or removes files"
 _NETWORK: Final = "opens connections"
 _CHANGES: Final = "changes the running interpreter"
 _HIDES: Final = "calls or finds what its arguments name"
@@ -45,6 +45,7 @@ THROUGH: Final = "reaches through a module or the inside of an object, as no pic
 UNFOLLOWED: Final = "cannot be followed"
 PASSED: Final = "is given what reaches the system"
 CHANGED: Final = "changes what the name stands for, for the whole process"
+SOURCE: Final = "is source code in the file"
 TELLING_NAME: Final = "is called like what runs commands or text"
 
 DANGEROUS: Final = {
@@ -75,7 +76,7 @@ DANGEROUS: Final = {
         " sympy.utilities.runtests sympy.testing sympy.plotting pandas.io.clipboard pandas.util._tester pandas.testing"
         " pandas._testing sklearn.utils._testing matplotlib.texmanager matplotlib.dviread matplotlib.testing"
         " moviepy.tools moviepy.config imageio_ffmpeg streamlit gradio.launch flask.Flask.run werkzeug.serving",
-        _EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
+        EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
         " pdb bdb cProfile profile timeit trace runpy doctest numpy.testing numpy.lib.utils.safe_eval"
         " numpy.safe_eval numexpr.evaluate pandas.eval pandas.core.computation sympy.sympify sympy.parsing"
         " torch.fx.graph_module torch.fx._lazy_graph_module torch.ao.quantization.fx.graph_module"
@@ -120,7 +121,7 @@ DANGEROUS: Final = {
         " ultralytics.nn.tasks.torch_safe_load"
         " ultralytics.nn.tasks.attempt_load_weights lightning.fabric.utilities.cloud_io"
         " lightning_fabric.utilities.cloud_io lightning.pytorch.cli.LightningCLI spacy.util.load_model zope.dottedname",
-        _FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
+        FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
         " shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, open_checkpoint
+from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, IncompleteWeights, open_checkpoint
 from ckptool.cli import cli
 from ckptool.formats.directories import choosing
 from tests.each import each
@@ -836,3 +837,42 @@ def test_a_component_of_speechbrain_that_is_not_there_is_named(tmp_path: Path) -
     (tmp_path / "classifier.ckpt").unlink()
     (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK164"]
     assert "'classifier.ckpt'" in finding.message
+
+
+@each("lost", ["gone", "truncated", "with its folder"])
+def test_one_component_that_is_left_of_a_pipeline_is_not_taken_for_it(lost: str, tmp_path: Path) -> None:
+    _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vae"])
+    path = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    if lost == "truncated":
+        path.write_bytes(path.read_bytes()[:100])
+    elif lost == "gone":
+        path.unlink()
+    else:
+        shutil.rmtree(path.parent)
+
+    with pytest.raises(IncompleteWeights) as caught:
+        ckptool.load(tmp_path)
+    assert caught.value.missing == ("vae",)
+    assert len(ckptool.load(tmp_path / "unet")) == 3
+    assert len(ckptool.load(tmp_path, allow_missing=True)) == 3
+    assert ckptool.check(tmp_path).worst in ("error", "warning")
+
+
+def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    write(tmp_path / "adapter" / "adapter_model.safetensors", weights())
+    assert "CK169" not in codes(tmp_path)
+    for path in (tmp_path / "optimizer.pt", tmp_path / "adapter" / "adapter_model.safetensors"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = [one for one in ckptool.check(tmp_path).findings if one.code == "CK169"]
+    assert sorted(one.message.split(",")[0] for one in found) == ["'adapter'", "'optimizer.pt'"]
+    assert_loads(tmp_path, weights())
+
+
+def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.save({f"w{number}": torch.ones(number)}, tmp_path / f"{number}.pth")
+
+    with ckptool.open_checkpoint(tmp_path) as folder:
+        assert folder.form == "archive"
+        assert folder.file_nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())

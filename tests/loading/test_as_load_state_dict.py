@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import ckptool
+from tests import where
 from tests.loading.loadable import MODELS
 from tests.loading.same import saved
 from tests.scale import some
@@ -61,6 +62,8 @@ NO_FACTS = {"_modules", "_parameters", "_buffers", "_torchdynamo_wrapper_id"}
 
 
 def built(name: str, seed: int, device: str = "cpu") -> nn.Module:
+    if name.startswith("quantised") and device not in ("cpu", "meta"):
+        pytest.skip("torch has quantised layers on the CPU alone")
     torch.manual_seed(seed)
     with warnings.catch_warnings(), torch.device(device):
         warnings.simplefilter("ignore")
@@ -87,7 +90,7 @@ def state_of(name: str, edit: str) -> bytes:
 
 
 def load_as_torch(model: nn.Module, data: bytes, *, strict: bool, assign: bool) -> None:
-    state = torch.load(io.BytesIO(data), weights_only=False)
+    state = torch.load(io.BytesIO(data), weights_only=False, map_location=where.device if assign else None)
     taken = inspect.signature(model.load_state_dict).parameters
     options = {"strict": strict, "assign": assign}
     model.load_state_dict(state, **{name: value for name, value in options.items() if name in taken})
@@ -133,11 +136,12 @@ def outcome(load: Callable[[], Any]) -> Exception | None:
 
 def assert_as_torch(name: str, edit: str, device: str, *, strict: bool) -> None:
     data = state_of(name, edit)
+    device = where.device if device == "cpu" else device
     theirs, ours = built(name, 2, device), built(name, 2, device)
     before = facts(ours)
 
     expected = outcome(lambda: load_as_torch(theirs, data, strict=strict, assign=device == "meta"))
-    found = outcome(lambda: ckptool.load_into(ours, data, strict=strict))
+    found = outcome(lambda: ckptool.load_into(ours, data, strict=strict, map_location=where.device))
 
     if (name, edit, strict) in REFUSED:
         assert isinstance(found, ckptool.CkptoolError)
@@ -150,7 +154,7 @@ def assert_as_torch(name: str, edit: str, device: str, *, strict: bool) -> None:
     assert (found is None) == (expected is None), f"torch: {expected!r}, load_into: {found!r}"
     assert facts(ours) == (facts(theirs) if found is None or is_hook_s else before)
     if found is None and edit == "as it is" and device == "cpu" and name in INPUTS and name != "lazy convolution":
-        x = torch.rand(INPUTS[name])
+        x = torch.rand(INPUTS[name]).to(device)
         layers = [one.module if hasattr(one, "module") else one for one in (ours, theirs)]
         assert torch.equal(*[torch.as_tensor(first(layer.eval()(x))) for layer in layers])
 
@@ -159,6 +163,7 @@ def first(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
+@where.on_any
 @pytest.mark.parametrize("name", MODELS)
 def test_the_result_is_that_of_load_state_dict(name: str) -> None:
     assert_as_torch(name, "as it is", "cpu", strict=True)
@@ -256,6 +261,7 @@ CASES = [
 ]
 
 
+@where.on_any
 @pytest.mark.parametrize(("name", "edit", "device", "strict"), some(CASES, 29))
 def test_files_that_differ_are_taken_or_refused_as_by_load_state_dict(
     name: str, edit: str, device: str, strict: bool
@@ -263,12 +269,13 @@ def test_files_that_differ_are_taken_or_refused_as_by_load_state_dict(
     assert_as_torch(name, edit, device, strict=strict)
 
 
+@where.on_any
 @pytest.mark.parametrize("commit", ["in_place", "swap"])
 @pytest.mark.parametrize("name", some(MODELS, 6))
 def test_a_live_model_serves_what_load_state_dict_makes(name: str, commit: Any) -> None:
-    data, theirs = state_of(name, "as it is"), built(name, 2)
+    data, theirs = state_of(name, "as it is"), built(name, 2, where.device)
     expected = outcome(lambda: load_as_torch(theirs, data, strict=True, assign=False))
-    live = ckptool.LiveModel(built(name, 2), commit=commit)
+    live = ckptool.LiveModel(built(name, 2, where.device), commit=commit)
     before = facts(live.model)
     found = outcome(lambda: live.reload(data))
 

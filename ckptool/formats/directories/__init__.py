@@ -22,10 +22,9 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import sharded
-from ckptool.formats.directories import bare, choosing, pointers
+from ckptool.formats.directories import bare, choosing, pipelines, pointers
 from ckptool.formats.directories.beside import beside
 from ckptool.formats.directories.choosing import Candidate, Choice
-from ckptool.formats.directories.pipelines import missing_components
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.sources.files import FileSource
@@ -147,11 +146,18 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         from ckptool.formats.directories import several  # most folders offer one
 
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
-    remarks = [*parsed.remarks, *missing_components(folder, folders)]
+    missing = pipelines.missing_components(folder, folders)
+    remarks = [*parsed.remarks, *pipelines.remarks(missing)]
     remarks += bare.without_weights(folder, choice, parsed)
     remarks += bare.missing_parts(folder)
-    parsed = parsed._replace(remarks=tuple(remarks))
+    absent = (*parsed.absent, *missing, *_unread_components(folder, parsed))
+    parsed = parsed._replace(remarks=tuple(remarks), absent=absent)
     return source, _with_beside(folder, parsed, used, choice, folders)
+
+
+def _unread_components(folder: FolderSource, parsed: Parsed) -> list[str]:
+    """Return the components of a pipeline that have weights, which cannot be read."""
+    return [name for name, _ in parsed.unopened] if pipelines.INDEX in folder.files else []
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:

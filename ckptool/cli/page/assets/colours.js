@@ -115,6 +115,13 @@ export function magnitude(rows, row) {
   return size === null ? null : Number(size === "inf" ? Infinity : size);
 }
 
+const PALETTES = Object.fromEntries(
+  ["light", "dark"].map((theme) => [
+    theme,
+    HUES.map((angle, at) => ({ fill: `oklch(${LIGHTNESS[theme][at]} ${CHROMA[theme]} ${angle})`, ink: INKS[theme] })),
+  ]),
+);
+
 function hue(at, theme) {
-  return { fill: `oklch(${LIGHTNESS[theme][at]} ${CHROMA[theme]} ${HUES[at]})`, ink: INKS[theme] };
+  return PALETTES[theme][at];
 }

@@ -21,8 +21,8 @@ export function columnsFor(rows, scheme) {
     found.push({ id: "device", title: "device", width: 5, spare: true, cell: device, key: (row) => rows.kind(row).device });
   }
   found.push(
-    number("numel", "parameters", 7, (row) => rows.kind(row).numel, count, { total: (node) => count(node.numel), spare: true }),
-    number("nbytes", "size", 5.2, (row) => rows.kind(row).nbytes, bytes, { total: (node) => bytes(node.nbytes) }),
+    number("numel", "parameters", 7, (row) => rows.kind(row).numel, count, { join: together, total: (node) => count(node.numel), spare: true }),
+    number("nbytes", "size", 5.2, (row) => rows.kind(row).nbytes, bytes, { join: together, total: (node) => bytes(node.nbytes) }),
   );
   if (rows.isComparison) found.push(...ofChanges(rows, scheme));
   else if (rows.statistics.length) found.push(...ofValues(rows.statistics[0]));
@@ -51,7 +51,7 @@ function ofChanges(rows, scheme) {
       const differing = rows.measures.get(row)?.differing;
       return differing === undefined ? null : differing / rows.kind(row).numel;
     };
-    found.push(number("share", "differing", 6, share, (value) => (value === null ? "–" : percent(value, 1)), { join: Math.max, spare: true }));
+    found.push(number("share", "differing", 6, share, (value) => (value === null ? "–" : percent(value, 1)), { join: Math.max, total: nothing, spare: true }));
     found.push(measure("max_abs", "largest |a−b|", Math.max));
     const has = (id) => [...rows.measures.values()].some((one) => one[id] !== null);
     if (has("relative")) found.push(measure("relative", "‖A−B‖ / ‖B‖", Math.max));
@@ -69,18 +69,26 @@ function ofValues(statistics) {
     number("std", "std", 6, value("std"), measured, {}),
     number("min", "min", 6, value("min"), measured, { join: Math.min, spare: true }),
     number("max", "max", 6, value("max"), measured, { join: Math.max, spare: true }),
-    number("zeros", "zeros", 4.5, part("zeros"), share, { join: Math.max, spare: true }),
+    number("zeros", "zeros", 4.5, part("zeros"), share, { join: Math.max, total: nothing, spare: true }),
   ];
   for (const [id, title] of [["nan", "NaN"], ["infinite", "inf"]]) {
-    if (statistics.columns[id].some((number) => number)) found.push(number(id, title, 3.8, value(id), count0, { join: Math.max }));
+    if (statistics.columns[id].some((number) => number)) found.push(number(id, title, 3.8, value(id), count0, { join: together }));
   }
   const bars = (row) => (statistics.has(row) ? histogram(statistics.histogram(row)) : "–");
   return [...found, { id: "histogram", title: "histogram", width: 6.5, cell: bars }];
 }
 
+function together(one, other) {
+  return one + other;
+}
+
+/** What a module has of a column that says something of single tensors alone. */
+function nothing() {
+  return "";
+}
+
 function number(id, title, width, key, text, more) {
-  const join = more.total ? (one, other) => one + other : more.join;
-  return { id, title, width, key, cell: (row) => text(key(row)), isNumber: true, text, ...more, join };
+  return { id, title, width, key, cell: (row) => text(key(row)), isNumber: true, text, ...more };
 }
 
 function count0(number) {

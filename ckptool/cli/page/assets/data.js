@@ -48,11 +48,14 @@ export class Rows {
     return this.sides.map((side) => side[row]).join() + (this.changes ? this.changes[row] : "");
   }
 
-  /** Return the text that is searched for a row. */
-  searched(row) {
-    const kind = this.kind(row);
-    const change = this.changes ? this.changes[row] : "";
-    return `${this.names[row]} ${kind.dtype} ${kind.device} ${kind.shape} ${change}`.toLowerCase();
+  /** Return for each row the text that is searched. */
+  searched() {
+    const facts = this.kinds.map((kind) => ` ${kind.dtype} ${kind.device} ${kind.shape}`);
+    const last = this.sides.length - 1;
+    return this.names.map((name, row) => {
+      const kind = this.sides[last][row] < 0 ? this.sides[0][row] : this.sides[last][row];
+      return `${name}${facts[kind]} ${this.changes ? this.changes[row] : ""}`.toLowerCase();
+    });
   }
 }
 

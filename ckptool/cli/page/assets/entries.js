@@ -14,6 +14,12 @@ export class Entries {
     this.matches = null;
     this.joined = new Map();
     this.openSome();
+    setTimeout(() => this.prepare());
+  }
+
+  /** Make the texts that are searched, before somebody does. */
+  prepare() {
+    this.texts ??= this.rows.searched();
   }
 
   /** Open what there is room for: everything in a small file, else the modules that hold nearly all. */
@@ -49,11 +55,13 @@ export class Entries {
   /** Keep the tensors whose names, types and devices have all the words that are asked for. */
   search(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    this.texts ??= Array.from({ length: this.rows.number }, (_, row) => this.rows.searched(row));
+    this.prepare();
     this.matches = null;
     if (words.length) {
       this.matches = new Set();
-      this.texts.forEach((found, row) => words.every((word) => found.includes(word)) && this.matches.add(row));
+      this.texts.forEach((found, row) => {
+        if (words.every((word) => found.includes(word))) this.matches.add(row);
+      });
     }
   }
 
@@ -71,11 +79,12 @@ export class Entries {
     return this.byModule ? this.asTree(this.matches && this.keptNodes()) : this.asList();
   }
 
+  /** Return for each node whether it matches, or something in it does. */
   keptNodes() {
-    const kept = new Set();
+    const kept = new Uint8Array(this.nodes.length);
     for (const node of this.nodes) {
       if (!node.isTensor || !this.matches.has(node.row)) continue;
-      for (let one = node; one && !kept.has(one); one = one.parent) kept.add(one);
+      for (let one = node; one && !kept[one.at]; one = one.parent) kept[one.at] = 1;
     }
     return kept;
   }
@@ -88,7 +97,7 @@ export class Entries {
       entry.node = chained(entry);
       if (entry.level >= 0) found.push(entry);
       if (entry.node.isTensor || !(kept || entry.level < 0 || this.opened.has(entry.node))) continue;
-      const inside = kept ? entry.node.children.filter((child) => kept.has(child)) : entry.node.children;
+      const inside = kept ? entry.node.children.filter((child) => kept[child.at]) : entry.node.children;
       const ordered = this.ordered(inside);
       for (let at = ordered.length - 1; at >= 0; at -= 1) {
         waiting.push({ node: ordered[at], level: entry.level + 1, label: ordered[at].name });

@@ -8,10 +8,11 @@ export function histogram(counts) {
   const drawing = shape("svg", { class: "histogram", viewBox: `0 0 ${counts.length * 10} 100`, preserveAspectRatio: "none" });
   drawing.setAttribute("role", "img");
   drawing.setAttribute("aria-label", `Histogram: ${counts.join(", ")}`);
-  counts.forEach((number, at) => {
+  const bars = counts.map((number, at) => {
     const height = number ? Math.max(3, (100 * number) / highest) : 0;
-    drawing.append(shape("rect", { x: at * 10 + 0.5, y: 100 - height, width: 9, height }));
+    return `M${at * 10 + 0.5} 100v${-height}h9v${height}z`;
   });
+  drawing.append(shape("path", { d: bars.join("") }));
   return drawing;
 }
 

@@ -7,7 +7,7 @@ import { bytes, counted, cutMiddle } from "./text.js";
 import { Group } from "./tree.js";
 
 const ROW = 28;
-const MORE = 12;
+const MORE = 6;
 const MOST = 300_000;
 const ON_PAPER = 2000;
 const ROOT_SIZE = parseFloat(getComputedStyle(document.documentElement).fontSize);
@@ -30,7 +30,10 @@ export class Table {
     this.table.append(element("colgroup"), this.head, this.body);
     this.redraw = oncePerFrame(() => this.draw());
     this.listen();
+    this.height = 0;
+    this.room = 0;
     this.arrange();
+    this.fit();
   }
 
   listen() {
@@ -60,11 +63,10 @@ export class Table {
   /** Do without some columns where there is little room. */
   fit() {
     const room = this.scroller.clientWidth / ROOT_SIZE;
-    const columns = this.all.filter((column) => room >= ROOM_FOR_ALL || !column.spare);
-    if (columns.length !== this.columns.length || !this.head.hasChildNodes()) {
-      this.columns = columns;
-      this.showHead();
-    }
+    this.columns = this.all.filter((column) => room >= ROOM_FOR_ALL || !column.spare);
+    this.showHead();
+    this.room = this.roomForNames();
+    this.height = this.scroller.clientHeight;
     this.draw();
   }
 
@@ -98,6 +100,7 @@ export class Table {
 
   sort(id) {
     this.list.sort(id, this.columns.find((one) => one.id === id));
+    this.showHead();
     this.begin();
   }
 
@@ -115,7 +118,6 @@ export class Table {
     this.entries = this.list.list();
     this.current = Math.min(this.current, this.entries.length - 1);
     this.showCount();
-    this.showHead();
     this.draw();
   }
 
@@ -148,10 +150,9 @@ export class Table {
   /** Put the rows on the page that can be seen, and some more; on paper, the first ones. */
   draw(paper = 0) {
     const number = Math.min(this.entries.length, MOST);
-    const height = this.scroller.clientHeight;
-    const first = paper ? 0 : Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - MORE);
-    const last = paper ? Math.min(number, paper) : Math.min(number, Math.ceil((this.scroller.scrollTop + height) / ROW) + MORE);
-    this.room = this.roomForNames();
+    const top = this.scroller.scrollTop;
+    const first = paper ? 0 : Math.max(0, Math.floor(top / ROW) - MORE);
+    const last = paper ? Math.min(number, paper) : Math.min(number, Math.ceil((top + this.height) / ROW) + MORE);
     const shown = this.entries.slice(first, last).map((entry, at) => this.row(entry, first + at));
     const below = paper ? 0 : number - last;
     if (paper && last < number) shown.push(this.leftOut(number - last));

@@ -10,6 +10,7 @@ class Node {
     this.parent = parent;
     this.children = [];
     this.row = -1;
+    this.at = 0;
     this.tensors = 0;
     this.numel = 0;
     this.nbytes = 0;
@@ -44,6 +45,7 @@ export function grownTree(rows) {
     node.children.push(leaf);
     nodes.push(leaf);
   }
+  nodes.forEach((node, at) => (node.at = at));
   total(nodes, rows);
   compare(nodes, rows);
   return nodes;

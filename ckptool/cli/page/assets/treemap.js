@@ -40,6 +40,7 @@ export class Treemap {
     this.pointed = null;
     this.matches = null;
     this.redraw = oncePerFrame(() => this.draw());
+    this.repaint = oncePerFrame(() => this.paintAll());
     this.listen();
   }
 
@@ -72,7 +73,7 @@ export class Treemap {
     on("inked", this.redraw);
     on("searched", (matches) => {
       this.matches = matches;
-      this.redraw();
+      this.repaint();
     });
   }
 
@@ -143,11 +144,10 @@ export class Treemap {
     this.arrange(this.focus, { x: 0, y: 0, width, height }, null);
     const pen = this.pen(this.canvas);
     const style = getComputedStyle(document.body);
-    const look = { theme: isDark() ? "dark" : "light", page: style.backgroundColor, ink: style.color };
-    look.quiet = getComputedStyle(byId("map-help")).color;
-    look.frame = style.getPropertyValue("--faint");
-    look.hatching = hatching(pen, look);
-    for (const box of this.boxes) this.paint(pen, box, look);
+    this.look = { theme: isDark() ? "dark" : "light", ink: style.color, frame: style.getPropertyValue("--faint") };
+    this.look.hatching = hatching(pen, style.backgroundColor);
+    for (const box of this.boxes) this.dress(pen, box);
+    this.paintAll();
     this.drawOverlay();
     const label = this.focus.label || "everything";
     this.home.setAttribute("aria-label", `Treemap of ${label}: ${count(this.focus.tensors)} tensors, ${this.size(this.focus)}`);
@@ -200,27 +200,48 @@ export class Treemap {
     if (width > 2 && height > 2) this.arrange(box.group, { x: box.x + edge, y: box.y + top, width, height }, box);
   }
 
-  paint(pen, box, look) {
-    const { x, y, width, height } = box;
-    const [w, h] = [Math.max(0.5, width - 1), Math.max(0.5, height - 1)];
-    if (box.isSplit) {
-      pen.fillStyle = look.frame;
-      pen.fillRect(x, y, w, h);
-      if (box.hasHeader) this.label(pen, box, look.ink, HEADER, true);
-      return;
-    }
-    const { fill, ink } = box.group.isTensor
-      ? this.scheme.colour(box.group.first, look.theme)
-      : this.dominant(box.group, look.theme);
-    pen.globalAlpha = this.isDimmed(box.group) ? 0.22 : 1;
-    pen.fillStyle = fill;
-    pen.fillRect(x, y, w, h);
+  /** Decide how a box looks: its colour, and what is written in it. */
+  dress(pen, box) {
+    const { theme, ink, frame } = this.look;
+    if (box.isSplit) Object.assign(box, { fill: frame, ink });
+    else Object.assign(box, box.group.isTensor ? this.scheme.colour(box.group.first, theme) : this.dominant(box.group, theme));
+    box.words = [];
+    if (box.hasHeader) this.write(pen, box, HEADER);
+    else if (!box.isSplit && box.width > 34 && box.height > 15) this.write(pen, box, Math.min(box.height, 22));
+  }
+
+  /** Write a name in a box, and its size where there is room: beside the name, or below. */
+  write(pen, box, height) {
+    const room = box.width - 10;
+    const size = this.size(box.group);
+    const name = fitted(pen, box.many ? `${count(box.many)} more` : nameOf(box.group), room);
+    const [left, middle] = [box.x + 5, box.y + height / 2 + 0.5];
+    box.words.push([name, left, middle]);
+    if (box.many) return;
+    const width = pen.measureText(size).width;
+    if (room - pen.measureText(name).width - 10 > width) box.words.push([size, left + room - width - 1, middle]);
+    else if (!box.isSplit && box.height > 36 && width < room) box.words.push([size, left, box.y + 28]);
+  }
+
+  paintAll() {
+    const pen = this.pen(this.canvas);
+    pen.clearRect(0, 0, this.home.clientWidth, this.home.clientHeight);
+    for (const box of this.boxes) this.paint(pen, box);
+  }
+
+  paint(pen, box) {
+    const [width, height] = [Math.max(0.5, box.width - 1), Math.max(0.5, box.height - 1)];
+    const isDimmed = !box.isSplit && this.isDimmed(box.group);
+    pen.globalAlpha = isDimmed ? 0.22 : 1;
+    pen.fillStyle = box.fill;
+    pen.fillRect(box.x, box.y, width, height);
     if (box.many) {
-      pen.fillStyle = look.hatching;
-      pen.fillRect(x, y, w, h);
+      pen.fillStyle = this.look.hatching;
+      pen.fillRect(box.x, box.y, width, height);
     }
-    if (width > 34 && height > 15) this.label(pen, box, this.isDimmed(box.group) ? look.ink : ink, Math.min(height, 22), false);
-    pen.globalAlpha = 1;
+    if (!box.words.length) return;
+    pen.fillStyle = isDimmed ? this.look.ink : box.ink;
+    for (const [text, x, y] of box.words) pen.fillText(text, x, y);
   }
 
   /** Return the colour of most of what is in a module that is drawn as one box. */
@@ -232,26 +253,6 @@ export class Treemap {
 
   isDimmed(group) {
     return this.matches !== null && group.isTensor && !group.nodes.some((node) => this.matches.has(node.row));
-  }
-
-  label(pen, box, ink, height, isHeader) {
-    const room = box.width - 10;
-    const size = this.size(box.group);
-    const name = box.many ? `${count(box.many)} more` : nameOf(box.group);
-    const shown = fitted(pen, name, room);
-    pen.fillStyle = ink;
-    pen.fillText(shown, box.x + 5, box.y + height / 2 + 0.5);
-    if (box.many) return;
-    const left = room - pen.measureText(shown).width - 10;
-    if (left > pen.measureText(size).width) {
-      pen.globalAlpha *= 0.8;
-      pen.textAlign = "right";
-      pen.fillText(size, box.x + box.width - 6, box.y + height / 2 + 0.5);
-      pen.textAlign = "left";
-      pen.globalAlpha /= 0.8;
-    } else if (!isHeader && box.height > 36 && pen.measureText(size).width < room) {
-      pen.fillText(size, box.x + 5, box.y + 28);
-    }
   }
 
   drawOverlay() {
@@ -293,10 +294,10 @@ function fitted(pen, text, room) {
   return most > 1 ? `${text.slice(0, most)}…` : "";
 }
 
-function hatching(pen, look) {
+function hatching(pen, colour) {
   const tile = new OffscreenCanvas(6, 6);
   const tilePen = tile.getContext("2d");
-  tilePen.strokeStyle = look.page;
+  tilePen.strokeStyle = colour;
   tilePen.globalAlpha = 0.6;
   tilePen.beginPath();
   for (const from of [-6, 0, 6]) {
