@@ -122,7 +122,7 @@ def _mapping_like(node: Inert, pairs: nodes.Pairs, modules: dict[str, ModuleFact
     if isinstance(node, Dict):
         return Dict(pairs)
     made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
-    made.items, made.pairs, made.state = node.items, pairs, node.state
+    made.items, made.pairs, made.state = node.items, list(pairs), node.state
     if modules and isinstance(node.state, Dict):
         metadata = metadata_node(modules)
         made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in node.state.pairs])

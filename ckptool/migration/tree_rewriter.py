@@ -154,7 +154,7 @@ class TreeRewriter:
             return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
         hooks = Call(_ORDERED_DICT, ())
         args: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride, requires_grad, hooks)
-        flags: nodes.Pairs = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
+        flags: nodes.PairList = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
         if info.dtype.storage_class is None:
             args = (*args, Global("torch", info.dtype.name))
         if flags:

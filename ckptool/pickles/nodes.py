@@ -14,7 +14,7 @@ Nodes compare by identity, as objects in a pickle do: two names for one node are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 # mypy cannot see through a recursive alias of this size in reasonable time; Any is what each consumer narrows.
 Inert: TypeAlias = Any
-Pairs: TypeAlias = list[tuple[Inert, Inert]]
+Pairs: TypeAlias = Sequence[tuple[Inert, Inert]]
+"""Of what was read: a tuple where there is none, or one. Nobody changes them but the reader."""
+PairList: TypeAlias = list[tuple[Inert, Inert]]
+"""Of what is being made."""
 CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 
 
 # All empty ones share these, for there may be one for each byte of a pickle. Tuples, so that nothing can change them.
-_NO_PAIRS: Final[Pairs] = ()  # type: ignore[assignment]
+_NO_PAIRS: Final[Pairs] = ()
 NO_ITEMS: Final[list[Inert]] = ()  # type: ignore[assignment]
 
 
@@ -75,7 +78,7 @@ class Call:
         """Of the opcode that calls, from the start of its source in bytes."""
         self.state: Inert = None
         self.items: list[Inert] | None = None
-        self.pairs: Pairs | None = None
+        self.pairs: PairList | None = None
 
     def __repr__(self) -> str:
         return f"<Call {class_name(self)}>"
@@ -102,10 +105,10 @@ class Dict:
         """Add pairs, from a list that is the dict's from now on. A tuple takes less, where one pair is all there is."""
         if not self.pairs:
             self.pairs = pairs
-        elif len(self.pairs) == 1:
-            self.pairs = [*self.pairs, *pairs]
-        else:
+        elif isinstance(self.pairs, list):
             self.pairs.extend(pairs)
+        else:
+            self.pairs = [*self.pairs, *pairs]
 
     def __repr__(self) -> str:
         return f"<Dict of {len(self.pairs)}>"

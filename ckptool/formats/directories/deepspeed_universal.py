@@ -24,7 +24,7 @@ from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Dict, Inert, Pairs
+from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import TensorInfo, row_major
 
@@ -70,9 +70,9 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     model = ModelStates(*files[0]) if files else None
     shapes = {name: shape for group in (model.groups if model else None) or [] for name, shape in group.items()}
     weights: dict[str, TensorInfo] = {}
-    state: Pairs = []
+    state: PairList = []
     for name in folder.names(zero)[1]:
-        own: Pairs = []
+        own: PairList = []
         for file in folder.names(f"{zero}/{name}")[0]:
             path = f"{zero}/{name}/{file}"
             if not file.endswith(".pt"):
@@ -93,7 +93,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     if model is not None:
         weights |= _others(model, weights, models, remarks)
         weights |= _no_floats(model)
-    pairs: Pairs = [("", state_dict(builder, weights, None, []))]
+    pairs: PairList = [("", state_dict(builder, weights, None, []))]
     pairs.append(("optimizer", Dict([("state", Dict(state)), *_settings(folder, probe, builder, zero, files)])))
     if model is not None:
         client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]

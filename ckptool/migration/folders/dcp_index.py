@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from ckptool.migration.folders.dcp_items import Item
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
 from ckptool.pickles.writer import DictInBatches, write_pickle
 from ckptool.tensors.dtypes import DType
 
@@ -49,7 +49,7 @@ def index(entries: Sequence[Entry], items: Sequence[Item]) -> bytes:
     The items of a tensor are one behind the other, in the order of its boxes.
     """
     nodes = _Nodes()
-    fields: Pairs = [
+    fields: PairList = [
         ("state_dict_metadata", _in_batches((one.name, _metadata(one, nodes)) for one in entries)),
         ("planner_data", _in_batches((one.name, one.path) for one in entries)),
         ("storage_data", _in_batches(_places(items, nodes))),
@@ -69,10 +69,10 @@ def _places(items: Iterable[Item], nodes: _Nodes) -> Iterator[tuple[Inert, Inert
     position = 0
     for _, own in groupby(items, key=attrgetter("name")):
         for number, item in enumerate(own):
-            key: Pairs = [("fqn", item.name), ("index", None if item.offsets is None else number)]
+            key: PairList = [("fqn", item.name), ("index", None if item.offsets is None else number)]
             if item.offsets is not None:
                 key.append(("offset", nodes.sizes(item.offsets)))
-            place: Pairs = [("relative_path", ITEMS), ("offset", position), ("length", item.nbytes)]
+            place: PairList = [("relative_path", ITEMS), ("offset", position), ("length", item.nbytes)]
             info = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
             yield _object(Global(_MODULE, "MetadataIndex"), key), _object(info, place)
             position += item.nbytes
@@ -94,7 +94,7 @@ class _Nodes:
         known = self._chunks.get(box)
         if known is not None:
             return known
-        fields: Pairs = [("offsets", self.sizes(box[0])), ("sizes", self.sizes(box[1]))]
+        fields: PairList = [("offsets", self.sizes(box[0])), ("sizes", self.sizes(box[1]))]
         return self._new(self._chunks, box, _object(Global(_MODULE, "ChunkStorageMetadata"), fields))
 
     def properties(self, dtype: DType, requires_grad: bool) -> Inert:
@@ -119,7 +119,7 @@ def _metadata(entry: Entry, nodes: _Nodes) -> Inert:
     if entry.tensor is None:
         return _object(Global(_MODULE, "BytesStorageMetadata"), [])
     dtype, shape, requires_grad = entry.tensor
-    fields: Pairs = [
+    fields: PairList = [
         ("properties", nodes.properties(dtype, requires_grad)),
         ("size", nodes.sizes(shape)),
         ("chunks", [nodes.chunk(box) for box in entry.boxes]),

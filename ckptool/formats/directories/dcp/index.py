@@ -114,7 +114,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]
     return record.packed(paths, uses), Index({}, {}, {}, stream, strays, whole_shapes, is_megatrons)
 
 
-def _places(pairs: nodes.Pairs, limits: Limits) -> tuple[_Places, dict[str, Use]]:
+def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, Use]]:
     found: _Places = {}
     uses: dict[str, list[int]] = {}
     unordered: set[str] = set()
@@ -312,11 +312,12 @@ def _fields(node: Inert) -> nodes.Pairs:
     return pairs
 
 
-def _pairs(node: Inert) -> nodes.Pairs:
+def _pairs(node: Inert) -> nodes.PairList:
+    """Return the pairs of a mapping, to be taken from it."""
     pairs = nodes.mapping_pairs(node)
     if pairs is None:
         raise _malformed("no mapping where one has to be")
-    return pairs
+    return pairs if isinstance(pairs, list) else list(pairs)
 
 
 def _is(node: Inert, name: str) -> bool:

@@ -24,7 +24,7 @@ from ckptool.formats.directories.side_by_side import ANOTHER_SAVE
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Pairs
+from ckptool.pickles.nodes import Call, Dict, Global, PairList
 from ckptool.tensors.tensor import is_size
 
 _AUTOEP: Final = "ds_autoep_layers"
@@ -62,7 +62,7 @@ def read(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
     for number, parsed in found.items():
         if parsed.rebuilder is not None:
             whole.pairs += [(name, builder.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
-    root: Pairs = [("module", whole)]
+    root: PairList = [("module", whole)]
     client = [(key, builder.transplant(value, model.rebuilder)) for key, value in model.client()]
     root += merged.beside(iter(client), ["module"])
     parsed = side_by_side.of_tree(

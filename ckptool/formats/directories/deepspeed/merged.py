@@ -24,7 +24,7 @@ from ckptool.formats.directories.deepspeed.states import ModelStates, OptimState
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.messages import some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo, row_major
@@ -134,7 +134,7 @@ def state_dict(builder: TreeBuilder, tensors: Mapping[str, TensorInfo], like: In
         if id(info) not in leaves:
             leaves[id(info)] = builder.tensor(info)
     made = Call(_ORDERED_DICT, ())
-    made.pairs = [(name, leaves[id(info)]) for name, info in tensors.items()] + others
+    made.pairs = [*((name, leaves[id(info)]) for name, info in tensors.items()), *others]
     made.state = like.state if isinstance(like, Call) else None
     return made
 
@@ -146,10 +146,10 @@ def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> In
     keys = list(dict.fromkeys(key for one in engine.optims for values in one.state.values() for key in values))
     flat = {key: partitions.flats_of(key) for key in keys if key != _SCALAR}
     steps = {index: values.get(_SCALAR) for index, values in first.state.items()}
-    state: Pairs = []
+    state: PairList = []
     missing: dict[str, None] = {}
     for name, place in partitions.places.items():
-        own: Pairs = []
+        own: PairList = []
         for key, flats in flat.items():
             info = partitions.state_of(name, key, flats) if place.runs else None
             if info is not None:
@@ -163,7 +163,7 @@ def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> In
     if missing:
         what = f"not of every rank, or not of each element one: {some(list(missing))} of the optimizer"
         remarks.append(Remark("CK153", what))
-    pairs: Pairs = [("state", Dict(state)), ("param_groups", _groups(engine))]
+    pairs: PairList = [("state", Dict(state)), ("param_groups", _groups(engine))]
     pairs += [(key, builder.transplant(value, first.rebuilder)) for key, value in first.others()]
     return Dict(pairs)
 
@@ -183,7 +183,7 @@ def _groups(engine: Engine) -> Inert:
 def beside(pairs: Iterator[tuple[str, Inert]], taken: Sequence[str]) -> Pairs:
     """Return entries of a file, to stand beside others: a name that one of those has gets a mark."""
     used = set(taken)
-    found: Pairs = []
+    found: PairList = []
     for key, value in pairs:
         name = key
         while name in used:

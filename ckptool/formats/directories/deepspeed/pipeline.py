@@ -18,7 +18,7 @@ from ckptool.formats.directories.deepspeed.reader import NAME, TRAITS, Files, Re
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
 from ckptool.tensors.tensor import TensorInfo
 
 _LONGEST: Final = 7
@@ -39,7 +39,7 @@ def read(reader: Reader, files: Files) -> Parsed:
     builder = TreeBuilder(reader.probe.limits)
     parts = {rank: _layers(reader, builder, files.layers[rank]) for rank in sorted(files.layers)}
     if len(parts) > 1:
-        pairs: Pairs = [(f"model_{rank:02}", part) for rank, part in parts.items()]
+        pairs: PairList = [(f"model_{rank:02}", part) for rank, part in parts.items()]
         why = (
             f"{len(parts):,} tensor-parallel ranks, listed rank by rank: along which dimension the parts of a tensor "
             "are joined is not in the files"
@@ -97,7 +97,7 @@ def _merged(reader: Reader, builder: TreeBuilder, module: Call, files: Files) ->
         if engine.partitions is not None
         for name in engine.partitions.places
     }
-    root: Pairs = []
+    root: PairList = []
     if not masters:
         root.append(("", module))
     else:
@@ -170,7 +170,7 @@ def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorI
 
 def _optimizers(builder: TreeBuilder, engines: list[merged.Engine], remarks: list[Remark]) -> Inert:
     """Return the states of the optimizers of all stages as one."""
-    state: Pairs = []
+    state: PairList = []
     groups: list[Inert] = []
     for engine in engines:
         one = nodes.mapping_pairs(merged.optimizer(builder, engine, remarks)) or []

@@ -11,7 +11,7 @@ from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Dict, Pairs
+from ckptool.pickles.nodes import Dict, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 
 
@@ -49,7 +49,8 @@ def whole(reader: Reader, engine: merged.Engine, remarks: list[Remark]) -> Parse
     weights = merged.Weights(reader.folder, engine)
     builder = TreeBuilder(reader.probe.limits)
     module = model.module or {}
-    pairs: Pairs = [("", merged.state_dict(builder, weights.tensors(module), model.field("module"), _entries(model)))]
+    own = merged.state_dict(builder, weights.tensors(module), model.field("module"), _entries(model))
+    pairs: PairList = [("", own)]
     if not engine.of_stage_3:
         pairs.append(("module", builder.transplant(model.field("module"), model.rebuilder)))
     pairs.append(("optimizer", merged.optimizer(builder, engine, remarks)))

@@ -15,7 +15,7 @@ from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, agree
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
-from ckptool.pickles.nodes import Dict, Inert, Pairs
+from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import TensorInfo
@@ -72,7 +72,7 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set]) -> Parsed
     builder = TreeBuilder(probe.limits)
     remarks: list[Remark] = []
     files: list[tuple[str, Parsed]] = []
-    pairs: Pairs = []
+    pairs: PairList = []
     why: str | None = None
     for one in sets:
         ranks = _ranks(folder, probe, one, remarks)
@@ -152,7 +152,7 @@ def _why_not(ranks: Sequence[Rank]) -> str | None:
 
 def _apart(builder: TreeBuilder, ranks: Sequence[Rank], head: str) -> Pairs:
     """Return the trees of the ranks side by side, each with its own parts."""
-    found: Pairs = []
+    found: PairList = []
     for rank in ranks:
         for one in rank.found.values():
             if len(one.part.boxes) == 1:

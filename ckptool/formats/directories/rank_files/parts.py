@@ -14,7 +14,7 @@ from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.formats.directories.rank_files import dtensor, sharded_tensor
 from ckptool.formats.directories.rank_files.part import Part
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Inert, Pairs
+from ckptool.pickles.nodes import Call, Dict, Inert, PairList
 from ckptool.tensors.rebuild import Rebuilder
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """A distributed tensor in a tree."""
 
     path: Path
-    siblings: Pairs | list[Inert]
+    siblings: PairList | list[Inert]
     """What holds it: pairs of a mapping, or a list."""
     place: int
     """Its place in there."""
@@ -75,11 +75,14 @@ def distributed_in(
         todo.extend(reversed(below))
 
 
-def _held(node: Inert) -> Pairs | list[Inert]:
+def _held(node: Inert) -> PairList | list[Inert]:
     """Return what a node holds, itself and no copy, so that it can be changed."""
     if isinstance(node, Call):
         return node.pairs if node.pairs is not None else []
-    return node.pairs if isinstance(node, Dict) else node if isinstance(node, list) else []
+    if isinstance(node, Dict):
+        pairs = node.pairs = node.pairs if isinstance(node.pairs, list) else list(node.pairs)
+        return pairs
+    return node if isinstance(node, list) else []
 
 
 def part_of(node: Call, rebuilder: Rebuilder, rank: int | None = None) -> Part | None:
