@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -79,8 +78,25 @@ class PiecesSource:
     A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it.
     """
 
+    __slots__ = (
+        "_boxes",
+        "_given",
+        "_infos",
+        "_is_compared",
+        "_limits",
+        "_lock",
+        "_pieces",
+        "_steps",
+        "cancellation",
+        "dtype",
+        "fault",
+        "name",
+        "nbytes",
+        "shape",
+        "sums",
+    )  # there is one for each tensor
+
     is_compressed = False
-    sums: PartChecksums | None = None
 
     def __init__(
         self,
@@ -100,25 +116,32 @@ class PiecesSource:
         self.nbytes = prod(shape) * dtype.itemsize
         self.fault = fault
         """Why the tensor cannot be read as a whole: raised whenever it is read."""
+        self.sums: PartChecksums | None = None
         self._given = pieces
+        self._pieces: tuple[Piece, ...] | None = None
+        self._boxes: BoxIndex | None = None
         self._limits = limits
         self._steps = row_major(self.shape)
         self._infos: dict[int, TensorInfo] = {}
         self._is_compared = False
         self._lock = threading.Lock()
 
-    @cached_property
+    @property
     def pieces(self) -> tuple[Piece, ...]:
         """Those that have elements, in row-major order of their first ones. Made late: there may be very many."""
+        if self._pieces is not None:
+            return self._pieces
         if self.fault is not None:
             raise self.fault
         given = self._given() if callable(self._given) else self._given
         found = [one if one.sizes else one._replace(offsets=(0,), sizes=(1,)) for one in given]
-        return tuple(sorted((one for one in found if one.numel), key=lambda one: one.offsets))
+        self._pieces = tuple(sorted((one for one in found if one.numel), key=lambda one: one.offsets))
+        return self._pieces
 
-    @cached_property
     def _index(self) -> BoxIndex:
-        return BoxIndex([one[:2] for one in self.pieces])
+        if self._boxes is None:
+            self._boxes = BoxIndex([one[:2] for one in self.pieces])
+        return self._boxes
 
     @property
     def band_nbytes(self) -> int:
@@ -215,7 +238,7 @@ class PiecesSource:
     def _fill(self, first: int, count: int, buffer: memoryview) -> None:
         """Fill a buffer with elements, from the ``first`` on."""
         for box in boxes_of(self.shape, first, first + count):
-            for index, common in self._index.meeting(box):
+            for index, common in self._index().meeting(box):
                 as_it_is = self._under(self.info(index)) is not None
                 for part in cut_up(common, (PIECE_NBYTES if as_it_is else _BAND_NBYTES) // self.dtype.itemsize):
                     check_cancelled(self.cancellation)
@@ -304,8 +327,7 @@ class PiecesSource:
         if all(info.storage is None or not info.storage.crc32 or _known_crc32(info) for info in known):
             self._is_compared = True
             self._infos.clear()
-            for made in ("pieces", "_index"):
-                self.__dict__.pop(made, None)
+            self._pieces = self._boxes = None
 
     def copied_whole(self) -> set[Place]:
         """Return the storages whose checksums are compared when all bytes are copied in order."""

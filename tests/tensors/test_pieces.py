@@ -40,6 +40,7 @@ def test_pieces_read_as_the_whole(
     with pytest.MonkeyPatch.context() as patch:
         if small:  # rows larger than what is put together at a time
             patch.setattr(pieces_module, "_BAND_NBYTES", 64)
+            patch.setattr(pieces_module, "PIECE_NBYTES", 64)
         source = in_pieces(whole, dtype, boxes, rng, path, WAYS)
         expected = whole.tobytes()
         assert source.nbytes == len(expected)

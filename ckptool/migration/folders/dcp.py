@@ -204,6 +204,7 @@ class _Work:
         self._cut: list[tuple[int, int, Payload]] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
+        self._cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
 
     def value(self, name: str, path: Path, node: Inert, rewriter: TreeRewriter) -> None:
         """Take what is no tensor, or is one that its own call makes."""
@@ -227,14 +228,16 @@ class _Work:
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
         """Take a plain tensor."""
-        boxes = list(_boxes(info))
+        boxes = self._boxes(info)
         start = len(self._tensors)
-        for offsets, sizes in boxes:
-            skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
-            box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
-            payload = payload_of(LazyTensor(name, box))
-            self._tensors.append(dcp_items.item(name, offsets, self._pickle(info.dtype, sizes), (payload,)))
         whole = payload_of(LazyTensor(name, info))
+        for offsets, sizes in boxes:
+            payload = whole
+            if len(boxes) > 1:
+                skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
+                box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
+                payload = payload_of(LazyTensor(name, box))
+            self._tensors.append(dcp_items.item(name, offsets, self._pickle(info.dtype, sizes), (payload,)))
         self.storages.append(whole)
         if not isinstance(whole, StoragePayload):
             self._partly.append(LazyTensor(name, info))
@@ -244,6 +247,11 @@ class _Work:
             else:
                 self._partly.append(LazyTensor(name, info))
         self._enter(Entry(name, path, (info.dtype, info.shape, info.requires_grad is True), boxes))
+
+    def _boxes(self, info: TensorInfo) -> tuple[Box, ...]:
+        """Return offsets and sizes of what becomes an item each: the same ones for all that are cut alike."""
+        boxes = tuple(_boxes(info))
+        return self._cuts.setdefault(boxes, boxes)
 
     def _enter(self, entry: Entry) -> None:
         other = self._entries.setdefault(entry.name, entry)
