@@ -312,11 +312,13 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     for one in members:
         members += one.inside.values()
     streams = [stream for member in members for stream in member.streams]
-    if all(usual_names.is_expected(stream, one) for stream in streams for one in stream.globals):
+    has_program = any(member.traits.program for member in members)
+    if not has_program and all(usual_names.is_expected(stream, one) for stream in streams for one in stream.globals):
         return ()
     from ckptool.checking import safety, would_run  # most files have no such names
 
-    return tuple(would_run.system_calls(safety.quick(checkpoint), _state_dict(checkpoint)))
+    found = safety.quick(checkpoint)
+    return tuple(would_run.system_calls(found, _state_dict(checkpoint) if found.acts else None))
 
 
 def foreign(checkpoint: Checkpoint) -> list[str]:

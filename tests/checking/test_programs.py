@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
 from ckptool.checking.programs import programs
+from ckptool.cli import cli
 from ckptool.sources.source import BytesSource
 from tests.build import zip_file
 
@@ -72,6 +74,7 @@ def test_torchscript_that_writes_a_file_when_it_is_loaded_is_an_error(tmp_path: 
     assert report.grade == "system"
     assert "which has torch.save(" in str(report.loading)
     assert "it only makes data" in str(report.loading)
+    assert "CK216" in CliRunner().invoke(cli, ["inspect", str(path)]).output
 
 
 @pytest.fixture(scope="module")
