@@ -134,9 +134,8 @@ class Tally:
         for piece in pieces:
             whole = np.frombuffer(piece, dtype=width)
             for start in range(0, whole.size, _AT_ONCE):
-                values = whole[start : start + _AT_ONCE].astype("f8")
-                with np.errstate(all="ignore"):
-                    self._add_float64(values)
+                with np.errstate(all="ignore"):  # a NaN that signals does so when it is cast
+                    self._add_float64(whole[start : start + _AT_ONCE].astype("f8"))
 
     def _add_float64(self, values: NDArray[Any]) -> None:
         np = self._np
@@ -209,7 +208,8 @@ def as_float64(data: bytes | bytearray, dtype: str) -> NDArray[Any]:
     """
     np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
     if dtype in _WIDE:
-        wide: NDArray[Any] = np.frombuffer(data, dtype=_WIDE[dtype]).astype("f8")
+        with np.errstate(invalid="ignore"):
+            wide: NDArray[Any] = np.frombuffer(data, dtype=_WIDE[dtype]).astype("f8")
         return wide
     values = _values(dtype)
     found: NDArray[Any]

@@ -109,6 +109,13 @@ def test_extremes(values: torch.Tensor) -> None:
         assert found.std == std
 
 
+def test_a_signaling_nan_is_a_nan_and_warns_nobody() -> None:
+    tally = Tally()
+    tally.add([bytes.fromhex("0100807f 0000803f")], "float32")
+
+    assert (tally.result().nan, tally.result().mean) == (1, 1.0)
+
+
 def test_joined_tallies_are_that_of_all_values() -> None:
     parts = [torch.randn(1000) * power + power for power in (1, 10, 1000)]
     whole = Tally()

@@ -180,6 +180,7 @@ def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in names}
 
     assert "ckptool/py.typed" in names
+    assert {"ckptool/cli/page/assets/page.html", "ckptool/cli/page/assets/main.js"} < set(names)
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ckptool"}
 
 
