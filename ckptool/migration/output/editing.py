@@ -152,6 +152,10 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
         UnfinishedEdit: It has a journal, unless it is the one for ``recovering``.
         OutputFailed: The system does not open it.
     """
+    if not hasattr(os, "pwrite"):
+        raise MigrationRefused(
+            "this system cannot edit files in place", kind="not-in-place", hint="Write a copy instead."
+        )
     _refuse_kind(path)
     try:
         fd = os.open(path, _OPEN)
