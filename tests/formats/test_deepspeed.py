@@ -517,3 +517,60 @@ def test_a_stage_without_a_file_of_the_engine_is_named(tmp_path: Path) -> None:
     stages_of_a_pipeline(tmp_path, 1)
     next(tmp_path.rglob("mp_rank_00_model_states.pt")).unlink()
     assert "CK153" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+# Experts
+
+
+def mixture(folder: Path, **more: Any) -> dict[str, torch.Tensor]:
+    """Save a model with two layers of experts, of 2 and of 3, as DeepSpeed does; return its whole state dict."""
+    folder.mkdir(exist_ok=True)
+    found = {"emb.weight": torch.randn(4, 3)}
+    save({"module": dict(found), "num_experts": [2, 3], "epoch": 1, **more}, folder / "mp_rank_00_model_states.pt")
+    for layer, count in enumerate((2, 3)):
+        for expert in range(count):
+            head = f"blocks.{layer}.moe.deepspeed_moe.experts.deepspeed_experts.{expert}"
+            own = {f"{head}.fc.weight": torch.randn(2, 3), f"{head}.fc.bias": torch.randn(2)}
+            save(own, folder / f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt")
+            found |= own
+    return found
+
+
+def test_experts_are_put_back_into_their_model(tmp_path: Path) -> None:
+    expected = mixture(tmp_path / "saved")
+    assert_equal(ckptool.load(tmp_path / "saved"), expected)
+    with ckptool.open_checkpoint(tmp_path / "saved") as checkpoint:
+        assert dict(checkpoint.extras)["epoch"] == 1
+        assert checkpoint.weights is not None
+        assert checkpoint.weights.key == "module"
+    ckptool.migrate(tmp_path / "saved", tmp_path / "one.safetensors")
+    assert ckptool.diff(tmp_path / "saved", tmp_path / "one.safetensors").same
+
+
+def test_experts_that_are_not_there_or_not_their_own_are_refused(tmp_path: Path) -> None:
+    mixture(tmp_path)
+    first, second = (tmp_path / f"layer_1_expert_{number}_mp_rank_00_model_states.pt" for number in (1, 2))
+    kept = second.read_bytes()
+    second.unlink()
+    with pytest.raises(FileUnavailable, match="1 of 5 files of experts not there: expert 2 of layer 1"):
+        ckptool.open_checkpoint(tmp_path)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(MalformedFile, match="which is not of its expert"):
+        ckptool.open_checkpoint(tmp_path)
+    second.write_bytes(kept)
+    assert ckptool.check(tmp_path).error is None
+
+
+def test_experts_whose_names_say_nothing_are_listed_file_by_file(tmp_path: Path) -> None:
+    mixture(tmp_path, ds_autoep_layers=[{"moe_layer_id": 0}])
+    with pytest.raises(AmbiguousWeights, match="5 files of experts"):
+        ckptool.load(tmp_path)
+    assert "CK155" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+@pytest.mark.parametrize("form", ["same", "dcp"])
+def test_masters_are_the_weights_of_what_was_written_of_everything(form: str, tmp_path: Path) -> None:
+    engine = Engine(2, 2, dtype=torch.bfloat16)
+    target = tmp_path / ("all.pt" if form == "same" else "all")
+    ckptool.migrate(engine.save(tmp_path / "saved"), target, form=form)
+    assert_equal(ckptool.load(target), engine.expected())

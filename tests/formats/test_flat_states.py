@@ -57,8 +57,10 @@ def test_states_of_megatrons_optimizers_are_no_weights(optimizer: str, tmp_path:
     assert list(loaded) == list(expected)
     for name, tensor in expected.items():
         assert_same_tensor(loaded[name], tensor, name)
-    ckptool.migrate(tmp_path / "run", tmp_path / "weights.safetensors")
-    assert ckptool.diff(tmp_path / "run", tmp_path / "weights.safetensors").same
+    ckptool.migrate(tmp_path / "run", tmp_path / "weights.pt", form="state_dict")
+    assert ckptool.diff(tmp_path / "run", tmp_path / "weights.pt").same
+    ckptool.migrate(tmp_path / "run", tmp_path / "all.pt")
+    assert ckptool.load(tmp_path / "all.pt").keys() == {*expected, "iteration"}  # a tensor as any other there
 
 
 def test_states_of_extra_modules_belong_to_the_weights(tmp_path: Path) -> None:

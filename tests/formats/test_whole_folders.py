@@ -869,6 +869,24 @@ def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
     assert_loads(tmp_path, weights())
 
 
+TRAINERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin")
+
+
+@each("name", TRAINERS)
+def test_what_a_trainer_needs_to_go_on_is_named(name: str, tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    assert "CK166" not in codes(tmp_path)
+    (tmp_path / name).unlink()
+    assert "CK166" in codes(tmp_path)
+
+
+def test_weights_that_a_trainer_saved_alone_lack_nothing(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    for name in TRAINERS[:3]:
+        (tmp_path / name).unlink()
+    assert "CK166" not in codes(tmp_path)
+
+
 def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
     for number in (1, 2):
         torch.save({f"w{number}": torch.ones(number)}, tmp_path / f"{number}.pth")

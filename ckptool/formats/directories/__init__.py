@@ -150,6 +150,7 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
     remarks = [*parsed.remarks, *pipelines.remarks(missing)]
     remarks += bare.without_weights(folder, choice, parsed)
     remarks += bare.missing_parts(folder)
+    remarks += bare.missing_of_trainer(folder)
     absent = (*parsed.absent, *missing, *_unread_components(folder, parsed))
     parsed = parsed._replace(remarks=tuple(remarks), absent=absent)
     return source, _with_beside(folder, parsed, used, choice, folders)

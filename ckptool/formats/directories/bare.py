@@ -21,6 +21,9 @@ _ARCHITECTURES: Final = "architectures"
 """What transformers writes into the configuration of each model that has weights."""
 _OF_TRAINER: Final = "trainer_state.json"
 """What a Trainer writes into each folder that it saves into, after the weights."""
+_ARGUMENTS: Final = "training_args.bin"
+_OF_ENGINE: Final = re.compile(r"global_step\d+")
+_TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "state of random numbers"}
 
 
 _PARAMETERS: Final = "hyperparams.yaml"
@@ -70,6 +73,22 @@ def missing_parts(folder: FolderSource) -> Iterator[Remark]:
     if missing and len(missing) < len(named):  # else they lie elsewhere
         what = f"{counted(len(missing), 'file')} that {_PARAMETERS!r} names not there: {some(missing)}"
         yield Remark("CK164", what, "Download what is missing, if all components are needed.")
+
+
+def missing_of_trainer(folder: FolderSource) -> Iterator[Remark]:
+    """Yield which of the files are not there that a Trainer needs to go on, where others of them are."""
+    named = [*folder.files, *folder.folders]
+    roles = {choosing.role_of(name) for name in named}
+    if any(_OF_ENGINE.fullmatch(name) for name in named):
+        roles |= {"optimizer", "scheduler"}
+    if "rng" not in roles and not roles >= {"optimizer", "scheduler"}:
+        return  # weights alone were asked for
+    is_trainers = _OF_TRAINER in folder.files or _ARGUMENTS in folder.files
+    missing = [what for role, what in _TO_GO_ON.items() if role not in roles] if is_trainers else []
+    missing += [repr(name) for name in (_OF_TRAINER, _ARGUMENTS) if is_trainers and name not in folder.files]
+    if missing:
+        what = f"a Trainer saved here, and there is no {some(missing)}: training cannot go on as it was"
+        yield Remark("CK166", what, "Copy the folder again, with all of its files, if it is to.")
 
 
 def _is_bare(folder: FolderSource, name: str) -> bool:

@@ -145,7 +145,8 @@ def _missing_parts(parts: Mapping[str, Sequence[Part]]) -> Iterator[Remark]:
         ranks = frozenset(int(match[1]) for match in found)
         if len({part.box for part in own}) > 1:
             meshes[ranks] = None
-            ranks_of.setdefault(found[0][2] if found else "", set()).update(ranks)
+        if found and own[0].info.shape:
+            ranks_of.setdefault(found[0][2], set()).update(ranks)
     missing = [
         f"shard-{rank:05}-{output}{_SUFFIX}"
         for output, ranks in ranks_of.items()

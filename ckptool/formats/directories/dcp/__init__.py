@@ -21,8 +21,8 @@ from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError
-from ckptool.formats.directories.dcp import flat_states, flattened, whole
-from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp import flattened, whole
+from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.items import Items, Value
 from ckptool.formats.directories.dcp.parts import ItemParts
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, is_index, read_indexes
@@ -88,13 +88,11 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
     remarks += whole.missing_beside(folder, index, of_index)
     root = nested(leaves)
-    contents = collect_weights(root, builder.rebuilder, probe.limits)
-    flat_states.tell_apart(contents, taken - of_index)
     return Parsed(
         index.streams[0].source,
         NAME,
         TRAITS,
-        contents,
+        collect_weights(root, builder.rebuilder, probe.limits, beside=taken - of_index),
         root=root,
         rebuilder=builder.rebuilder,
         streams=tuple(streams),

@@ -23,7 +23,7 @@ from ckptool.tensors.tensor import TensorInfo, is_size
 MODEL_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")
 OPTIM_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt")
 LAYER_FILE: Final = re.compile(r"layer_(\d{1,6})-(?:model_(\d{1,6})-)?model_states\.pt")
-EXPERT_FILE: Final = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{1,6}_model_states\.pt")
+EXPERT_FILE: Final = re.compile(r"(?:layer_(\d{1,6})_)?expert_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
 
 _STRUCTURE: Final = frozenset(
     (

@@ -1,5 +1,5 @@
 """
-What stands at the root of an index beside weights: states of an optimizer under flat names, and values of a training.
+What stands at the root of a tree beside weights: states of an optimizer under flat names, and values of a training.
 
     decoder.final_norm.weight                        weights, which have no name of their own
     optimizer.state.exp_avg.decoder.final_norm.weight    Megatron-core; of several optimizers, chained_0.optimizer…
@@ -28,11 +28,11 @@ _EXTRA_STATE: Final = re.compile(r"(?:.*\.)?_extra_state(?:/shard_[0-9._]+)?")
 """What modules put beside their tensors; Megatron-core says which part of how many an object is."""
 
 
-def tell_apart(contents: Contents, beside: Collection[str | int]) -> None:
+def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None:
     """
     Leave the weights alone in the state dict at the root, if there are states of an optimizer, or values, among them.
 
-    ``beside`` are the keys at the root that no index has: of values in files of their own.
+    ``beside`` are the keys at the root that came from files of their own, where a folder is read; else None.
     """
     root = next((one for one in contents.groups if not one.key and one.kind in ("mapping", "loose")), None)
     keys = [key for key, _ in nodes.mapping_pairs(root.node) or []] if root is not None else []
@@ -40,10 +40,10 @@ def tell_apart(contents: Contents, beside: Collection[str | int]) -> None:
     if root is None or len(texts) < len(keys):
         return
     optimizers = _optimizers(texts)
-    nested = any(one.key and role_of(one, contents) == "optimizer" for one in contents.groups)
+    nested = beside is not None and any(one.key and role_of(one, contents) == "optimizer" for one in contents.groups)
     if not optimizers and not beside and not nested:
         return
-    taken = {*beside, *(key for own in optimizers.values() for key in own)}
+    taken = {*(beside or ()), *(key for own in optimizers.values() for key in own)}
     for head, own in optimizers.items():
         group = Group(head, "optimizer", [name for name in root.names if name in own], node=root.node)
         group.own_keys = frozenset(own)
