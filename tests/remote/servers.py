@@ -7,10 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
+
+
+@lru_cache(maxsize=8)
+def tag_of(data: bytes) -> str:
+    return f'"{md5(data).hexdigest()}"'
 
 
 class Server(ThreadingHTTPServer):
@@ -87,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
             self.serve(data, ranged)
 
     def serve(self, data: bytes, ranged: str | None) -> None:
-        tag = f'"{md5(data).hexdigest()}"'
+        tag = tag_of(data)
         wanted = self.headers.get("If-Match")
         if self.server.checks_tag and wanted not in (None, tag):
             self.answer(412)

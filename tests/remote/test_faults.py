@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
+from contextlib import closing
 
 import pytest
 
@@ -93,12 +94,12 @@ def test_throttled_cut_and_changed_at_once(scheme: str, monkeypatch: pytest.Monk
             server.files["/b/x"] = versions[now]
             try:
                 source, _ = open_remote(Remote(path, endpoint=server.url, anonymous=scheme == "s3"))
-                for start, nbytes in ranges(5, done):
-                    if chance.random() < 0.1:
-                        server.files["/b/x"] = versions[chance.randrange(2)]
-                    done += 1
-                    assert source.read(start, nbytes) == versions[now][start : start + nbytes]
-                source.close()
+                with closing(source):
+                    for start, nbytes in ranges(5, done):
+                        if chance.random() < 0.1:
+                            server.files["/b/x"] = versions[chance.randrange(2)]
+                        done += 1
+                        assert source.read(start, nbytes) == versions[now][start : start + nbytes]
             except SourceChanged:
                 changed += 1
     assert 0 < changed < done
