@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ckptool.loading.serving.live_model import LiveModel, Reload, Serving
     from ckptool.migration.changes import Changes
     from ckptool.migration.migrate import migrate
+    from ckptool.migration.recover import recover
     from ckptool.migration.report import MigrationReport
     from ckptool.pickles.nodes import Global
     from ckptool.sources.remote.address import Remote
@@ -93,6 +94,7 @@ __all__ = [
     "migrate",
     "open_checkpoint",
     "predict_memory",
+    "recover",
 ]
 
 _MODULES = {
@@ -114,6 +116,7 @@ _MODULES = {
     "ckptool.migration.changes": ("Changes",),
     "ckptool.migration.migrate": ("migrate",),
     "ckptool.migration.report": ("MigrationReport",),
+    "ckptool.migration.recover": ("recover",),
     "ckptool.pickles.nodes": ("Global",),
     "ckptool.sources.remote.address": ("Remote",),
     "ckptool.sources.source": ("Source",),

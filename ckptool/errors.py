@@ -20,6 +20,7 @@ Every exception that ckptool raises.
   + MigrationRefused        what was asked for would lose or confuse something
   + OutputFailed            the result could not be written
     - OutputExists          and nothing may be overwritten
+  + UnfinishedEdit          an edit in place did not end, or goes on
   + WeightsMismatch         the weights do not fit the model
     - KeyMismatch           by their names
     - ShapeMismatch         by their shapes
@@ -107,6 +108,16 @@ def about(path: str | None) -> Iterator[None]:
     except CkptoolError as error:
         error.path = error.path or path
         raise
+
+
+def let_go(error: BaseException) -> None:
+    """Drop what the calls that ended in an error had in memory: a tree that was half read, what was unpacked."""
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            todo += (one.__cause__, one.__context__)
 
 
 def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:
@@ -229,6 +240,16 @@ class OutputExists(OutputFailed):
     """Something has the output's name already, and nothing was to be overwritten."""
 
     default_kind = "output-exists"
+
+
+class UnfinishedEdit(CkptoolError):
+    """
+    The file has the journal of an edit in place, which goes on or was cut off; nothing was read or changed.
+
+    The ``command`` makes it what it was before the edit.
+    """
+
+    default_kind = "unfinished-edit"
 
 
 class WeightsMismatch(CkptoolError):

@@ -21,6 +21,10 @@ _PIECE: Final = 1 << 20
 """Bytes that are unpacked at once."""
 _XZ_MEMORY: Final = 1 << 28
 """What unpacking may take for its dictionary; the largest preset takes a quarter."""
+_ZIP_LZMA: Final = 9
+"""Bytes before the data of LZMA in a zip."""
+_LZMA_DICTIONARY: Final = 1 << 26
+"""What a dictionary needs at most, for no more is unpacked of a small file, whatever it announces."""
 
 
 class _Unpacker(Protocol):
@@ -66,6 +70,32 @@ def _lzma() -> _Unpacker:
     return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_MEMORY)
 
 
+class _LzmaOfZip:
+    """LZMA as a zip has it: a version, five bytes of properties and their size, and the data, of unknown length."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._unpacker: _Unpacker | None = None
+
+    @property
+    def eof(self) -> bool:
+        return self._unpacker is not None and self._unpacker.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._unpacker.unused_data if self._unpacker is not None else b""
+
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+        if self._unpacker is None:
+            self._head += data
+            if len(self._head) < _ZIP_LZMA:
+                return b""
+            widest = min(int.from_bytes(self._head[5:_ZIP_LZMA], "little"), _LZMA_DICTIONARY)
+            data = self._head[4:5] + widest.to_bytes(4, "little") + b"\xff" * 8 + self._head[_ZIP_LZMA:]
+            self._unpacker = _lzma()
+        return self._unpacker.decompress(data, max_length)
+
+
 GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
 _KINDS: Final = (
     GZIP,
@@ -74,7 +104,11 @@ _KINDS: Final = (
     Compression("lzma", b"\x5d\0\0", _lzma),
     Compression("zlib", b"\x78", _zlib(15)),
 )
-RAW: Final = {8: Compression("deflate", b"", _zlib(-15)), 12: Compression("bzip2", b"BZh", _bz2)}
+RAW: Final = {
+    8: Compression("deflate", b"", _zlib(-15)),
+    12: Compression("bzip2", b"BZh", _bz2),
+    14: Compression("lzma", b"", _LzmaOfZip),
+}
 """Ways to compress a member of a zip, by their numbers there: of those that need nothing else to be unpacked."""
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""

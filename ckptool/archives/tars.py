@@ -10,21 +10,42 @@ See POSIX.1-2017, pax, "ustar Interchange Format".
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record
-from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.errors import (
+    AmbiguousFile,
+    Cancelled,
+    CkptoolError,
+    LimitExceeded,
+    MalformedFile,
+    TruncatedFile,
+    UnsupportedFeature,
+)
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.read_ahead import ReadAhead
-from ckptool.sources.source import Source
+from ckptool.sources.source import SliceSource, Source
 
-_BLOCK: Final = 512
+BLOCK: Final = 512
 _LONGEST_NAME: Final = 1 << 16
+_FILES: Final = (b"0", b"\0", b"7")
+_NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6", b"K", b"g")
+"""Links, devices and folders, which have no payload; what stands for the name of a link, and for several members."""
+
+
+class _Member(NamedTuple):
+    name: str
+    kind: bytes
+    payload: int
+    nbytes: int
+    """May reach over the end of the file."""
+    is_sparse: bool
 
 
 def is_tar(head: bytes) -> bool:
     """Say whether the first block is a tar header: its checksum is right."""
-    return len(head) >= _BLOCK and head[0] != 0 and _checksum_is_right(head[:_BLOCK])
+    return len(head) >= BLOCK and head[0] != 0 and _checksum_is_right(head[:BLOCK])
 
 
 def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
@@ -38,17 +59,66 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         AmbiguousFile: Two members have one name.
     """
     records: dict[str, Record] = {}
+    notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
+    for member in _members(source):
+        if member is None:
+            notes = ()
+            break
+        if member.payload + member.nbytes > source.nbytes:
+            raise _truncated(member.payload, member.payload + member.nbytes, source.nbytes)
+        if member.is_sparse:
+            raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=member.payload)
+        if member.kind not in _FILES:
+            continue
+        if member.name in records:
+            raise AmbiguousFile(f"the tar holds {member.name!r} twice", kind="ambiguous-tar", offset=member.payload)
+        if len(records) >= limits.entries:
+            raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
+        records[member.name] = Record(member.name, member.payload, member.nbytes, member.nbytes)
+    return Archive(source, records, limits, notes)
+
+
+def others(source: Source, archive: Archive | None) -> Iterator[tuple[str, Source]]:
+    """
+    Yield what other readers of tars could take for a file that ``archive`` has not: of a kind of its own, say.
+
+    Without an archive, for the tar is refused, all files: copies under one name, sparse and cut ones among them.
+    """
+    for member in _as_far(_members(source)):
+        begin, left = member.payload, source.nbytes - member.payload
+        if (archive is not None and member.kind in _FILES) or member.kind in _NO_FILES or left <= 0:
+            continue
+        nbytes = min(member.nbytes, left)
+        yield member.name, SliceSource(source, begin, nbytes)
+        if member.is_sparse and nbytes > BLOCK:  # behind the list of what is there of it
+            yield member.name, SliceSource(source, begin + BLOCK, nbytes - BLOCK)
+
+
+def _as_far(members: Iterator[_Member | None]) -> Iterator[_Member]:
+    """Yield those that can be read; others have no more of them, either."""
+    try:
+        for member in members:
+            if member is None:
+                return
+            yield member
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return
+
+
+def _members(source: Source) -> Iterator[_Member | None]:
+    """Yield all members with a payload of their own, and None where the tar says that it ends."""
     ahead = ReadAhead(source)
     position = 0
     override: dict[str, str] = {}
-    notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
     while position < source.nbytes:
-        if position + _BLOCK > source.nbytes:
-            raise _truncated(position, position + _BLOCK, source.nbytes)
-        header = ahead.read(position, _BLOCK)
+        if position + BLOCK > source.nbytes:
+            raise _truncated(position, position + BLOCK, source.nbytes)
+        header = ahead.read(position, BLOCK)
         if not any(header):
-            notes = ()
-            break
+            yield None
+            return
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
         kind = header[156:157]
@@ -57,27 +127,18 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             nbytes = _decimal(override["size"], position)
         else:
             nbytes = _number(header[124:136], position)
-        payload = position + _BLOCK
-        end = payload + nbytes
-        if end > source.nbytes:
-            raise _truncated(position, end, source.nbytes)
-        position = payload + -(-nbytes // _BLOCK) * _BLOCK
+        payload = position + BLOCK
+        position = payload + -(-nbytes // BLOCK) * BLOCK
         if is_extension:
+            if payload + nbytes > source.nbytes:
+                raise _truncated(payload, payload + nbytes, source.nbytes)
             if nbytes > _LONGEST_NAME:
                 raise MalformedFile(f"a tar name of {nbytes:,} bytes", kind="malformed-tar", offset=payload)
             text = source.read(payload, nbytes)
             override |= _pax(text, payload) if kind == b"x" else {"path": _text(text)}
             continue
-        name = override.get("path") or _name(header)
+        yield _Member(override.get("path") or _name(header), kind, payload, nbytes, "sparse" in override)
         override = {}
-        if kind not in (b"0", b"\0", b"7"):
-            continue
-        if name in records:
-            raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=payload)
-        if len(records) >= limits.entries:
-            raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
-        records[name] = Record(name, payload, nbytes, nbytes)
-    return Archive(source, records, limits, notes)
 
 
 def _truncated(offset: int, needed: int, actual: int) -> TruncatedFile:
@@ -133,7 +194,7 @@ def _pax(records: bytes, offset: int) -> dict[str, str]:
         line = records[position + len(length) + 1 : stop - 1]
         key, _, value = line.partition(b"=")
         if key.startswith(b"GNU.sparse"):
-            raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=offset)
+            found["sparse"] = "yes"
         if key in (b"path", b"size"):
             found[key.decode()] = _text(value)
         position = stop

@@ -7,6 +7,7 @@ from typing import Final
 
 from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_layout import ENTRY, ENTRY_MAGIC, LOCAL, LOCAL_MAGIC
+from ckptool.errors import MalformedFile, MissingPackage
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -16,6 +17,7 @@ _DIRECTORY: Final = 1 << 22
 """Bytes before the end in which the entries of the directory are found."""
 _BLOCK: Final = 1 << 20
 _MOST: Final = 10_000
+_ZSTANDARD: Final = 93
 
 
 def members(source: Source, limits: Limits) -> Iterator[tuple[str, Source]]:
@@ -37,14 +39,28 @@ def members(source: Source, limits: Limits) -> Iterator[tuple[str, Source]]:
         nbytes = max(packed, listed.get(at, 0))
         rest = source.nbytes - begin
         content: Source = SliceSource(source, begin, nbytes if 0 < nbytes <= rest else rest)
-        if method in RAW:
-            unpacked, _ = decompress_as_far(content, RAW[method], limits)
+        unpacked = _unpacked(content, method, limits)
+        if unpacked is not None:
             left -= len(unpacked)
             content = BytesSource(unpacked, source.cancellation, packed_nbytes=content.nbytes)
         if content.nbytes:
             yield name, content
         if left < 0:
             return
+
+
+def _unpacked(content: Source, method: int, limits: Limits) -> bytes | bytearray | None:
+    """Return what can be unpacked of a member; None if it is not packed, or in a way that is not known."""
+    if method in RAW:
+        return decompress_as_far(content, RAW[method], limits)[0]
+    if method != _ZSTANDARD or content.nbytes > limits.inflated_nbytes:
+        return None
+    from ckptool.archives.zstandard import unpack
+
+    try:
+        return unpack(content.read(0, content.nbytes), limits)
+    except (MalformedFile, MissingPackage):
+        return None
 
 
 def _headers(source: Source) -> Iterator[int]:

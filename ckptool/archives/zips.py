@@ -187,8 +187,9 @@ def _read_usual(
     name, flags, method, crc32, stored_nbytes, nbytes, header, fields = entry
     block, at = ahead.window(header, LOCAL.size + len(name) + _USUAL_EXTRA)
     begin = at + LOCAL.size + len(name)
-    repeats = flags & FLAG_DESCRIPTOR and block.startswith(LOCAL_MAGIC + fields[:10] + _UNKNOWN + fields[22:], at)
-    if not (repeats or block.startswith(LOCAL_MAGIC + fields, at)) or not block.startswith(name, begin - len(name)):
+    head = block[at : at + 28]
+    repeats = flags & FLAG_DESCRIPTOR and head == LOCAL_MAGIC + fields[:10] + _UNKNOWN + fields[22:]
+    if not (repeats or head == LOCAL_MAGIC + fields) or block[begin - len(name) : begin] != name:
         return None
     extra_n = block[at + 28] | block[at + 29] << 8
     extra = block[begin : begin + extra_n]
@@ -204,7 +205,7 @@ def _read_usual(
         at = begin + extra_n + stored_nbytes
         if at + 16 > len(block):
             block, at = ahead.window(end, 16)
-        if not block.startswith(DESCRIPTOR_MAGIC + fields[10:22], at):
+        if block[at : at + 16] != DESCRIPTOR_MAGIC + fields[10:22]:
             return None
         end += 16
     if end > limit:

@@ -18,11 +18,11 @@ from ckptool.checking.surveys import Act, Survey
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.errors import Cancelled, CkptoolError, MissingPackage, TruncatedFile, about
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grading import is_plain
+from ckptool.pickles.grading import Grade, is_plain
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.meter import Meter, Progress
 from ckptool.sources.naming import shown_path
@@ -61,6 +61,8 @@ class CheckReport(NamedTuple):
     """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
     acts: tuple[Act, ...] = ()
     """What unpickling would do beyond making data, in order; in other members of its archive, too."""
+    unseen: tuple[str, ...] = ()
+    """What of it could not be looked at, and why."""
     loading: str | None = None
     """What each way to load it would run, in a sentence."""
     only: tuple[str, ...] = ()
@@ -102,10 +104,16 @@ class CheckReport(NamedTuple):
         return "error" if self.error is not None else finding.worst_of(self.findings)
 
     @property
+    def grade(self) -> Grade:
+        """How far unpickling reaches, as far as it was looked at: see ``unseen``."""
+        reached = {act.grade for act in self.acts if act.how != "refers"}
+        return "system" if "system" in reached else "code" if "code" in reached else "data"
+
+    @property
     def verdict(self) -> str:
         """One line that claims no more than what was looked at."""
         if self.error is not None:
-            return "cannot be opened"
+            return "; ".join(["cannot be opened", *would_run.of_refused(self.acts)])
         counts = [
             counted(count, severity)
             for severity in ("error", "warning")
@@ -225,6 +233,10 @@ def _examine(
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
     survey = safety.merged([*surveys, ("", beside)])
+    if checkpoint.beside:
+        from ckptool.checking import folder_files
+
+        found += folder_files.unreadable(checkpoint, limits)
     found += _nested(survey)
     found += would_run.findings(survey, advice.state_dict(checkpoint))
     for name, shapes in expected:
@@ -251,6 +263,7 @@ def _examine(
         globals=_with_others(asked, survey),
         members=len(members),
         acts=survey.acts,
+        unseen=survey.unseen,
         loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
 
@@ -350,21 +363,16 @@ def _nested(survey: Survey) -> list[Finding]:
 
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
-    _let_go(error)
+    let_go(error)
     survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])
     asked = _with_others([], survey)
-    found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *would_run.deeds(survey))
-    return CheckReport(path, depth, found, globals=asked, acts=survey.acts, error=error)
-
-
-def _let_go(error: BaseException) -> None:
-    """Drop what the calls that ended in an error had in memory: a tree that was half read, mostly."""
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is not None and one.__traceback__ is not None:
-            one.__traceback__ = None
-            todo += (one.__cause__, one.__context__)
+    is_damaged = isinstance(
+        error, MalformedFile | TruncatedFile
+    )  # which says by itself that not all could be looked at
+    others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
+    deeds = would_run.findings(survey._replace(unseen=others))
+    found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *deeds)
+    return CheckReport(path, depth, found, globals=asked, acts=survey.acts, unseen=survey.unseen, error=error)
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

@@ -6,30 +6,39 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 
+from ckptool.checking.codes import CODES
+from ckptool.checking.finding import Finding, command_line
 from ckptool.checking.pickle_search import Search
 from ckptool.checking.safety import merged
 from ckptool.checking.surveys import Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownFormat
+from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
+from ckptool.messages import some
 from ckptool.sources.files import Origin
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.folders import is_folder, open_folder_source
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
 
 _DEEPEST = 4
 _MOST_FILES = 10_000
 _NEVER_UNPICKLED = ".safetensors"
+_KNOWN = frozenset(("leftover", "incomplete"))
+"""What has a finding of its own."""
+_MOST_BESIDE = 64
 _ITEMS = ".distcp"
 """Many zips one behind the other: those that an index names are looked at with it."""
 
 
 def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
     """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
-    if not isinstance(origin, str | os.PathLike) or not os.path.isdir(origin):  # noqa: PTH112 - a name
+    if not isinstance(origin, str | os.PathLike) or not is_folder(os.fspath(origin)):
         return Survey()
     surveys = []
     try:
-        with closing(FolderSource(os.fspath(origin), limits.cancellation)) as folder:
+        with closing(open_folder_source(os.fspath(origin), limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
             for count, name in enumerate(_names(folder)):
                 if count >= _MOST_FILES:
@@ -42,6 +51,31 @@ def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Sur
     except CkptoolError as error:
         surveys.append(("", Survey(unseen=(error.message,))))
     return merged(surveys)
+
+
+def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
+    """CK169: what lies beside the checkpoint is one that cannot be opened, or is not whole."""
+    beside = [one for one in checkpoint.beside if one.nbytes is None or is_likely(one.name)]
+    own = [one for one in beside if one.role not in _KNOWN and not os.path.islink(one.path)]  # noqa: PTH114 - a name
+    for one in own[:_MOST_BESIDE]:
+        try:
+            with open_checkpoint(one.path, limits=limits) as other:
+                errors = [what for code, what, _ in other.remarks if CODES[code].severity == "error"]
+                errors += [f"{name!r}: {why}" for name, why in other.unopened]
+        except Cancelled:
+            raise
+        except (NotACheckpoint, UnknownFormat):
+            continue  # a value of some other kind
+        except CkptoolError as error:
+            errors = [error.message]
+        if errors:
+            yield Finding(
+                "CK169",
+                "warning",
+                f"{one.name!r}, which lies beside, is not whole: {some(errors)}",
+                "Copy it again; what was opened needs nothing of it.",
+                command_line(one.path, "check"),
+            )
 
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
@@ -69,7 +103,7 @@ def _names(folder: FolderSource) -> Iterator[str]:
             todo += ((f"{place}/{name}".lstrip("/"), depth + 1) for name in folders)
 
 
-def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | None]:
+def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:
     """Return which files a checkpoint was read from."""
     source = checkpoint.source
     opened = source.opened() if isinstance(source, FolderSource) else [("", source)]
@@ -77,7 +111,9 @@ def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | None]:
     return {_identity(path) for one in sources if (path := getattr(one, "path", None)) is not None}
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | str | None:
+    if is_far(path):
+        return path
     try:
         found = os.stat(path)  # noqa: PTH116 - a name
     except OSError:

@@ -24,7 +24,8 @@ def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def absent_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK152: names of the model have no values."""
-    if checkpoint.absent:
+    # Components of a pipeline are told of as such.
+    if checkpoint.absent and not checkpoint.unopened and all(code != "CK164" for code, _, _ in checkpoint.remarks):
         what = f"{counted(len(checkpoint.absent), 'name')} of the model without a value in any file"
         yield Finding("CK152", "warning", f"{what}: {some(checkpoint.absent)}", "They are not among the weights.")
 

@@ -6,18 +6,17 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Final
 
-from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.compressed import compression_of, decompress_as_far
 from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.checking.programs import programs
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
+from ckptool.checking.unpacking import Content, Unpacking
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile
-from ckptool.formats import torch_tar
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -29,19 +28,22 @@ from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
-_DEEPEST: Final = 4
+_DEEPEST: Final = 16
 """Archives, and pickles in the bytes of pickles, inside each other."""
+_INSIDE_NBYTES: Final = 1 << 24
+_INSIDE_RATIO: Final = 4
+"""Strings of pickles that are looked into may come to so many bytes, or to so many times the file's, inside each other:
+the same byte counts once for each level."""
 _MOST_LISTED: Final = 1000
+_MOST_UNFOLLOWED: Final = 100_000
+"""Calls of None, each of which is of the third grade already, and which no unpickler makes."""
 _MOST_NAMES: Final = 100_000
 _MOST_MEMBERS: Final = 100_000
-_MOST_SEARCHED: Final = 1 << 28
-"""Bytes of zips that have no single reading, in which members are searched for."""
 _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
-_HEAD: Final = 48
+_HEAD: Final = 512
 _NUMPY: Final = b"\x93NUMPY"
-_PACKED: Final = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
@@ -54,10 +56,6 @@ _TEXT_OPCODES: Final = frozenset(
 """What a pickle without PROTO may begin with."""
 
 
-def _place(record: str, name: str) -> str:
-    return "::".join(filter(None, (record, name)))
-
-
 class Search:
     """Looks into sources, and keeps what it finds."""
 
@@ -68,9 +66,12 @@ class Search:
         self.further: list[str] = []
         self.unseen: list[str] = []
         self._members = 0
-        self._searched = 0
         self._strings = 0
         self._most_strings = _MOST_STRINGS
+        self._unpacking = Unpacking(limits)
+        self._inside_nbytes = 0
+        self._strings_unseen = False
+        self._nothing_called = 0
         self._called = 0
         """How often something was done beyond making data."""
         self._legacy_head = b""
@@ -147,6 +148,10 @@ class Search:
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
                 self._name(one.module, one.name, record, one.offset, nested_at)
+            if effect.how == "calls" and target is None:
+                self._nothing_called += 1
+                if self._nothing_called > _MOST_UNFOLLOWED:
+                    raise LimitExceeded(f"more than {_MOST_UNFOLLOWED:,} calls of nothing", kind="pickle-bomb")
             for verdict in self._judged(effect):
                 self._is_wary = self._is_wary or grading.is_wary(verdict)
                 self._note(verdict, record, effect.offset, nested_at)
@@ -165,6 +170,7 @@ class Search:
 
     def _allow_strings(self, source: Source) -> None:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
+        self._unpacking.of_file(source)
 
     def _judged(self, effect: Effect) -> Iterable[grading.Verdict]:
         """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
@@ -199,10 +205,14 @@ class Search:
 
     def _loaded(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
         """Look into bytes that are unpickled; those that begin like pickles were looked into before, as strings."""
-        if depth >= _DEEPEST or self._strings > self._most_strings:
+        if depth >= _DEEPEST or self._has_too_many_strings():
             self._note(grading.unfollowed(effect), record, effect.offset, nested_at)
         elif not may_hold_pickles(effect.arguments[0]):
             self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
+
+    def _has_too_many_strings(self) -> bool:
+        most = max(_INSIDE_NBYTES, _INSIDE_RATIO * self._unpacking.file_nbytes)
+        return self._strings > self._most_strings or self._inside_nbytes > most
 
     def _carrier(
         self, source: Source, at: int, nbytes: int, record: str, nested_at: int | None, depth: int, *, is_text: bool
@@ -224,9 +234,11 @@ class Search:
 
     def _inside(self, source: Source, record: str, where: int, depth: int) -> None:
         self._strings += 1
-        if self._strings > self._most_strings:
-            if self._strings == self._most_strings + 1:
-                self.unseen.append(f"{record or 'the file'}: strings that may be pickles after {self._most_strings:,}")
+        self._inside_nbytes += source.nbytes
+        if self._has_too_many_strings():
+            if not self._strings_unseen:
+                self._strings_unseen = True
+                self.unseen.append(f"{record or 'the file'}: strings that may be pickles after {self._strings:,}")
             return
         if depth >= _DEEPEST:
             self.unseen.append(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
@@ -241,24 +253,25 @@ class Search:
     def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
         head = source.read(0, min(_HEAD, source.nbytes))
-        compression = compression_of(head)
-        if compression is not None:
-            content, wrong = decompress_as_far(source, compression, self.limits)
-            inner = BytesSource(content, source.cancellation, packed_nbytes=source.nbytes)
-            self._deeper(inner, record, nested_at, depth)
-            if wrong is not None:
-                raise MalformedFile(wrong)
-        elif head.startswith(_PACKED):
-            self.unseen.append(f"{record or 'the file'}: packed with Zstandard or LZ4")
+        self._allow_strings(source)
+        contents = self._unpacking.contents(source, head, record)
+        if contents is not None:
+            if not head.startswith(LOCAL_MAGIC):
+                self.beginning(source, record, nested_at)
+            self._contents(contents, nested_at, depth)
         elif head.startswith(_NUMPY) and len(head) > _NUMPY_SHORTEST:
             self._array(source, head, record, nested_at, depth)
-        elif head.startswith(LOCAL_MAGIC):
-            self._zip(source, record, nested_at, depth)
-        elif source.nbytes >= 512 and tars.is_tar(source.read(0, 512)):
-            self.beginning(source, record, nested_at)
-            self._archive(tars.read_tar(source, self.limits), record, nested_at, depth)
         else:
             self._pickles(source, head, record, nested_at, depth)
+
+    def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
+        for place, content in contents:
+            if isinstance(content, Archive):
+                self.programs(content, place)
+            elif isinstance(content, Stream):
+                self.stream(content, place)
+            else:
+                self._content(content, place, nested_at, depth)
 
     def _array(self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int) -> None:
         """Look behind the header of an array of numpy: one of objects is a pickle, whatever the header says."""
@@ -268,42 +281,18 @@ class Search:
         if begin < source.nbytes:
             self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
-    def _zip(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        try:
-            archive = zips.read_zip(source, self.limits)
-        except Cancelled:
-            raise
-        except CkptoolError:
-            self._remains(source, record, nested_at, depth)
-            raise
-        self._archive(archive, record, nested_at, depth)
-
-    def _remains(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        """Look at what lies in a zip that has no single reading."""
-        self._searched += min(source.nbytes, zip_remains.SEARCHED)
-        if self._searched > _MOST_SEARCHED:
-            return
-        for name, content in zip_remains.members(source, self.limits):
-            self._content(partial(SliceSource, content, 0, content.nbytes), _place(record, name), nested_at, depth)
-
-    def _deeper(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
-        if depth >= _DEEPEST:
-            self.unseen.append(f"{record or 'the file'}: more than {_DEEPEST} levels deep")
-            return
-        self.anything(source, record, nested_at, depth + 1)
-
-    def _archive(self, archive: Archive, record: str, nested_at: int | None, depth: int) -> None:
-        tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
-        for name in archive:
-            place = _place(record, name)
-            if name in tables:
-                self.stream(tables[name], place)
-            else:
-                self.member(archive, name, place, depth, nested_at)
-
-    def member(self, archive: Archive, name: str, record: str, depth: int, nested_at: int | None = None) -> None:
+    def member(self, archive: Archive, name: str, record: str, depth: int) -> None:
         """Look at one member of an archive."""
-        self._content(partial(archive.open, name), record, nested_at, depth)
+        self._content(partial(archive.open, name), record, None, depth)
+
+    def programs(self, archive: Archive, record: str = "") -> None:
+        """Look at the programs in an archive."""
+        for act in programs(archive, record):
+            self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+
+    def others(self, archive: Archive, record: str) -> None:
+        """Look at what readers of another archive than ours may take for members of this one."""
+        self._contents(self._unpacking.others(archive.source, archive, record), None, 0)
 
     def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
         self._members += 1
@@ -311,12 +300,15 @@ class Search:
             if self._members == _MOST_MEMBERS + 1:
                 self.unseen.append(f"members of an archive after {_MOST_MEMBERS:,}")
             return
+        if depth >= _DEEPEST:
+            self.unseen.append(f"{record or 'the file'}: more than {_DEEPEST} levels deep")
+            return
         try:
-            self._deeper(opened(), record, nested_at, depth)
+            self.anything(opened(), record, nested_at, depth + 1)
         except Cancelled:
             raise
         except CkptoolError as error:
-            self.unseen.append(f"{record}: {error.message}")
+            self.unseen.append(f"{record or 'the file'}: {error.message}")
 
     def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
         """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""

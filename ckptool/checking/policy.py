@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.codes import CODES
-from ckptool.checking.finding import Finding, Severity
+from ckptool.checking.finding import Severity
 from ckptool.pickles.grading import Grade
 
 _RANKED: Final[tuple[Severity, ...]] = ("info", "warning", "error")
@@ -15,6 +15,7 @@ QUESTIONS: Final = ("whole", "safe", "loads", "fits")
 """CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
 _OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
 _GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
+_RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 def is_condition(text: str) -> bool:
@@ -43,13 +44,13 @@ def fails(report: CheckReport, conditions: Iterable[str]) -> bool:
     """
     if report.error is not None:
         return True
-    reached = {act.grade for act in report.acts if act.how != "refers"}
-    return any(_is_met(one, report.findings, reached) for one in conditions)
+    return any(_is_met(one, report) for one in conditions)
 
 
-def _is_met(condition: str, findings: Collection[Finding], reached: Collection[str]) -> bool:
-    if condition in _GRADES:
-        return any(grade in reached for grade in _GRADES[_GRADES.index(condition) :])
+def _is_met(condition: str, report: CheckReport) -> bool:
+    findings = report.findings
+    if condition in _GRADES:  # what was not looked at may be of any; what only makes data fails nothing
+        return bool(report.unseen) or (report.grade != "data" and condition in _GRADES[: _RANK[report.grade]])
     if condition in _RANKED:
         return any(one.severity in _RANKED[_RANKED.index(condition) :] for one in findings)
     return any(one.code == condition for one in findings)

@@ -40,6 +40,8 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     _disguised(search, checkpoint)
     if checkpoint.traits.is_plain:
         return search.survey()
+    for archive in checkpoint.archives[-1:]:
+        search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint)
     if checkpoint.rest is not None:
@@ -71,6 +73,9 @@ def quick(checkpoint: Checkpoint) -> Survey:
     while todo:
         one = todo.pop()
         todo += reversed(one.inside.values())
+        if one.traits.program:
+            for archive in one.archives[-1:]:
+                search.programs(archive, one.member or "" if one is not checkpoint else "")
         for stream, calls in zip(one.streams, _calls(one), strict=False):
             if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
@@ -140,6 +145,8 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     unseen.member(archive, name, full, 0)
                     if unseen is not search:
                         search.take(unseen)  # but not what could not be looked at: that it cannot be opened is known
+            if id(archive) not in done:
+                search.others(archive, place)
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)
             place += next((f"{name}::" for name in archive if inner.startswith(f"{name}::")), "")
@@ -168,6 +175,7 @@ def _beside(search: Search, checkpoint: Checkpoint) -> None:
             is_storage = last in keys and folder in of_storages
             if name not in known and record.nbytes and not is_storage:
                 search.member(archive, name, name, 0)
+        search.others(archive, "")
 
 
 def references(acts: Sequence[Act]) -> Iterator[Act]:

@@ -11,6 +11,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
 
 _SHOWN = 3
+_LOADERS = "torch.jit.load(), torch.export.load() and what calls the model"
+_DATA = "only makes data"
 _TRUST = "Unpickle it only if you trust where it comes from."
 
 
@@ -28,15 +30,20 @@ def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
 def deeds(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
     """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
     yield from system_calls(survey, advice)
-    packages = dict.fromkeys(act.package for act in survey.of("code"))
+    called = [act for act in survey.of("code") if act.how != "runs"]
+    packages = dict.fromkeys(act.package for act in called)
     if packages:
-        first = next(act for act in survey.of("code") if act.package in packages)
+        first = called[0]
         yield Finding(
             "CK206",
             "warning",
             f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
             *(advice or Advice(_TRUST)),
         )
+    sources = [act.name for act in survey.of("code") if act.how == "runs"]
+    if sources:
+        fact = f"its loader runs {counted(len(sources), 'module')} of source code in it: {some(sources)}"
+        yield Finding("CK217", "warning", fact, _TRUST)
     named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
@@ -44,13 +51,18 @@ def deeds(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
 
 
 def system_calls(survey: Survey, advice: Advice | None) -> Iterator[Finding]:
-    """CK205: unpickling would call what reaches the system."""
-    calls = survey.of("system")
+    """CK205: unpickling would call what reaches the system. CK216: a program in the file would."""
+    command = advice.command if advice is not None else None
+    programs = [act for act in survey.of("system") if act.how == "runs"]
+    calls = [act for act in survey.of("system") if act.how != "runs"]
     if calls:
         shown = [f"{act.text}, which {act.why} ({_place(act)})" for act in calls]
         hint = "Do not unpickle this file: not with torch.load(weights_only=False), not with pickle.load()."
-        command = advice.command if advice is not None else None
         yield Finding("CK205", "error", f"unpickling calls {some(shown, _SHOWN)}", hint, command)
+    if programs:
+        shown = [f"{act.text}, which {act.why} ({_place(act)})" for act in programs]
+        fact = f"the program in the file has {some(shown, _SHOWN)}"
+        yield Finding("CK216", "error", fact, f"Do not load it: {_LOADERS} run it.", command)
 
 
 def deed(act: Act) -> str:
@@ -69,7 +81,9 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
     is_empty = not (_can_run(checkpoints) or survey.names or survey.unseen)
     if not survey.acts and (traits.is_plain or is_empty):
         return "it holds no pickle, so nothing in it runs, whatever loads it"
-    runs = _runs(survey.of("system"), survey.of("code"))
+    own = [act for act in survey.acts if act.how not in ("refers", "runs")]
+    runs = _runs([act for act in own if act.grade == "system"], [act for act in own if act.grade == "code"])
+    programs = [act.text for act in survey.acts if act.how == "runs"]
     ways = []
     if traits.is_trusted:
         opens = f"{traits.call} unpickles its index and its values without weights_only"
@@ -78,8 +92,18 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
         ways.append(f"torch.load() {'refuses it' if refused else 'opens it and runs nothing'}")
     else:
         ways.append(f"{traits.call} {'runs the program in it' if traits.program else 'opens it'}")
+    if programs:
+        ways[-1] += f", which has {some(programs, 1)}"
     ways.append(f"with weights_only=False, or by pickle.load(), it {runs}")
     return "; ".join([*ways, "ckptool runs nothing"])
+
+
+def of_refused(acts: Sequence[Act]) -> Iterator[str]:
+    """Yield what unpickling a file would do that cannot be opened; nothing if no more than data is known of it."""
+    done = [act for act in acts if act.how != "refers"]
+    what = _runs([act for act in done if act.grade == "system"], [act for act in done if act.grade == "code"])
+    if what != _DATA:
+        yield f"what unpickles it all the same {what}"
 
 
 def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
@@ -91,4 +115,4 @@ def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:
         return f"calls {some([act.text for act in system], 1)}"
     if code:
         return f"runs code of {some(list(dict.fromkeys(act.package for act in code)))}"
-    return "only makes data"
+    return _DATA

@@ -7,7 +7,7 @@ what people call the weights, under the names and in the groups that tensors wou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.contents import Contents, Group, ModelGraph, collect
@@ -19,12 +19,28 @@ from ckptool.pickles.numpy_values import is_array
 from ckptool.tensors.rebuild import Rebuilder
 
 
-def collect_weights(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None = None) -> Contents:
+def collect_weights(
+    root: Inert,
+    rebuilder: Rebuilder,
+    limits: Limits,
+    graph: ModelGraph | None = None,
+    beside: Collection[str | int] | None = None,
+) -> Contents:
     """
     Return what is in the tree below ``root``, arrays among the tensors if nothing else in it is weights.
 
-    Raises what ``collect`` raises.
+    ``beside`` are the keys at the root that came from files of their own, where a folder is read. Raises what
+    ``collect`` raises.
     """
+    contents = _with_arrays(root, rebuilder, limits, graph)
+    if beside is not None or len(contents.groups) > 1 or len(contents.extras) > 1:  # else it is a state dict
+        from ckptool.checkpoints.flat_states import tell_apart
+
+        tell_apart(contents, beside)
+    return contents
+
+
+def _with_arrays(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModelGraph | None) -> Contents:
     contents = collect(root, rebuilder, limits, graph)
     if contents.walks or any(_weights(contents)) or not _has_arrays(contents, limits):
         return contents

@@ -12,6 +12,7 @@ from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
+from ckptool.messages import FORMS, counted, show_nbytes
 from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
@@ -26,7 +27,13 @@ class StateDict(Mapping[str, LazyTensor]):
     """A mapping of names to tensors found inside a checkpoint. Names are relative to ``key``; order is the file's."""
 
     def __init__(
-        self, key: str, role: Role, tensors: dict[str, LazyTensor], class_name: str | None, node: Inert = None
+        self,
+        key: str,
+        role: Role,
+        tensors: dict[str, LazyTensor],
+        class_name: str | None,
+        node: Inert = None,
+        own_keys: frozenset[str] | None = None,
     ) -> None:
         self.key = key
         """Its full dotted path; empty for the root."""
@@ -35,6 +42,8 @@ class StateDict(Mapping[str, LazyTensor]):
         """The model's class, where the file holds the whole model."""
         self.node = node
         """The mapping or model in the pickled tree; None where the format has no tree."""
+        self.own_keys = own_keys
+        """The keys of the mapping that are its, where others stand among them; None if all are."""
         self._tensors = ByName(tensors)
 
     @property
@@ -83,8 +92,9 @@ class Checkpoint:
         self.traits = parsed.traits
         """What is true of every file of its format."""
         self.source = source
-        self.file_nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
-        """Size in bytes; with shards, of the index and all of them."""
+        nbytes = source.nbytes + sum(shard.nbytes for shard in parsed.shards)
+        self.file_nbytes = nbytes or sum(member.nbytes for member in parsed.members)
+        """Size in bytes; with shards, of the index and all of them; of a folder of checkpoints, of these."""
         self.root = parsed.root
         """The whole pickled tree, inert; None where the format has none."""
         self.pickles = parsed.pickles
@@ -219,19 +229,27 @@ class Checkpoint:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
 
     def _repr_html_(self) -> str:
-        return _html(repr(self), self.tensors)
+        numel = sum({identity(one.info): one.info.numel for one in self.tensors.values()}.values())
+        facts = f"{FORMS[self.form]}, {self.format}, {show_nbytes(self.file_nbytes)}"
+        return _html(
+            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'parameter')}", self.tensors
+        )
 
 
 def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Iterator[StateDict]:
     for group in contents.groups:
         if group.names:
             own = {name[len(group.key) + 1 if group.key else 0 :]: tensors[name] for name in group.names}
-            yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node)
+            yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node, group.own_keys)
 
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
     from ckptool.tables import html_table
 
-    rows = ((name, str(list(one.shape)), one.dtype, one.device) for name, one in tensors.items())
-    return html_table(caption, ("name", "shape", "dtype", "device"), rows, len(tensors))
+    headers = ("name", "shape", "dtype", "device", "parameters", "size")
+    rows = (
+        (name, str(list(one.shape)), one.dtype, one.device, f"{one.info.numel:,}", show_nbytes(one.info.total_nbytes))
+        for name, one in tensors.items()
+    )
+    return html_table(caption, headers, rows, len(tensors))

@@ -39,7 +39,7 @@ GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loos
 class Group:
     """Tensors that belong together: a state dict, a whole model, an optimizer, or the rest of a mapping."""
 
-    __slots__ = ("class_name", "key", "kind", "names", "node")
+    __slots__ = ("class_name", "key", "kind", "names", "node", "own_keys")
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Group:
         self.class_name = class_name
         self.node = node
         """The mapping or model in the tree; None where the format has no tree."""
+        self.own_keys: frozenset[str] | None = None
+        """The keys of the mapping that are its, where others stand among them; None if all are."""
 
 
 class Contents:
@@ -167,8 +169,7 @@ class _Collector:
         if len(tensors) < len(below):
             self._keys.number_parameters(below)
             return [(child, self._join(path, component), group) for component, child in below]
-        for (component, _), info in zip(below, tensors, strict=True):  # most tensors of most files
-            self._add_tensor(self._join(path, component), info, group)
+        self._add_tensors(path, [component for component, _ in below], tensors, group)
         return []
 
     def _group(
@@ -204,6 +205,23 @@ class _Collector:
         tensors[name] = info
         if group is not None:
             group.names.append(name)
+
+    def _add_tensors(self, path: str, components: list[str], infos: list[TensorInfo], group: Group | None) -> None:
+        """Add what a container of nothing but tensors holds: most tensors of most files, in few steps for each."""
+        tensors, before = self._contents.tensors, f"{path}." if path else ""
+        names = [before + component for component in components] if before else components
+        longest, characters = max(map(len, names), default=0), sum(map(len, names))
+        cost = characters + len(names) * _OVERHEAD_NBYTES
+        is_within = longest <= self._limits.name_nbytes and cost <= self._paths_nbytes
+        is_within = is_within and len(tensors) + len(names) <= self._limits.tensors
+        if is_within and len(set(names)) == len(names) and tensors.keys().isdisjoint(names):
+            self._paths_nbytes -= cost
+            tensors.update(zip(names, infos, strict=True))
+            if group is not None:
+                group.names.extend(names)
+            return
+        for component, info in zip(components, infos, strict=True):  # one after the other, to the one that is wrong
+            self._add_tensor(self._join(path, component), info, group)
 
     def _apart(self, name: str, taken: Container[str]) -> str:
         """Return a name that nothing has yet, for a tensor whose own name another has."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Form
@@ -40,6 +40,11 @@ class Traits(NamedTuple):
     """The function that opens such a file."""
     refusal: str | None = None
     """Why ``torch.load(weights_only=True)`` refuses every such file."""
+    edited_by: Literal["member", "pickles", "header"] | None = None
+    """
+    What can be edited without a tensor being moved: a pickle that is a member of a zip, pickles in front of the
+    tensors, or a header of text; None where all that there is would be written again.
+    """
 
     @property
     def call(self) -> str:
@@ -165,7 +170,7 @@ def _form(contents: Contents) -> Form:
     roles = {role_of(group, contents) for group in groups}
     if roles.isdisjoint(("model", "ema")):
         return "tensors" if roles.isdisjoint(NO_WEIGHTS) else "training"
-    is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors)
+    is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors) and first.own_keys is None
     return "state_dict" if is_whole and not first.key and roles <= {"model", "ema"} else "checkpoint"
 
 

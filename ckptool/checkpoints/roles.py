@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.names.wrappers import COMPANIONS, beside_wrapped, is_averaged_pair, may_be_averaged_pair
+from ckptool.pickles import nodes
 
 Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "rng", "other"]
 NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
@@ -41,6 +42,7 @@ _MOST_GENERATORS = 1024
 _RANDOM_STATE = {"key", "counter", "state", "buffer"}
 """What the state of a generator of numpy has for arrays."""
 
+_COMPUTED_WITH: Final = "module"
 _DATA_WORDS = {
     "data", "dataset", "examples", "feature", "features", "image", "images", "img", "imgs", "input", "inputs", "label",
     "labels", "sample", "samples", "target", "targets", "test", "train", "val", "valid", "x", "y"
@@ -74,7 +76,7 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "ema"
     if words & _SCHEDULER_WORDS:
         return "scheduler"
-    if group.kind == "loose" or words & _OTHER_WORDS or _is_data_set(group, contents):
+    if group.kind == "loose" or words & _OTHER_WORDS or _is_data_set(group, contents) or _is_rounded(group, contents):
         return "other"
     if group.kind in ("module", "packed"):
         return "model"
@@ -82,6 +84,15 @@ def role_of(group: Group, contents: Contents) -> Role:
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
+
+
+def _is_rounded(group: Group, contents: Contents) -> bool:
+    """Say whether these are weights that DeepSpeed computed with, beside those it keeps, which have the key ``""``."""
+    if group.key.partition(".")[0] != _COMPUTED_WITH:
+        return False
+    kept = next((one for one in contents.groups if not one.key and one.names), None)
+    pairs = nodes.mapping_pairs(kept.node) if kept is not None else None
+    return bool(pairs) and all(key != _COMPUTED_WITH for key, _ in pairs or ())
 
 
 def _is_random_state(group: Group, contents: Contents) -> bool:

@@ -290,7 +290,12 @@ def _entries(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, I
     if state_dict.node is None:
         return []
     pairs = nodes.mapping_pairs(state_dict.node) or []
-    return [pair for pair in pairs if isinstance(pair[0], str)]
+    found = [(key, node) for key, node in pairs if isinstance(key, str)]
+    own = state_dict.own_keys
+    if own is None:
+        return found
+    head = f"{state_dict.key}." if state_dict.key else ""
+    return [(key[len(head) :], node) for key, node in found if key in own and key.startswith(head)]
 
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:

@@ -73,7 +73,10 @@ class BriefCheck:
 
     def checked(self, report: CheckReport, path: str) -> None:
         if report.error is not None:
-            say(self._paths.line("error", path, _why(report.error)))
+            from ckptool.checking.would_run import of_refused
+
+            said = [*of_refused(report.acts), _why(report.error)]  # lines are cut at their end
+            say(self._paths.line("error", path, "; ".join(said)))
             return
         worst = report.worst
         found = [one for one in report.findings if one.severity == worst and worst != "info"]

@@ -109,7 +109,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
                 code = 2
                 continue
             line.clear()
-            if report.error is not None and target.passes_over(report.error):
+            if report.error is not None and not report.acts and target.passes_over(report.error):
                 output.passed_over()
                 continue
             code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))

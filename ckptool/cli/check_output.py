@@ -143,6 +143,7 @@ def _object(report: CheckReport) -> dict[str, object]:
         "findings": [finding_object(finding) for finding in report.findings],
     }
     found |= {"globals": [_global(one) for one in report.globals], "acts": [_act(one) for one in report.acts]}
+    found |= {"grade": report.grade, "unseen": [cut(one, _LONGEST) for one in report.unseen]}
     if report.error is not None:
         return {**found, "error": error_object(report.error)}
     return {
@@ -167,6 +168,8 @@ def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
         "findings": [],
         "globals": [],
         "acts": [],
+        "grade": None,
+        "unseen": [],
         "error": error_object(error),
     }
 

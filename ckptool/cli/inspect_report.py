@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checking.finding import Finding, finding_lines
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
-from ckptool.messages import FORMS, counted, counts, labelled, listed, rough, show, show_nbytes, some
+from ckptool.messages import FORMS, LISTED, counted, counts, listed, rough, show, show_nbytes, some
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 
@@ -42,53 +42,72 @@ _ROLES = {
 """What lies beside checkpoints, in words."""
 
 
+class Fact(NamedTuple):
+    """What is said about a file under one label: a line for each of its items."""
+
+    label: str
+    items: Sequence[str]
+    most: int | None = None
+    """How many items a terminal shows; None for all."""
+
+
 def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the lines that say what a file is, one fact a line."""
-    member = f"::{checkpoint.member}" if checkpoint.member else ""
-    yield show(f"{checkpoint.path}{member}")
-    yield labelled("format", f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}")
-    yield labelled("form", _form(checkpoint))
+    yield shown_name(checkpoint)
+    for fact in head_facts(checkpoint, summary):
+        yield from listed(fact.label, fact.items, fact.most)
+    yield from map(with_options, finding_lines(findings))
+
+
+def shown_name(checkpoint: Checkpoint) -> str:
+    """Return the path of a checkpoint, and of an archive's member its name behind it."""
+    return show(f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path)
+
+
+def head_facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
+    """Yield what a file is; what there is nothing to say about is left out."""
+    yield from (fact for fact in _facts(checkpoint, summary) if fact.items)
+
+
+def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
+    yield Fact("format", [f"{checkpoint.format}{_shards(checkpoint)}, {show_nbytes(checkpoint.file_nbytes)}"])
+    yield Fact("form", [_form(checkpoint)])
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
-    yield labelled(
-        "tensors",
-        f"{summary.tensors:,}{tied}; {counted(summary.numel, 'parameter')}{rough(summary.numel)}, "
-        f"{show_nbytes(summary.nbytes)}",
-    )
+    numel = f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
+    yield Fact("tensors", [f"{summary.tensors:,}{tied}; {numel}, {show_nbytes(summary.nbytes)}"])
     if summary.tensors:
-        yield labelled("devices", counts(summary.devices))
-        yield labelled("dtypes", counts(summary.dtypes))
+        yield Fact("devices", [counts(summary.devices)])
+        yield Fact("dtypes", [counts(summary.dtypes)])
     if summary.prefixes:
-        yield labelled("prefix", show("".join(summary.prefixes)))
+        yield Fact("prefix", [show("".join(summary.prefixes))])
     adapter = adapter_in(checkpoint)
     if adapter is not None:
-        yield labelled("adapter", _adapter(adapter))
+        yield Fact("adapter", [_adapter(adapter)])
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
-        lines = [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts]
-        yield from listed("state dicts", lines, most=None)
+        yield Fact("state dicts", [_state_dict(found, checkpoint.weights) for found in checkpoint.state_dicts])
     if checkpoint.form in _BESIDE_WEIGHTS:
         from ckptool.checkpoints.training import training_states  # other files hold nothing of a training
 
-        yield from listed("training", [_training(found) for found in training_states(checkpoint)])
-    shards = [
-        f"{show(shard.name)}: {counted(shard.tensors, shard.holds)}, {show_nbytes(shard.nbytes)}"
-        for shard in sorted(checkpoint.shards, key=lambda one: one.name)
-    ]
-    yield from listed("shards", shards)
-    members = [
+        yield Fact("training", [_training(found) for found in training_states(checkpoint)], LISTED)
+    shards = sorted(checkpoint.shards, key=lambda one: one.name)
+    yield Fact(
+        "shards",
+        [f"{show(one.name)}: {counted(one.tensors, one.holds)}, {show_nbytes(one.nbytes)}" for one in shards],
+        LISTED,
+    )
+    members = (
         f"{show(found.name)}: {found.format}, {found.form}, {counted(found.tensors, 'tensor')}"
         for found in checkpoint.members
-    ]
-    yield from listed("members", members, most=None)
-    yield from listed("beside", [_beside(one, checkpoint.path) for one in checkpoint.beside], most=_BESIDE_SHOWN)
+    )
+    yield Fact("members", list(members))
+    yield Fact("beside", [_beside(one, checkpoint.path) for one in checkpoint.beside], _BESIDE_SHOWN)
     if checkpoint.metadata:
         # What is cut here is cut again below: only the second cut is seen.
         text = ", ".join(f"{key}={value[: _LONGEST_METADATA + 1]}" for key, value in checkpoint.metadata.items())
-        shown = text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}…"
-        yield labelled("metadata", show(shown))
+        yield Fact("metadata", [show(text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}…")])
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
-        yield labelled("also holds", _extras(extras))
-    yield from map(with_options, finding_lines(findings))
+        yield Fact("also holds", [_extras(extras)])
 
 
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
@@ -102,7 +121,7 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
         return found
     from ckptool.formats.directories.beside import base_model
 
-    return found._replace(base=base_model(checkpoint.path))
+    return found._replace(base=base_model(checkpoint.path, checkpoint.source))
 
 
 def _adapter(found: Adapter) -> str:

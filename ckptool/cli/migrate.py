@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import click
@@ -24,6 +24,8 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
+from ckptool.sources.meter import Progress
+from ckptool.sources.naming import below, is_far
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
@@ -122,6 +124,9 @@ class _InOrder(click.Command):
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Sources to work on at once.")
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
+@click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
+@click.option("--no-reflink", is_flag=True, help="Copy tensors where the file system could share their bytes.")
+@click.option("--deep", is_flag=True, help="Compare the checksums of all tensors first (--in-place).")
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
@@ -138,10 +143,13 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
 
+    With --in-place no tensor is read or moved, and readers meet the old file, the new one or an error. After a crash,
+    'ckptool recover SRC' makes it what it was.
+
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
     check_one_form(options)
-    sources, target = _sources(paths, options["out_dir"])
+    sources, target = (list(paths), None) if _is_in_place(options) else _sources(paths, options["out_dir"])
     as_lines, jobs = options.pop("as_lines"), options.pop("jobs")
     as_json = options.pop("as_json") or as_lines
     output = JsonOutput(as_lines=as_lines, is_list=len(sources) > 1)
@@ -151,6 +159,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "force": options["force"],
         "verify": not options["no_verify"],
         "dry_run": options["dry_run"],
+        "in_place": options["in_place"],
+        "deep": options["deep"],
+        "reflink": not options["no_reflink"],
     }
     code = 0
     begun = False
@@ -167,12 +178,25 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             if as_json:
                 output.add(report_as_json(outcome))
             else:
-                lines = [""] * begun + with_options(str(outcome)).split("\n")
-                say("\n".join(terminal.wrapped(lines, terminal.width())))
+                width = terminal.width()
+                lines = [""] * begun + [with_options(line) for line in outcome.lines(width)]
+                say("\n".join(terminal.wrapped(lines, width)))
         begun = True
     if as_json:
         output.end()
     sys.exit(code)
+
+
+def _is_in_place(options: dict[str, Any]) -> bool:
+    """Say whether sources are edited; refuse options that are for what is written anew."""
+    if not options["in_place"]:
+        if options["deep"]:
+            raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
+        return False
+    for name in ("out_dir", "force", "no_verify"):
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for what is written anew, not for --in-place")
+    return True
 
 
 def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], str | None]:
@@ -186,15 +210,16 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
         twin = named.setdefault(name, path)
         if twin is not path:
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
-    os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103
-    return list(paths), os.path.join(out_dir, "")  # noqa: PTH118
+    if not is_far(out_dir):
+        os.makedirs(out_dir, exist_ok=True)  # noqa: PTH103
+    return list(paths), below(out_dir, "")
 
 
 def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any], changes: Changes) -> list[_Pair]:
     """Return each source with what is to be written; a folder inside another is named here."""
     if target is None or options["out_dir"] is None or not changes.makes_folder:
         return [(source, target) for source in sources]
-    return [(source, target + os.path.basename(os.path.splitext(source)[0])) for source in sources]  # noqa: PTH119, PTH122
+    return [(source, below(target, os.path.basename(os.path.splitext(source)[0]))) for source in sources]  # noqa: PTH119, PTH122
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
@@ -273,7 +298,7 @@ def _run(
         line = ProgressLine(len(work), shown=shows_progress)
         for source, target in work:
             line.next(source)
-            outcome = _outcome(source, target, arguments, line)
+            outcome = _outcome(source, target, arguments, line, line.read_back)
             line.clear()
             yield source, outcome
         return
@@ -288,7 +313,7 @@ def _run(
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            outcomes = pool.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop), work)
+            outcomes = pool.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop, stop), work)
             yield from zip((source for source, _ in work), outcomes, strict=True)
         except BaseException:
             stopped.set()  # only the main thread is interrupted
@@ -296,9 +321,9 @@ def _run(
 
 
 def _outcome(
-    source: str, target: str | None, arguments: dict[str, Any], progress: Callable[[int, int], None] | None
+    source: str, target: str | None, arguments: dict[str, Any], progress: Progress, read_back: Progress
 ) -> MigrationReport | CkptoolError:
     try:
-        return migrate_file(source, target, progress=progress, **arguments)
+        return migrate_file(source, target, progress=progress, read_back=read_back, **arguments)
     except CkptoolError as error:
         return error

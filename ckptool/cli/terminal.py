@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from typing import Final
 
 _HANGING: Final = " " * 15
 """Below the text of a labelled line."""
+_SENTENCE: Final = re.compile(r"(?:Error|Hint|Note): |[AB]  |(?:different|the same)\b")
+"""What lines begin with that stand at the edge and are no paths: errors, and what `diff` says of both files."""
 _NARROWEST: Final = 40
 """Text in narrower columns than this is not readable: the terminal may break it."""
 
@@ -17,29 +20,34 @@ pages: list[list[str]] = []
 """What waits for the pager, while there is one."""
 
 
-def width() -> int | None:
-    """Return how many columns the terminal has that standard output goes to; None if it goes elsewhere."""
-    if not sys.stdout.isatty():
+def width(*, err: bool = False) -> int | None:
+    """Return how many columns the terminal has that standard output, or error, goes to; None if it goes elsewhere."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty():
         return None
-    return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    return os.get_terminal_size(stream.fileno()).columns or None
 
 
 def wrapped(lines: Iterable[str], room: int | None) -> Iterator[str]:
     """Yield the lines of a report so that they fit, broken between words. Commands stay whole: they are copied."""
     for line in lines:
         fits = room is None or room < _NARROWEST or len(line) <= room
-        if fits or not line.startswith((" ", "…")) or line.lstrip().startswith("Run: "):
+        if fits or line.lstrip().startswith("Run: "):
             yield line
+        elif line.startswith((" ", "…")):
+            yield from _broken(line, line[: len(_HANGING)] if line.startswith(" ") else "", _HANGING, room or 0)
+        elif start := _SENTENCE.match(line):
+            label = start[0] if start[0].endswith(" ") else ""
+            yield from _broken(line, label, " " * (len(label) or 2), room or 0)
         else:
-            yield from _broken(line, room or 0)
+            yield line
 
 
-def _broken(line: str, room: int) -> Iterator[str]:
+def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:
     """Yield a line in several. A word that is too long for any line of its column, a path say, is broken nowhere."""
     from textwrap import TextWrapper  # most lines fit
 
-    label = line[: len(_HANGING)] if line.startswith(" ") else ""
-    wrapper = TextWrapper(room, label, _HANGING, break_long_words=False, break_on_hyphens=False)
+    wrapper = TextWrapper(room, label, hanging, break_long_words=False, break_on_hyphens=False)
     yield from wrapper.wrap(line[len(label) :])
 
 

@@ -40,6 +40,8 @@ _MARKED: Final = r"(?m)^(  (?=(?:error|warning) {4})| *(?=(?:Error|Hint|Run): ))
 
 def say(text: str, *, err: bool = False) -> None:
     """Print text; on a terminal, in colours by severity, and with commands that stand out."""
+    if err and not terminal.pages and (room := terminal.width(err=True)) is not None:
+        text = "\n".join(terminal.wrapped(text.split("\n"), room))
     shown = re.sub(_MARKED, _painted, text) if _shows_colours(err=err) else text
     if terminal.pages:
         terminal.pages[-1].append(f"{shown}\n")

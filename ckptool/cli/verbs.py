@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 SECTIONS: Final = {
-    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "explain"),
-    "Write one": ("migrate",),
+    "Look into a checkpoint": ("inspect", "check", "diff", "stat", "report", "explain"),
+    "Write one": ("migrate", "recover"),
     "More": ("devices", "completion", "fixtures"),
 }
 """Each verb is a command of the same name, in a module of the same name."""
@@ -36,6 +36,8 @@ WORDS: Final = {
     "validate": "check",
     "stats": "stat",
     "compare": "diff",
+    "page": "report",
+    "html": "report",
     "convert": "migrate",
 }
 """Other words for verbs. None of them is in the help: one name for one thing."""
@@ -63,6 +65,11 @@ EXAMPLES: Final = {
         "ckptool stat model.pth                       mean, range, zeros and a histogram of each tensor",
         "ckptool stat model.pth --depth 1             of each module",
     ),
+    "report": (
+        "ckptool report model.pth -o model.html       what is in it, by module and in a table",
+        "ckptool report model.pth --values -o m.html  and what its values are like",
+        "ckptool report a.pth b.pth -o ab.html        what differs, and by how much",
+    ),
     "explain": (
         'ckptool explain "Weights only load failed"   what the message means',
         "python train.py 2>&1 | ckptool explain -     whatever was printed",
@@ -72,7 +79,9 @@ EXAMPLES: Final = {
         "ckptool migrate gpu.pth --to cpu             everything, for the CPU",
         "ckptool migrate last.ckpt model.safetensors  the weights alone",
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
+        "ckptool migrate big.pth --to cpu --in-place  the file itself, in no time",
     ),
+    "recover": ("ckptool recover model.pth                    what it was before the edit",),
     "completion": (
         'eval "$(ckptool completion bash)"            in ~/.bashrc',
         'eval "$(ckptool completion zsh)"             in ~/.zshrc, behind compinit',

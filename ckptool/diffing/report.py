@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
@@ -12,6 +12,8 @@ from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show
 from ckptool.tables import Table, html_table, plain_table
 from ckptool.torch_ops.differences import Number
 from ckptool.torch_ops.likeness import Likeness
+
+WRAPPED: Final = "More names are the same without what wrappers added: compare with `ignore_wrappers=True`."
 
 
 class ShapeChange(NamedTuple):
@@ -85,6 +87,24 @@ class DiffReport(NamedTuple):
             yield ""
             yield from plain_table(Table(headers, rows, (False, True, True, True, True)), width)
 
+    def facts(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield what differs, by kind: what the text says of it, and an item for each difference."""
+        yield "only in A", _grouped(self.only_a)
+        yield "only in B", _grouped(self.only_b)
+        if self.order is not None:
+            at = self.order
+            yield "order", [f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}"]
+        yield "shape", [f"{show(change.name)}: {list(change.a)} -> {list(change.b)}" for change in self.shapes]
+        for label, changes in (("dtype", self.dtypes), ("device", self.devices), ("layout", self.layouts)):
+            yield label, _by_change(changes)
+        for label, ties in (("tied in A", self.ties_a), ("tied in B", self.ties_b)):
+            yield label, [show(" = ".join(names)) for names in ties]
+        yield "metadata", _by_change(self.metadata)
+        yield "other values", [_change(change) for change in self.others]
+        yield "values", _largest_first(self.values)
+        yield "close", _largest_first(self.close)
+        yield "not compared", [show(what) for what in self.not_compared]
+
     def _repr_html_(self) -> str:
         rows = [(kind, f"{number:,}") for kind, number in self.counts.items() if number]
         return html_table(f"{self.a.path}, {self.b.path}: {self.verdict}", ("different", "how many"), rows, len(rows))
@@ -128,24 +148,10 @@ class DiffReport(NamedTuple):
 def _lines(report: DiffReport) -> Iterator[str]:
     yield f"A  {_file(report.a)}"
     yield f"B  {_file(report.b)}"
-    yield from listed("only in A", _grouped(report.only_a))
-    yield from listed("only in B", _grouped(report.only_b))
-    if report.wrapped:
-        yield labelled("", "More names are the same without what wrappers added: compare with `ignore_wrappers=True`.")
-    if report.order is not None:
-        at = report.order
-        yield labelled("order", f"from the name at position {at.position:,} on: {show(at.a)} -> {show(at.b)}")
-    shapes = (f"{show(change.name)}: {list(change.a)} -> {list(change.b)}" for change in report.shapes)
-    yield from listed("shape", list(shapes))
-    for label, changes in (("dtype", report.dtypes), ("device", report.devices), ("layout", report.layouts)):
-        yield from listed(label, _by_change(changes))
-    for label, ties in (("tied in A", report.ties_a), ("tied in B", report.ties_b)):
-        yield from listed(label, [show(" = ".join(names)) for names in ties])
-    yield from listed("metadata", _by_change(report.metadata))
-    yield from listed("other values", [_change(change) for change in report.others])
-    yield from listed("values", _largest_first(report.values))
-    yield from listed("close", _largest_first(report.close))
-    yield from listed("not compared", [show(what) for what in report.not_compared])
+    for label, items in report.facts():
+        yield from listed(label, items)
+        if label == "only in B" and report.wrapped:
+            yield labelled("", WRAPPED)
     yield report.verdict
 
 

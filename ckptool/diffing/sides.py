@@ -126,6 +126,8 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
     within: dict[str, Inert] = {}
     if chosen.node is not None:
         within = _below(_others(checkpoint), head, apart)
+        if chosen.own_keys is not None:
+            within = {path: node for path, node in within.items() if {path, *_heads(path)} & chosen.own_keys}
     if chosen.class_name is not None:  # of a whole model, what its state_dict() would hold
         within = {path: node for path, node in within.items() if {path, *_heads(path)} & weights.others.keys()}
     names = _align((*tensors, *within)) if aligned else {}

@@ -17,9 +17,10 @@ from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, LimitExceed
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.gc_pause import gc_paused
-from ckptool.sources import files, paths
+from ckptool.sources import files, naming, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.naming import shown_path
+from ckptool.sources.unfinished import explain_link
 
 
 class Format(Protocol):
@@ -101,18 +102,20 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
                 if isinstance(source, files.FileSource):
                     source.check_unchanged()
                 return Checkpoint(shown, source, parsed)
-        except BaseException:
+        except BaseException as error:
             source.close()
+            if isinstance(error, CkptoolError) and isinstance(source, files.FileSource):
+                explain_link(source.path)
             raise
 
 
 def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     from ckptool.formats import directories  # most are files
-    from ckptool.sources.folder import FolderSource
+    from ckptool.sources.folders import open_folder_source
 
     if member is not None:
-        return open_checkpoint(os.path.join(path, member), limits=limits)  # noqa: PTH118 - a name
-    folder = FolderSource(path, limits.cancellation)
+        return open_checkpoint(naming.below(path, member), limits=limits)
+    folder = open_folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
     return Checkpoint(source.path, source, parsed)
 

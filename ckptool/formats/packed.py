@@ -14,7 +14,15 @@ from ckptool.checkpoints.companions import Member
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, NotACheckpoint, UnknownFormat, UnsupportedFeature
+from ckptool.errors import (
+    Cancelled,
+    CkptoolError,
+    MalformedFile,
+    NotACheckpoint,
+    UnknownFormat,
+    UnsupportedFeature,
+    let_go,
+)
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
@@ -236,6 +244,7 @@ def _open_members(
         except Cancelled:
             raise
         except CkptoolError as error:
+            let_go(error)
             failures[name] = error
     return {name: opened[name] for name in archive if name in opened}, failures
 

@@ -42,7 +42,12 @@ from ckptool.tensors.tensor import (
 
 NAME = "safetensors"
 TRAITS = Traits(
-    is_plain=True, keeps_devices=False, keeps_ties=False, keeps_order=False, loader="safetensors.torch.load_file"
+    is_plain=True,
+    keeps_devices=False,
+    keeps_ties=False,
+    keeps_order=False,
+    loader="safetensors.torch.load_file",
+    edited_by="header",
 )
 
 ORDER_KEY = "ckptool.order"
@@ -52,6 +57,8 @@ MODULES_KEY = "ckptool.modules"
 RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 """Keys of ``__metadata__`` that are never names of tensors."""
 
+OF_PIECES = "DCP_SHARDING_INFO"
+"""The text in which DCP says where the pieces begin that are in a file."""
 _SPACE = b" \t\n\r"
 _FIELDS = ("dtype", "shape", "data_offsets")
 _BLOCK_NBYTES = 1 << 16

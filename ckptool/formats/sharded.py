@@ -233,6 +233,8 @@ def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
         shard = probe.read_inner(source)
         if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
             raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
+        if safetensors.OF_PIECES in shard.metadata:
+            raise UnsupportedFeature("pieces of tensors, which are no shard of an index", kind="shard-format")
         contents = shard.contents
         others = [path for path, _ in contents.extras if path != _METADATA]
         groups = [group for group in contents.groups if group.names]

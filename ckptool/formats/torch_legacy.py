@@ -33,7 +33,7 @@ from ckptool.tensors.storage_ids import StorageId, TypedStorage, storage_id, uni
 from ckptool.tensors.tensor import StorageRef
 
 NAME = "torch_legacy"
-TRAITS = Traits(has_tree=True)
+TRAITS = Traits(has_tree=True, edited_by="pickles")
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001

@@ -27,7 +27,7 @@ from ckptool.tensors.storage_ids import TypedStorage, make_typed_storage, storag
 from ckptool.tensors.tensor import StorageRef, make_storage_ref
 
 NAME = "torch_zip"
-TRAITS = Traits(has_tree=True)
+TRAITS = Traits(has_tree=True, edited_by="member")
 
 
 _HEAD_NBYTES = 256

@@ -11,22 +11,27 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import about
+from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.device_tags import device_tag
+from ckptool.migration.in_place.cloned import clone_plan, write_clone
+from ckptool.migration.in_place.run import migrate_in_place, report_of
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.output.opening import open_folder, open_output
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
+from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.sources.meter import Meter
+from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
 
 if sys.version_info >= (3, 11):
@@ -35,7 +40,7 @@ elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
 OnWritten: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes that are written and the bytes that there will be."""
+"""Called with the bytes that are written, or read back, and the bytes that there will be."""
 
 
 def migrate(
@@ -46,20 +51,32 @@ def migrate(
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    in_place: bool = False,
+    deep: bool = False,
+    reflink: bool = True,
     progress: OnWritten | None = None,
+    read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[ChangeOptions],
 ) -> MigrationReport:
     """
     Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
 
-    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. What is to be
+    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. It may be an
+    address in a store (``s3://``, ``gs://``, ``az://``): the same guarantees hold there. What is to be
     different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
     source holds; by default it goes by the suffix of ``dst``. ``dst`` is a folder that is written, with
     ``max_shard_size`` of shards, with ``form="dcp"`` of torch.distributed.checkpoint. ``progress`` is called with the
-    bytes written and to come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast
-    or a model is built.
+    bytes written and to come, ``read_back`` with those of what was written that were read back, and all of these.
+    Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
+
+    With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries, while no
+    tensor is read or moved; ``deep`` compares their checksums first. Readers meet the old file, the new one or an
+    error, and ``recover`` makes of what a crash leaves the old file.
+
+    Where the file system clones files, a large file of which the index alone changes is a clone of the source: it
+    shares the bytes of the tensors, which are not read. ``reflink=False`` copies them.
 
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
     written, and appears only after what was written was read back and compared, and is on the disk; nothing is
@@ -76,12 +93,37 @@ def migrate(
         MissingPackage: Values are to be cast or a model built, and torch is not installed.
         Cancelled: ``limits`` have a cancellation, and it was cancelled. What ``dst`` held before, it still holds.
         CkptoolError: ``src`` cannot be read, or is damaged.
-        ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords.
+        UnfinishedEdit: ``src`` was being edited in place, and is not whole.
+        ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
+            ``in_place`` has a ``dst``, or ``deep`` no ``in_place``.
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
-    asked = _checked(asked)
-    opened = partial(open_checkpoint, os.fspath(src), limits=limits)
+    asked = _checked(asked, target)
+    if in_place:
+        if target is not None:
+            raise ValueError("in_place edits src itself: there is no dst")
+        return migrate_in_place(os.fspath(src), asked, dry_run=dry_run, deep=deep, limits=limits)
+    if deep:
+        raise ValueError("deep is for in_place: what is copied is compared in any case")
+    wanted = _Wanted(force, verify, dry_run, reflink, progress, read_back)
+    return _migrate(os.fspath(src), target, asked, wanted, limits)
+
+
+class _Wanted(NamedTuple):
+    """How a new file is to be written."""
+
+    force: bool
+    verify: bool
+    dry_run: bool
+    reflink: bool
+    progress: OnWritten | None
+    read_back: OnWritten | None
+
+
+def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limits: Limits) -> MigrationReport:
+    """Write a new file or folder."""
+    opened = partial(open_checkpoint, src, limits=limits)
     with opened() as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
@@ -89,35 +131,48 @@ def migrate(
             selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
         refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
-        planned = report.planned(checkpoint, plan, asked)
+        edit = clone_plan(checkpoint, plan, asked) if wanted.reflink else None
+        if edit is not None:
+            plan, planned = edit.plan, report_of(checkpoint, edit, asked)._replace(how="clone")
+        else:
+            planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         planned = planned._replace(calls=kept_calls(checkpoint, plan, asked, opened))
         check_cancelled(checkpoint.source.cancellation)
-        if dry_run:
+        if wanted.dry_run:
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        work = Work(checkpoint, plan, asked, limits if verify else None)
-        on_written = _cancellable(progress, limits.cancellation)
+        meter = Meter(wanted.read_back, (plan.folder or plan.file).nbytes)
+        work = Work(checkpoint, plan, asked, limits if wanted.verify else None, meter)
+        on_written = _cancellable(wanted.progress, limits.cancellation)
         if plan.folder is not None:
-            with OutputFolder(plan.target, force=force, progress=on_written) as folder:
+            with open_folder(plan.target, force=wanted.force, progress=on_written) as folder:
                 done = write_folder(work, plan.folder, folder)
+        elif edit is not None:
+            with Output(plan.target, force=wanted.force, progress=on_written) as output:
+                done = write_clone(work, edit, output)
         else:
-            with Output(plan.target, force=force, progress=on_written) as output:
-                done = write_file(work, output)
+            with open_output(plan.target, force=wanted.force, progress=on_written) as sink:
+                done = write_file(work, sink)
     return planned._replace(
         written=True,
-        verified=verify,
+        verified=wanted.verify,
         read_back_by=done.readers,
         notes=(*planned.notes, *done.notes),
         nbytes=done.nbytes,
         casts=plan.casting.casts if plan.casting else (),  # their errors are known once they are written
         after=planned.after._replace(file_nbytes=done.nbytes),
+        written_nbytes=edit.edit.written_nbytes if edit is not None else done.nbytes,
     )
 
 
-def _checked(changes: Changes) -> Changes:
+def _checked(changes: Changes, target: str | None) -> Changes:
     """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
+    refuse_address(target)
+    if changes.model is not None and target is not None and is_far(target):
+        hint = "Write it to a path, and upload what is there."
+        raise MigrationRefused("a whole model is built here, and saved by torch", kind="model-far-away", hint=hint)
     if changes.dtype is not None or changes.model is not None:
         check_installed()
     if changes.to is None:

@@ -24,7 +24,7 @@ from ckptool.migration.folders.folder_plan import FolderPlan
 from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
-from ckptool.migration.torch_plan import TorchPlan
+from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.migration.weights_only import without_refused
 from ckptool.names import renaming
 from ckptool.names.filter import Filter
@@ -46,6 +46,8 @@ class Plan(NamedTuple):
     weights: Weights | None = None
     """None where everything is taken."""
     casting: Casting | None = None
+    keeps_layout: bool = False
+    """Whether the source's own layout is kept: an edit of it, or of a clone."""
 
     @property
     def folder(self) -> FolderPlan | None:
@@ -58,10 +60,12 @@ class Plan(NamedTuple):
         return self.form == "model" and self.weights is not None
 
 
-def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sketch: bool = False) -> Plan:
+def make_plan(
+    checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sketch: bool = False, kept: Kept | None = None
+) -> Plan:
     """
     Return the plan of a migration. A ``sketch`` is for those who ask what would be refused: what cannot be, as it is
-    plain, is not in its pickle.
+    plain, is not in its pickle. What is ``kept`` of the source's layout is so where everything is taken.
 
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
@@ -101,8 +105,9 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
             model=model,
             casting=casting,
             sketch=sketch,
+            kept=kept or Kept(),
         )
-        return Plan(form, target, whole, changes.to, names, casting=casting)
+        return Plan(form, target, whole, changes.to, names, casting=casting, keeps_layout=kept is not None)
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = names.chosen(changes.weights)
     if not changes.allow_missing:
@@ -112,7 +117,9 @@ def make_plan(checkpoint: Checkpoint, dst: str | None, changes: Changes, *, sket
     if casting is not None:
         weights = casting.apply(weights)
     if form == "safetensors":
-        return Plan(form, target, _safetensors(checkpoint, weights, changes), changes.to, names, weights, casting)
+        plain_file = _safetensors(checkpoint, weights, changes, kept)
+        edits = kept is not None
+        return Plan(form, target, plain_file, changes.to, names, weights, casting, keeps_layout=edits)
     if form == "dcp":
         folder = dcp.plan_weights(checkpoint, weights, drop_unsupported=changes.drop_unsupported)
         return Plan(form, target, folder, changes.to, names, weights, casting)
@@ -130,12 +137,15 @@ def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> Non
     refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
 
 
-def _safetensors(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> SafetensorsPlan | ShardsPlan:
+def _safetensors(
+    checkpoint: Checkpoint, weights: Weights, changes: Changes, kept: Kept | None
+) -> SafetensorsPlan | ShardsPlan:
     """Return the plan of a safetensors file, or of a folder of them."""
     options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
     cancellation = checkpoint.source.cancellation
     if changes.max_shard_size is None:
-        return safetensors_plan.plan(weights, **options, cancellation=cancellation)
+        start = kept.tensors_at if kept is not None else None
+        return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
     return shards.plan(weights, shards.size_in_bytes(changes.max_shard_size), **options, cancellation=cancellation)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import count
@@ -19,6 +19,7 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
+from ckptool.sources.naming import shown_path
 from ckptool.tables import Table, html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
@@ -86,9 +87,19 @@ class MigrationReport(NamedTuple):
     """Classes and functions that unpickling the target calls, beyond what makes data; with ``form`` same or model."""
     files: tuple[WrittenFile, ...] = ()
     """The files in the target, where it is a folder."""
+    how: Literal["copy", "clone", "in place"] = "copy"
+    """``clone``: the bytes of the tensors are those of the source, on a file system where files can share them."""
+    written_nbytes: int = 0
+    """Bytes that were written: of a clone, those that differ; in place, with the journal."""
+    unused_nbytes: int = 0
+    """Bytes of tensors that are left out, and stay in a file that is edited in place."""
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """Yield the lines of the text, laid out for a terminal of so many columns."""
+        return _lines(self, width)
 
     def _repr_html_(self) -> str:
         rows = list(_rows(self.before, self.after))
@@ -106,7 +117,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
     nbytes = plan.file.nbytes
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
-        target=plan.target,
+        target=shown_path(plan.target),
         form=plan.form,
         tensors=plan.file.tensor_count,
         nbytes=nbytes,
@@ -161,7 +172,8 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
     if weights is not None:
         plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
         return _torch_facts("model" if plan.builds_model else plain, file, nbytes, plan.location, weights.tensors)
-    return _torch_facts(form, file, nbytes, plan.location, _new_names(checkpoint, file.renamed))
+    facts = _torch_facts(form, file, nbytes, plan.location, _new_names(checkpoint, file.renamed))
+    return facts._replace(format=checkpoint.format) if plan.keeps_layout else facts
 
 
 def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:
@@ -212,7 +224,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if checkpoint.member:
         yield "the other files of the archive are left out"
     yield from (remark.what for remark in checkpoint.remarks)
-    if checkpoint.class_sources:
+    if checkpoint.class_sources and not plan.keeps_layout:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     yield from _of_folder(plan, changes)
@@ -274,14 +286,13 @@ def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> b
     return bool(optimizers) and (plan.weights is not None or any(key in dropped for key in optimizers))
 
 
-def _lines(report: MigrationReport) -> Iterator[str]:
+def _lines(report: MigrationReport, width: int | None = None) -> Iterator[str]:
     """Yield the target, the file before and after, then every change."""
     yield show(report.target)
     yield labelled("result", _result(report))
     yield labelled("source", show(report.source))
     yield labelled("content", _taken(report))
-    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in _rows(report.before, report.after)]
-    yield from (f"  {line}" for line in plain_table(Table([" " * _LABEL, "before", "after"], rows, [False] * 3), None))
+    yield from _before_and_after(report, width)
     devices = [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in report.retagged.items()]
     yield from listed("device", devices)
     yield from listed("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
@@ -293,12 +304,27 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield from listed("note", [show(note) for note in report.notes])
 
 
+def _before_and_after(report: MigrationReport, width: int | None) -> Iterator[str]:
+    """Yield a table of the file before and after; where that is too wide, each fact in a line of its own."""
+    facts = list(_rows(report.before, report.after))
+    rows = [[f"{label:<{_LABEL}}", *cells] for label, *cells in facts]
+    lines = [f"  {line}" for line in plain_table(Table([" " * _LABEL, "before", "after"], rows, [False] * 3), None)]
+    if width is not None and any(len(line) > width for line in lines):
+        lines = [labelled(label, " -> ".join(dict.fromkeys(cells))) for label, *cells in facts]
+    yield from lines
+
+
 def _result(report: MigrationReport) -> str:
     if not report.written:
-        return "not written: a dry run"
-    return (
-        f"written, and read back by {' and '.join(report.read_back_by)}" if report.verified else "written, not verified"
-    )
+        same = report.how == "in place" and not (report.retagged or report.renamed or report.dropped)
+        return "not written: the file has all that was asked for" if same else "not written: a dry run"
+    done = "written"
+    if report.how != "copy":
+        shared = "edited in place" if report.how == "in place" else "a clone that shares its tensors with the source"
+        done = f"{shared}, {show_nbytes(report.written_nbytes)} written"
+    if not report.verified:
+        return f"{done}, not verified"
+    return f"{done}, and read back by {' and '.join(report.read_back_by)}"
 
 
 def _taken(report: MigrationReport) -> str:

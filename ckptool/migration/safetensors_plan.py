@@ -20,9 +20,12 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
 from ckptool.limits import Limits
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import checksums_of_file
+from ckptool.sources.meter import Meter
+from ckptool.sources.naming import is_far
+from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -77,7 +80,7 @@ class SafetensorsPlan(NamedTuple):
         """What is copied into the file."""
         return [payload for _, payload in self.tensors]
 
-    def write(self, output: Output, *, checksums: bool = True) -> list[int]:
+    def write(self, output: Sink, *, checksums: bool = True) -> list[int]:
         """Write the file, and return the CRC-32 of each tensor's bytes as they were read."""
         output.write(self._head())
         with Transfer(output, checksums=checksums) as transfer:
@@ -85,19 +88,20 @@ class SafetensorsPlan(NamedTuple):
         output.flush()
         return found
 
-    def verify(self, path: str, checksums: list[int], limits: Limits) -> str | None:
+    def verify(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> str | None:
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
 
-        Return the reference library and its version; None where neither numpy nor torch is there, which it needs.
+        Return the reference library and its version; None where neither numpy nor torch is there, which it needs, and
+        of an object far away, which it cannot open.
 
         Raises:
             OutputFailed: The file does not hold what was to be written.
         """
-        self._compare(path, checksums, limits)
-        return _open_with_reference(path, [name for name, _ in self.tensors])
+        self._compare(path, checksums, limits, meter)
+        return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors])
 
-    def _compare(self, path: str, checksums: list[int], limits: Limits) -> None:
+    def _compare(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> None:
         from ckptool.formats import open_checkpoint
 
         with open_checkpoint(path, limits=limits) as written:
@@ -105,11 +109,12 @@ class SafetensorsPlan(NamedTuple):
             if written.source.read(0, len(head)) != head:
                 raise OutputFailed("its header is not the one that was written", kind="verification-failed")
             start = len(head)
+            prefetch(written.source, [(0, written.source.nbytes)])
             ranges = []
             for _, payload in self.tensors:
                 ranges.append((start, start + payload.nbytes))
                 start += payload.nbytes
-            found, _ = checksums_of_file(written.source, ranges)
+            found, _ = checksums_of_file(written.source, ranges, meter)
             for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
                 if name not in written.tensors or checksum != expected:
                     raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
@@ -147,16 +152,18 @@ def plan(
     expand_tied: bool = False,
     drop_unsupported: bool = False,
     cancellation: Cancellation | None = None,
+    start: int | None = None,
 ) -> SafetensorsPlan:
     """
-    Return how the weights become a safetensors file.
+    Return how the weights become a safetensors file; those of one where tensors stay that begin at ``start``, if given.
 
     Raises:
         MigrationRefused: An entry is one that the format cannot hold, and was not to be dropped.
     """
     chosen = select(weights, expand_tied=expand_tied, drop_unsupported=drop_unsupported, cancellation=cancellation)
     kept = chosen.kept
-    packed = pack(kept, encode(chosen.recorded(weights, packing_order(kept))), cancellation)
+    order = packing_order(kept) if start is None else list(kept)
+    packed = pack(kept, encode(chosen.recorded(weights, order)), cancellation, start)
     return packed._replace(tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
 
 
@@ -190,16 +197,24 @@ def packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
 
 
 def pack(
-    tensors: dict[str, LazyTensor], metadata: dict[str, str], cancellation: Cancellation | None = None
+    tensors: dict[str, LazyTensor],
+    metadata: dict[str, str],
+    cancellation: Cancellation | None = None,
+    start: int | None = None,
 ) -> SafetensorsPlan:
     """Return a file of these tensors and this text."""
-    names = packing_order(tensors)
+    names = packing_order(tensors) if start is None else list(tensors)
     payloads = tuple((name, payload_of(tensors[name])) for name in each(names, cancellation))
-    header = _header(metadata, each(payloads, cancellation), tensors)
+    header = _header(metadata, each(payloads, cancellation), tensors, start)
     return SafetensorsPlan(header, payloads, tuple(tensors[name].info for name in names), {}, (), ())
 
 
-def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], tensors: dict[str, LazyTensor]) -> bytes:
+def _header(
+    metadata: dict[str, str],
+    payloads: Iterable[tuple[str, Payload]],
+    tensors: dict[str, LazyTensor],
+    start: int | None = None,
+) -> bytes:
     entries: dict[str, object] = {"__metadata__": metadata}
     position = 0
     for name, payload in payloads:
@@ -207,6 +222,8 @@ def _header(metadata: dict[str, str], payloads: Iterable[tuple[str, Payload]], t
         code = info.dtype.safetensors
         # The header counts values, and torch packs two of these into one.
         shape = [*info.shape[:-1], info.shape[-1] * 2] if code == "F4" else list(info.shape)
+        if start is not None and info.storage is not None:
+            position = info.storage.offset - start
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
         position += payload.nbytes
     try:

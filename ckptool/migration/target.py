@@ -16,9 +16,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
 from ckptool.migration.device_tags import device_meant
-from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import local_name
+from ckptool.sources.naming import below, is_far, local_name, shown_path
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
 
@@ -52,7 +51,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     Raises:
         MigrationRefused: ``dst`` is named as something that is not written, or is a part of the source.
     """
-    _refuse_address(dst)
+    refuse_address(dst)
     if dst is not None and not is_folder(dst):
         _refuse_option(dst)
         _refuse_suffix(dst, form)
@@ -61,7 +60,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     stem, suffix = _stem(checkpoint)
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
-        return os.path.join(dst, os.path.basename(stem) + suffix)  # noqa: PTH118, PTH119
+        return below(dst, os.path.basename(stem) + suffix)  # noqa: PTH119
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
@@ -75,21 +74,22 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     Raises:
         MigrationRefused: ``dst`` is named as a file is, or the source is in it.
     """
-    _refuse_address(dst)
+    refuse_address(dst)
     kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
     _refuse_option(dst)
-    path = dst.rstrip(os.sep + (os.altsep or "")) or dst
-    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122
+    bare = dst.rstrip(os.sep + (os.altsep or "")) or dst
+    path = dst if is_far(dst) else bare
+    suffix = os.path.splitext(bare)[1].lower()  # noqa: PTH122
     if suffix in _OTHER_BY_SUFFIX or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
         raise MigrationRefused(
-            f"{os.path.basename(path)!r} is the name of a file, and a folder is to be written",  # noqa: PTH119
+            f"{os.path.basename(bare)!r} is the name of a file, and a folder is to be written",  # noqa: PTH119
             kind="another-suffix",
-            hint=f"Name it {os.path.splitext(os.path.basename(path))[0]!r}.",  # noqa: PTH119, PTH122
+            hint=f"Name it {os.path.splitext(os.path.basename(bare))[0]!r}.",  # noqa: PTH119, PTH122
         )
-    files = [one for file in _files(checkpoint) for one in (file, os.path.realpath(file))]
-    if any(is_same_file(path, os.path.dirname(file) or os.curdir) for file in files):  # noqa: PTH120
+    files = [one for file in _files(checkpoint) for one in (file, file if is_far(file) else os.path.realpath(file))]
+    if any(_is_same(path, os.path.dirname(file) or os.curdir) for file in files):  # noqa: PTH120
         raise MigrationRefused(
             f"{dst!r} is the folder that the source is in",
             kind="part-of-source",
@@ -148,12 +148,18 @@ def _refuse_option(dst: str) -> None:
             )
 
 
-def _refuse_address(dst: str | None) -> None:
-    if dst is not None and "://" in dst:
+def refuse_address(dst: str | None) -> None:
+    """Raise MigrationRefused for an address of what cannot be written to."""
+    if dst is None or "://" not in dst:
+        return
+    from ckptool.sources.remote.address import STORES, as_remote
+
+    if as_remote(dst).scheme not in STORES:
+        written = ", ".join(f"{scheme}://" for scheme in STORES)
         raise MigrationRefused(
-            "an address, and results are written to files here",
+            f"{as_remote(dst).scheme}:// cannot be written to",
             kind="address-as-target",
-            hint="Write to a path, and upload what is there.",
+            hint=f"Write to an address of {written}, or to a path, and upload what is there.",
         )
 
 
@@ -177,9 +183,7 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
 def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
     """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
     of_files = isinstance(checkpoint.source, FolderSource)
-    if (checkpoint.shards or checkpoint.member or of_files) and any(
-        is_same_file(dst, path) for path in _files(checkpoint)
-    ):
+    if (checkpoint.shards or checkpoint.member or of_files) and any(_is_same(dst, path) for path in _files(checkpoint)):
         raise MigrationRefused(
             f"{dst!r} is a file of the source that holds more than what is taken from it",
             kind="part-of-source",
@@ -192,5 +196,9 @@ def _files(checkpoint: Checkpoint) -> Iterator[str]:
     if isinstance(checkpoint.source, FolderSource):
         yield from (file.path for _, file in checkpoint.source.opened())
     for shard in checkpoint.shards:
-        if isinstance(shard.source, FileSource):
+        if hasattr(shard.source, "path"):  # a file, here or far away
             yield shard.source.path
+
+
+def _is_same(dst: str, path: str) -> bool:
+    return shown_path(dst) == path if is_far(dst) else is_same_file(dst, path)

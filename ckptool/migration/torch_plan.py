@@ -8,7 +8,7 @@ needed, and nothing runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -18,13 +18,14 @@ from ckptool.limits import Limits
 from ckptool.migration import verify
 from ckptool.migration.casting import Casting
 from ckptool.migration.device_tags import DeviceTags
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.tree_edits import Edited, edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_torch_zip
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.sharing import shared_nodes
 from ckptool.pickles.writer import write_pickle
+from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -33,6 +34,20 @@ from ckptool.tensors.tensor import TensorInfo
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _MANY = 1000
 """Tensors from which it takes a while to write them."""
+
+
+class Kept(NamedTuple):
+    """What of a source's own layout the new file keeps."""
+
+    rewriter: type[TreeRewriter] = TreeRewriter
+    """How storages are referred to: by new numbers, if no other is named."""
+    pickled_nbytes: int = 0
+    """The size that the pickle has, if it is not longer."""
+    tensors_at: int | None = None
+    """Where the tensors of a safetensors file begin, if they stay where they are."""
+
+
+_NOTHING: Final = Kept()
 
 
 class TorchPlan(NamedTuple):
@@ -72,15 +87,15 @@ class TorchPlan(NamedTuple):
         """What is copied into the file."""
         return self.storages
 
-    def write(self, output: Output, *, checksums: bool = True) -> WrittenZip:
+    def write(self, output: Sink, *, checksums: bool = True) -> WrittenZip:
         """Write the file, and return its members with the CRC-32 of what was read for each."""
         written = write_torch_zip(output, self.root, self.pickled, self.storages, checksums=checksums)
         output.flush()
         return written
 
-    def verify(self, path: str, written: WrittenZip, limits: Limits) -> None:
+    def verify(self, path: str, written: WrittenZip, limits: Limits, meter: Meter) -> None:
         """Read the file back; see ``verify.verify``."""
-        verify.verify(path, written, self.storages, self.expected, limits)
+        verify.verify(path, written, self.storages, self.expected, limits, meter)
 
 
 def plan_weights(
@@ -153,6 +168,7 @@ def edit_everything(
     drop: tuple[str, ...] = (),
     model: StateDict | None = None,
     casting: Casting | None = None,
+    rewriter_type: type[TreeRewriter] = TreeRewriter,
 ) -> EditedTree:
     """
     Return all that a checkpoint holds, with device tags set and names changed.
@@ -167,7 +183,7 @@ def edit_everything(
     _refuse_what_has_no_tree(checkpoint)
     _refuse_names_of_a_model(checkpoint, changes, model)
     recast = casting.info if casting is not None else None
-    rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), location, recast)
+    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), location, recast)
     if model is None:
         tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
     else:
@@ -195,6 +211,7 @@ def plan_same(
     model: StateDict | None = None,
     casting: Casting | None = None,
     sketch: bool = False,
+    kept: Kept = _NOTHING,
 ) -> TorchPlan:
     """
     Return how a checkpoint becomes itself: everything it holds, or a whole ``model`` in it; see ``edit_everything``.
@@ -204,20 +221,29 @@ def plan_same(
     Raises:
         MigrationRefused: The format has no pickled tree, or two names would become one.
     """
-    edited = edit_everything(checkpoint, changes, location, wrappers=wrappers, drop=drop, model=model, casting=casting)
+    edited = edit_everything(
+        checkpoint,
+        changes,
+        location,
+        wrappers=wrappers,
+        drop=drop,
+        model=model,
+        casting=casting,
+        rewriter_type=kept.rewriter,
+    )
     rewriter = edited.rewriter
     is_sketched = sketch and len(edited.kept) > _MANY and all(map(_is_plain, edited.kept.values()))
-    pickled = b"" if is_sketched else _written(checkpoint, edited)
+    pickled = b"" if is_sketched else _written(checkpoint, edited, kept.pickled_nbytes)
     if casting is not None:
         casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     storages = tuple(rewriter.storages)
     return TorchPlan(root, pickled, storages, edited.expected, rewriter.retagged, edited.renamed, edited.dropped)
 
 
-def _written(checkpoint: Checkpoint, edited: EditedTree) -> bytes:
+def _written(checkpoint: Checkpoint, edited: EditedTree, nbytes: int) -> bytes:
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
     shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
-    return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared)
+    return write_pickle(edited.root, edited.rewriter, checkpoint.source.cancellation, shared, nbytes)
 
 
 def _is_plain(tensor: LazyTensor | None) -> bool:

@@ -8,11 +8,12 @@ computes its CRC-32 and writes it to its position. Everything else goes in order
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.read_ahead import ReadAhead
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+T = TypeVar("T")
+
 
 class Transfer:
     """
@@ -32,7 +35,7 @@ class Transfer:
     Without ``checksums``, none is computed for large payloads: ``send`` returns the checksum that the source has, or 0.
     """
 
-    def __init__(self, output: Output, *, checksums: bool = True) -> None:
+    def __init__(self, output: Sink, *, checksums: bool = True) -> None:
         self._output = output
         self._checksums = checksums
         self._pool: ThreadPoolExecutor | None = None
@@ -95,7 +98,7 @@ class Transfer:
 
         work = runs(offset, offset + nbytes)
         found = 0
-        for (start, stop), of_run in zip(work, self._threads().map(copy, work), strict=True):
+        for (start, stop), of_run in zip(work, self._each(copy, work), strict=True):
             output.filled(stop - start)
             if checksum:
                 found = joined_crc32(found, of_run, stop - start)
@@ -117,7 +120,7 @@ class Transfer:
 
         found = 0
         starts = range(0, source.nbytes, band)
-        for start, of_band in zip(starts, self._threads().map(fill, starts), strict=True):
+        for start, of_band in zip(starts, self._each(fill, starts), strict=True):
             nbytes = min(band, source.nbytes - start)
             output.filled(nbytes)
             found = joined_crc32(found, of_band, nbytes)
@@ -125,10 +128,13 @@ class Transfer:
         source.release()
         return found if checksum else 0
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _each(self, do: Callable[[T], int], work: Iterable[T]) -> Iterator[int]:
+        """Call a function for each piece of work, by several threads where the output takes what they do."""
+        if not self._output.takes_any_order:
+            return map(do, work)
         if self._pool is None:
             self._pool = threads()
-        return self._pool
+        return self._pool.map(do, work)
 
     def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
         """Return a small range of a file: its neighbours are likely to be asked for next."""

@@ -227,14 +227,9 @@ class TreeRewriter:
                 cls = _CLASSES[found.dtype.storage_class or "ByteStorage"]
                 storage_id = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
                 return self._reference(storage_id)
-        if self._location is not None and named == ("torch", "device") and isinstance(node.args, tuple):
-            return self._device(node)
-        if func.name in _DEVICE_ARGUMENT and isinstance(node.args, tuple):
-            old = str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown"
-            new = new_tag(self._location, old)
-            if new != old:
-                self._count(old)
-                return self._finish(Call(node.func, (*node.args[:2], new, *node.args[3:])))
+        moved = self._moved(node, func)
+        if moved is not node:
+            return moved
         # Any other call that makes a tensor: a parameter, a sparse or quantised tensor, a subclass.
         info = self._rebuilder.tensor(node)
         if info is None or info.storage is None or info.is_array:
@@ -261,6 +256,20 @@ class TreeRewriter:
             assert isinstance(made, Call)  # noqa: S101 - one of torch._utils
             return self._finish(Call(node.func, (made.func, node.args[1], made.args, *node.args[3:])))
         return self.tensor(info)
+
+    def _moved(self, node: Call, func: Global) -> Inert:
+        """Return the call to write for one that names a device; the same one where it names none, or keeps it."""
+        if not isinstance(node.args, tuple):
+            return node
+        if self._location is not None and (func.module, func.name) == ("torch", "device"):
+            return self._device(node)
+        if func.name in _DEVICE_ARGUMENT:
+            old = str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown"
+            new = new_tag(self._location, old)
+            if new != old:
+                self._count(old)
+                return self._finish(Call(node.func, (*node.args[:2], new, *node.args[3:])))
+        return node
 
     def _device(self, node: Call) -> Inert:
         old = ":".join(str(part) for part in node.args if isinstance(part, str | int))

@@ -25,7 +25,8 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
-from ckptool.sources.source import BytesSource, SliceSource
+from ckptool.sources.meter import Meter
+from ckptool.sources.source import BytesSource, SliceSource, prefetch
 from ckptool.tensors.payloads import CHUNK_NBYTES, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -39,6 +40,7 @@ def verify(
     storages: Sequence[StoragePayload],
     expected: Sequence[tuple[str | None, TensorInfo]],
     limits: Limits,
+    meter: Meter,
 ) -> None:
     """
     Read a zip back: every byte, and every tensor with its name, type, shape and position in its storage.
@@ -48,9 +50,10 @@ def verify(
     """
     source, _ = open_source(path, limits.cancellation)
     with closing(source), gc_paused():
+        prefetch(source, [(0, source.nbytes)])
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]
-        checksums, frame = checksums_of_file(source, ranges)
+        checksums, frame = checksums_of_file(source, ranges, meter)
         for member, checksum in zip(members, checksums, strict=True):
             if checksum != member.crc32:
                 raise _failed(f"{member.name!r} was not written as it was read")
@@ -65,7 +68,7 @@ def verify(
             raise _failed("the tensors in it are not those that were to be written")
 
 
-def verify_model(path: str, weights: Weights, limits: Limits) -> None:
+def verify_model(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:
     """
     Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
 
@@ -78,6 +81,7 @@ def verify_model(path: str, weights: Weights, limits: Limits) -> None:
         for name, tensor in weights.tensors.items():
             if name not in found.tensors or found.tensors[name].read() != tensor.read():
                 raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
+            meter.read(tensor.info.nbytes)
 
 
 class _WrittenStorages:
@@ -101,28 +105,33 @@ def _failed(what: str) -> OutputFailed:
 
 
 def _differ(found: tuple[str, TensorInfo], expected: tuple[str | None, TensorInfo]) -> bool:
-    return (expected[0] is not None and found[0] != expected[0]) or _are_unlike(found[1], expected[1])
+    return (expected[0] is not None and found[0] != expected[0]) or are_unlike(found[1], expected[1])
 
 
-def _are_unlike(one: TensorInfo, other: TensorInfo) -> bool:
+def are_unlike(one: TensorInfo, other: TensorInfo, *, of_files: bool = False) -> bool:
+    """Say whether two tensors are not the same elements; with ``of_files``, of two files in which they stand alike."""
     if (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride):
         return True
     if (one.layout, one.conj, one.neg) != (other.layout, other.conj, other.neg):
         return True
-    if _begin(one) != _begin(other) and not _are_equal_in_pickles(one, other):
+    if _begin(one, of_files) != _begin(other, of_files) and not _are_equal_in_pickles(one, other):
         return True
     if one.layout == "strided":
         return False  # the parts of a plain tensor (a gradient, attributes) are not its value
     parts, others = ([part for _, part in info.parts] for info in (one, other))
-    return len(parts) != len(others) or any(map(_are_unlike, parts, others))
+    if len(parts) != len(others):
+        return True
+    return any(are_unlike(*pair, of_files=of_files) for pair in zip(parts, others, strict=True))
 
 
-def _begin(info: TensorInfo) -> tuple[int, int] | None:
+def _begin(info: TensorInfo, of_files: bool) -> tuple[int, int] | None:
     """Return where the first element is in the source, whether the tensor views a storage or a part of one."""
     storage = info.storage
     if storage is None:
         return None
-    return id(storage.source), storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed
+    of_file = of_files and storage.source.file_offset(0) is not None
+    begin = storage.offset + info.storage_offset * info.dtype.itemsize // info.dtype.packed
+    return 0 if of_file else id(storage.source), begin
 
 
 def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:

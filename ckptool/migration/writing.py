@@ -13,12 +13,12 @@ from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes
 from ckptool.migration.folders.folder_plan import FolderPlan
-from ckptool.migration.output import Output
-from ckptool.migration.output.folder import OutputFolder
+from ckptool.migration.output.sink import Sink, SinkFolder
 from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.migration.verify import verify_model
+from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 
@@ -31,6 +31,8 @@ class Work(NamedTuple):
     changes: Changes
     limits: Limits | None
     """Those for reading it back; None where it is not to be verified."""
+    meter: Meter
+    """Counts what is read back."""
 
 
 class Done(NamedTuple):
@@ -42,13 +44,13 @@ class Done(NamedTuple):
     notes: tuple[str, ...]
 
 
-def write_file(work: Work, output: Output) -> Done:
+def write_file(work: Work, output: Sink) -> Done:
     """Write the file, read it back if it is to be verified, and publish it."""
     plan, limits = work.plan, work.limits
     verifies = limits is not None
     output.reserve(plan.file.nbytes)
     path = output.reading_path()
-    check: Callable[[Limits], str | None]
+    check: Callable[[Limits, Meter], str | None]
     copied: Sequence[Payload] = ()
     readers: tuple[str, ...] = ()
     if plan.builds_model and plan.weights is not None and work.changes.model is not None:
@@ -68,29 +70,32 @@ def write_file(work: Work, output: Output) -> Done:
     work.checkpoint.check_unchanged()
     if limits is not None:
         output.sync()
-        other = _verify(work.checkpoint, output.path, partial(check, limits))
+        other = _verify(work.checkpoint, output.path, partial(check, limits, work.meter))
         readers = ("ckptool", other) if other else ("ckptool",)
     nbytes = output.nbytes
     output.publish()
     return Done(nbytes, readers, tuple(_parted(output)))
 
 
-def write_folder(work: Work, plan: FolderPlan, folder: OutputFolder) -> Done:
+def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder) -> Done:
     """Write the files one after the other, read each back if it is to be verified, and publish the folder."""
     checkpoint, limits = work.checkpoint, work.limits
     readers = {"ckptool": None} if limits is not None else {}
     folder.reserve(plan.nbytes)
     nbytes = 0
     with ExitStack() as opened:
-        before: Output | None = None
+        before: Sink | None = None
         for name, file in plan.files:
             output = opened.enter_context(folder.file(name))
+            output.reserve(file.nbytes)
             written = file.write(output, checksums=limits is not None)
             checkpoint.check_unchanged()
             if limits is not None or folder.replaced:  # what is replaced goes: the new one must be on the disk first
                 output.sync()
             if limits is not None:
-                other = _verify(checkpoint, folder.path, partial(file.verify, output.reading_path(), written, limits))
+                other = _verify(
+                    checkpoint, folder.path, partial(file.verify, output.reading_path(), written, limits, work.meter)
+                )
                 readers |= {other: None} if other else {}
             nbytes += output.nbytes
             if before is not None:  # the disk had the time of this file for it
@@ -133,13 +138,13 @@ def _verify(checkpoint: Checkpoint, path: str, check: Callable[[], str | None]) 
     return other
 
 
-def _parted(output: Output) -> Iterator[str]:
+def _parted(output: Sink) -> Iterator[str]:
     if output.other_names:
         many = counted(output.other_names, "other name")
         yield f"the file that was replaced has {many} (a hard link), which still leads to what it was"
 
 
-def _replaced(folder: OutputFolder, names: Sequence[str]) -> Iterator[str]:
+def _replaced(folder: SinkFolder, names: Sequence[str]) -> Iterator[str]:
     gone = [name for name in folder.replaced if name not in names]
     if gone:
         yield f"the folder that was replaced had {counted(len(gone), 'other file')}, now removed: {some(gone)}"

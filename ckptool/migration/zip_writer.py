@@ -34,7 +34,7 @@ from ckptool.archives.zip_layout import (
     LOCATOR,
     LOCATOR_MAGIC,
 )
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.tensors.payloads import BytesPayload, Payload
 
@@ -65,7 +65,7 @@ class WrittenZip(NamedTuple):
 
 
 def write_torch_zip(
-    output: Output, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
+    output: Sink, root: str, pickled: bytes, storages: Sequence[Payload], *, checksums: bool = True
 ) -> WrittenZip:
     """
     Write a checkpoint whose storages ``0``, ``1``… are the payloads in order, and return what was written.
@@ -77,7 +77,7 @@ def write_torch_zip(
 
 
 def append_torch_zip(
-    output: Output, transfer: Transfer, root: str, pickled: bytes, storages: Sequence[Payload], frame_crc32: int = 0
+    output: Sink, transfer: Transfer, root: str, pickled: bytes, storages: Sequence[Payload], frame_crc32: int = 0
 ) -> WrittenZip:
     """
     Write a checkpoint behind what an output holds already: its own offsets count from its first byte.
@@ -113,7 +113,7 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
 class _Archive:
     """Writes members one after the other, and the directory after them."""
 
-    def __init__(self, output: Output, transfer: Transfer, frame_crc32: int = 0) -> None:
+    def __init__(self, output: Sink, transfer: Transfer, frame_crc32: int = 0) -> None:
         self._output = output
         self._begin = output.position
         self._transfer = transfer
@@ -122,39 +122,68 @@ class _Archive:
         self._frame_crc32 = frame_crc32
 
     def add(self, name: str, payload: Payload) -> None:
-        header = self._output.position - self._begin
-        encoded = name.encode()
-        nbytes = payload.nbytes
-        flags = FLAG_UTF8 | (FLAG_DESCRIPTOR if nbytes else 0)
-        wide = _wide_field(nbytes, header) if nbytes >= FULL32 or header >= FULL32 else b""
-        start = header + LOCAL.size + len(encoded) + len(wide) + 4
-        padding = b"Z" * (-start % _ALIGNMENT)
-        extra = wide + pack("<2sH", b"FB", len(padding)) + padding
-        local = LOCAL.pack(LOCAL_MAGIC, 0, flags, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
-        self._write(local + encoded + extra)
+        frame = Frame(name.encode(), payload.nbytes, self._output.position - self._begin)
+        self._write(frame.local())
         offset = self._output.position
         checksum = self._transfer.send(payload, checksum=True)
-        if nbytes:
-            layout = DESCRIPTOR64 if wide else DESCRIPTOR
-            self._write(DESCRIPTOR_MAGIC + layout.pack(checksum, nbytes, nbytes))
-        self._members.append(Written(name, nbytes, checksum, header, offset))
-        size = min(nbytes, FULL32)
-        entry = (ENTRY_MAGIC, 0, 0, flags, 0, 0, 0, checksum, size, size, len(encoded), len(wide))
-        self._directory += ENTRY.pack(*entry, 0, 0, 0, 0, min(header, FULL32)) + encoded + wide
+        self._write(frame.descriptor(checksum))
+        self._members.append(Written(name, payload.nbytes, checksum, frame.header, offset))
+        self._directory += frame.entry(checksum)
 
     def end(self) -> WrittenZip:
         start = self._output.position - self._begin
-        nbytes, count = len(self._directory), len(self._members)
         self._write(self._directory)
-        self._write(END64.pack(END64_MAGIC, 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start))
-        self._write(LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1))
-        short = (min(count, FULL16), min(count, FULL16), min(nbytes, FULL32), min(start, FULL32))
-        self._write(END.pack(END_MAGIC, 0, 0, *short, 0))
+        self._write(end_records(start, len(self._directory), len(self._members)))
         return WrittenZip(self._members, start, self._frame_crc32)
 
     def _write(self, frame: bytes | bytearray) -> None:
         self._frame_crc32 = crc32(frame, self._frame_crc32)
         self._output.write(frame)
+
+
+class Frame(NamedTuple):
+    """What is around a payload of ``nbytes``, for a local header at ``header``."""
+
+    name: bytes
+    nbytes: int
+    header: int
+
+    def local(self) -> bytes:
+        """Return the local header; it ends where a payload may begin."""
+        wide = self._wide()
+        start = self.header + LOCAL.size + len(self.name) + len(wide) + 4
+        padding = b"Z" * (-start % _ALIGNMENT)
+        extra = wide + pack("<2sH", b"FB", len(padding)) + padding
+        local = LOCAL.pack(LOCAL_MAGIC, 0, self._flags(), 0, 0, 0, 0, 0, 0, len(self.name), len(extra))
+        return local + self.name + extra
+
+    def descriptor(self, checksum: int) -> bytes:
+        """Return what follows the payload."""
+        if not self.nbytes:
+            return b""
+        layout = DESCRIPTOR64 if self._wide() else DESCRIPTOR
+        return DESCRIPTOR_MAGIC + layout.pack(checksum, self.nbytes, self.nbytes)
+
+    def entry(self, checksum: int) -> bytes:
+        """Return the entry in the directory."""
+        wide, size = self._wide(), min(self.nbytes, FULL32)
+        entry = (ENTRY_MAGIC, 0, 0, self._flags(), 0, 0, 0, checksum, size, size, len(self.name), len(wide))
+        return ENTRY.pack(*entry, 0, 0, 0, 0, min(self.header, FULL32)) + self.name + wide
+
+    def _flags(self) -> int:
+        return FLAG_UTF8 | (FLAG_DESCRIPTOR if self.nbytes else 0)
+
+    def _wide(self) -> bytes:
+        is_wide = self.nbytes >= FULL32 or self.header >= FULL32
+        return _wide_field(self.nbytes, self.header) if is_wide else b""
+
+
+def end_records(start: int, nbytes: int, count: int, comment: bytes = b"") -> bytes:
+    """Return what follows a directory that begins at ``start``, and has ``count`` entries in ``nbytes``."""
+    end64 = END64.pack(END64_MAGIC, 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start)
+    locator = LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1)
+    short = (min(count, FULL16), min(count, FULL16), min(nbytes, FULL32), min(start, FULL32))
+    return end64 + locator + END.pack(END_MAGIC, 0, 0, *short, len(comment)) + comment
 
 
 def _wide_field(nbytes: int, header: int) -> bytes:

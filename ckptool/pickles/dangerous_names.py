@@ -32,9 +32,9 @@ STDLIB: Final = frozenset(sys.stdlib_module_names) | _words(
 """Top-level modules of Python's standard library, of this release and of others."""
 
 _RUNS: Final = "runs commands or programs"
-_EVALUATES: Final = "runs or compiles text or byte code"
-_LOADS: Final = "runs what another pickle, library or module says"
-_FILES: Final = "opens, changes or removes files"
+EVALUATES: Final = "runs or compiles text or byte code"
+LOADS: Final = "runs what another pickle, library or module says"
+FILES: Final = "opens, changes or removes files"
 _NETWORK: Final = "opens connections"
 _CHANGES: Final = "changes the running interpreter"
 _HIDES: Final = "calls or finds what its arguments name"
@@ -45,6 +45,7 @@ THROUGH: Final = "reaches through a module or the inside of an object, as no pic
 UNFOLLOWED: Final = "cannot be followed"
 PASSED: Final = "is given what reaches the system"
 CHANGED: Final = "changes what the name stands for, for the whole process"
+SOURCE: Final = "is source code in the file"
 TELLING_NAME: Final = "is called like what runs commands or text"
 
 DANGEROUS: Final = {
@@ -63,8 +64,19 @@ DANGEROUS: Final = {
         " eventlet.green.subprocess wmi win32com torch.multiprocessing torch.utils.data.datapipes"
         " torch.utils._zip torch.utils.viz torch.utils._functools uuid._get_command_stdout"
         " test.support.script_helper joblib.externals.loky.backend git.Repo git.cmd tqdm.utils"
-        " torch._inductor torch.testing scipy.weave execnet rpyc ultralytics.utils.checks",
-        _EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
+        " torch._inductor torch.testing scipy.weave execnet rpyc ultralytics.utils.checks"
+        " sarge delegator envoy docker kubernetes nox tox notebook jupyter_client nbconvert gevent.os trio.run_process"
+        " trio.lowlevel anyio.run_process anyio.open_process anyio.to_thread anyio.to_process twisted.internet"
+        " tornado.process celery.bin gunicorn uvicorn hypercorn wheel.cli easy_install _distutils_hack"
+        " accelerate.commands deepspeed.launcher deepspeed.ops.op_builder click.launch click.edit"
+        " click._termui_impl typer.launch"
+        " PIL.ImageShow PIL.ImageGrab PIL.EpsImagePlugin.Ghostscript PIL.GifImagePlugin._save_netpbm Image.show"
+        " cupy.RawKernel"
+        " cupy.RawModule triton.compile sympy.printing.preview sympy.utilities._compilation sympy.utilities.autowrap"
+        " sympy.utilities.runtests sympy.testing sympy.plotting pandas.io.clipboard pandas.util._tester pandas.testing"
+        " pandas._testing sklearn.utils._testing matplotlib.texmanager matplotlib.dviread matplotlib.testing"
+        " moviepy.tools moviepy.config imageio_ffmpeg streamlit gradio.launch flask.Flask.run werkzeug.serving",
+        EVALUATES: "builtins.eval builtins.exec builtins.compile builtins.execfile builtins.breakpoint code codeop"
         " pdb bdb cProfile profile timeit trace runpy doctest numpy.testing numpy.lib.utils.safe_eval"
         " numpy.safe_eval numexpr.evaluate pandas.eval pandas.core.computation sympy.sympify sympy.parsing"
         " torch.fx.graph_module torch.fx._lazy_graph_module torch.ao.quantization.fx.graph_module"
@@ -74,9 +86,17 @@ DANGEROUS: Final = {
         " sympy.lambdify sympy.utilities.lambdify sympy.preview DataFrame.query DataFrame.eval Series.eval"
         " PIL.ImageMath attr._make._compile_and_eval attr._make._linecache_and_compile decorator.FunctionMaker"
         " dill._dill._eval_repr Config.fromfile"
+        " attr.make_class attr.s attr.attrs attr.attributes attr.dataclass attr.define attr.frozen attr.mutable"
+        " attrs.make_class attrs.define attrs.frozen attrs.mutable attr._make.attrs attr._make.make_class"
+        " attr._make._ClassBuilder attr._next_gen sympy.N sympy.Matrix sympy.Poly sympy.nsimplify"
+        " sympy.core.evalf sympy.solvers sympy.simplify sympy.solve sympy.utilities.source fire.Fire fire.core"
+        " transformers.tools transformers.agents tornado.template werkzeug.debug Config.from_pyfile"
+        " Config.from_object numba.core.serialize pandas.io.formats.style.Styler.from_custom_template"
+        " Styler.from_custom_template keras.utils.python_utils keras.src.utils.python_utils"
+        " tensorflow.keras.utils.func_load jax.experimental.host_callback scipy.LowLevelCallable nbformat"
         " torch.utils.benchmark types.FunctionType torch._C._jit_load"
         " torch.jit.CompilationUnit torch._C.CompilationUnit tensorflow.py_function tensorflow.numpy_function",
-        _LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
+        LOADS: "pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler _pickle"
         " cPickle marshal.load marshal.loads shelve dill.load dill.loads cloudpickle.load"
         " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
         " numpy.load torch.load torch.serialization.load"
@@ -89,8 +109,19 @@ DANGEROUS: Final = {
         " numpy.ctypeslib.load_library nltk.data.load pandas.io.pickle pandas.compat.pickle_compat.load"
         " joblib.numpy_pickle._unpickle sklearn.externals.joblib.load dill._dill.load dill.temp dill.session"
         " yaml.load_all yaml.full_load_all ruamel.yaml.load pyarrow.deserialize fickling.load pytest _pytest"
-        " nose transformers.dynamic_module_utils cloudpickle.cloudpickle.load",
-        _FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
+        " nose transformers.dynamic_module_utils cloudpickle.cloudpickle.load"
+        " transformers.pipeline transformers.pipelines.pipeline transformers.commands twisted.python.reflect"
+        " transformers.utils.import_utils tornado.util.import_object celery.utils.imports django.core.management"
+        " dask.utils.import_required fairseq.checkpoint_utils fairseq.utils.import_user_module"
+        " detectron2.utils.env gensim.utils.unpickle"
+        " stable_baselines3.common.save_util pydantic.parse_raw_as pydantic.parse_file_as pydantic.parse"
+        " pydantic.deprecated.parse pydantic.deprecated.tools pydantic.tools pydantic.v1.parse pydantic.v1.tools"
+        " datasets.load_dataset datasets.load datasets.packaged_modules evaluate.load timm.create_model"
+        " timm.models.load_checkpoint timm.models._helpers open_clip.create_model open_clip.factory"
+        " ultralytics.nn.tasks.torch_safe_load"
+        " ultralytics.nn.tasks.attempt_load_weights lightning.fabric.utilities.cloud_io"
+        " lightning_fabric.utilities.cloud_io lightning.pytorch.cli.LightningCLI spacy.util.load_model zope.dottedname",
+        FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
         " shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"
@@ -105,16 +136,30 @@ DANGEROUS: Final = {
         " torch._C.PyTorchFileReader torch._C.PyTorchFileWriter torchvision.io.read_image"
         " torchvision.io.read_file torchvision.io.write_file smart_open tensorflow.io torch.utils.tensorboard"
         " scipy.io.loadmat scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
+        " pandas.HDFStore pandas.ExcelWriter pandas.ExcelFile scipy.io scipy.sparse.load_npz scipy.sparse.save_npz"
+        " sklearn.datasets.load_files sklearn.datasets.load_svmlight_file sklearn.datasets.dump_svmlight_file"
+        " joblib.disk joblib.backports joblib.func_inspect joblib.pool joblib.executor PIL.ImageFont.truetype"
+        " Image.save Image.open click.open_file click.utils.LazyFile click.testing h5py.File tables.open_file"
+        " netCDF4.Dataset"
+        " pyarrow.parquet pyarrow.csv pyarrow.OSFile pyarrow.memory_map polars.read_csv polars.read_parquet"
+        " polars.read_json polars.scan_csv polars.scan_parquet onnxruntime.InferenceSession tensorflow.raw_ops"
+        " cv2.imread cv2.imwrite cv2.VideoCapture cv2.VideoWriter cv2.FileStorage imageio skimage.io soundfile"
+        " librosa.load torchaudio.load torchaudio.save torchaudio.info torchaudio.sox_effects torchvision.io"
+        " plotly.io bokeh.io matplotlib.pyplot.savefig matplotlib.image.imread matplotlib.image.imsave dill.source"
+        " dill._dill._create_filehandle safetensors.torch.save_file safetensors.numpy.save_file zarr.open onnx.save"
         + "".join(
             f" {kind}.to_{form}"
-            for kind in ("DataFrame", "Series")
+            for kind in ("DataFrame", "Series", "NDFrame")
             for form in _words("csv pickle json excel parquet feather hdf sql html xml stata orc latex markdown")
         ),
         _NETWORK: "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib poplib"
         " imaplib smtplib smtpd telnetlib nntplib asyncio paramiko websocket websockets wget gdown boto3"
         " huggingface_hub torchvision.datasets.utils torch.distributed.rpc"
         " torch.distributed.nn ultralytics.utils.downloads torch.distributed.TCPStore"
-        " torch.distributed.FileStore torch._C._distributed_c10d",
+        " torch.distributed.FileStore torch._C._distributed_c10d sklearn.datasets.fetch_openml keras.utils.get_file"
+        " keras.utils.file_utils keras.src.utils.file_utils transformers.utils.hub transformers.file_utils.cached_path"
+        " nltk.download nltk.downloader scipy.datasets scipy.misc.face seaborn.load_dataset torchtext.utils wandb.init"
+        " wandb.login wandb.restore wandb.save clearml.Task.init ultralytics.hub.login",
         _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.setuid copyreg.pickle copyreg.add_extension weakref.finalize"
@@ -124,7 +169,7 @@ DANGEROUS: Final = {
         " functools.reduce itertools.starmap operator.call operator.methodcaller codecs.decode"
         " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
         " types.DynamicClassAttribute hydra.utils hydra._internal dask.core.get dask.get kombu.utils.imports"
-        " DataFrame.pipe Series.pipe",
+        " DataFrame.pipe Series.pipe NDFrame.pipe",
     }.items()
     for name in names.split()
 }
@@ -137,7 +182,7 @@ TELLING: Final = _words(
     " unsafe_load_all import_string import_path import_by_path load_module load_source load load_model open urlopen"
     " urlretrieve hf_hub_download snapshot_download from_pretrained load_from_checkpoint load_state_dict_from_url"
     " download_url fromfile from_file write_text write_bytes write_file runctx runsource runcode run_string"
-    " fork_exec spawn startfile"
+    " fork_exec spawn startfile parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
 )
 """Last components by which what another package imported from these is known."""
 
@@ -279,6 +324,17 @@ MAKERS: Final = frozenset(
     | {"functools.partial"}
 )
 """Calls that give something to call: a function of the byte code in the file, mostly."""
+
+CHANGERS: Final = _full("dill._dill", "_setattr _delattr") | _full(
+    "cloudpickle.cloudpickle", "_class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
+)
+"""Calls that change their first argument: what the file has made, where a pickler wrote them."""
+
+CALLED_CLASSES: Final = _words(
+    "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
+    " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
+)
+"""Classes that load what they are told when they are called. Picklers make their objects without calling them."""
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")

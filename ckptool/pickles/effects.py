@@ -11,12 +11,12 @@ from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.sources.source import Source
 
-How: TypeAlias = Literal["refers", "calls", "builds", "sets", "adds", "asks", "holds"]
+How: TypeAlias = Literal["refers", "calls", "builds", "sets", "adds", "asks", "holds", "runs"]
 """
 refers: a name is looked up, and its module imported; calls: REDUCE, INST, OBJ; builds: NEWOBJ, NEWOBJ_EX;
 sets: BUILD, which calls ``__setstate__`` or sets attributes; adds: items, by ``append``, ``extend``, ``add`` or
 ``__setitem__`` of what is no plain container; asks: a persistent id, which the loader looks up; holds: no deed, but a
-string that may be a pickle, or an archive of some.
+string that may be a pickle, or an archive of some; runs: a program beside the pickles does it, once its loader runs it.
 """
 
 

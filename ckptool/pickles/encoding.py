@@ -23,6 +23,19 @@ def encode_int(value: int) -> bytes:
     return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
 
 
+def encode_padding(nbytes: int, index: int, protocol: int) -> bytes:
+    """
+    Return opcodes that change nothing of the value on the stack, or nothing where none have that length.
+
+    The version again has two bytes; to put the value into the memo, under ``index``, has five. torch's own unpickler
+    refuses what takes something from the stack; and memory for a memo up to the index is taken, so it is the next one.
+    """
+    if nbytes < 2 or nbytes == 3:
+        return b""
+    put = pack("<cI", b"r", index) if nbytes % 2 else b""
+    return put + bytes([0x80, protocol]) * ((nbytes - len(put)) // 2)
+
+
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
 BOOLS: Final = (b"\x89", b"\x88")
 TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")

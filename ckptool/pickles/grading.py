@@ -70,14 +70,12 @@ class Verdict(NamedTuple):
 def is_plain(module: str, name: str) -> bool:
     """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
     full = canonical(module, name)
-    return full in table.PLAIN or _fits(full)
+    return full in table.PLAIN or _fits(full, name)
 
 
-def _fits(name: str) -> bool:
+def _fits(name: str, qualified: str) -> bool:
     """Say whether a name is one of the many that only make data, and none that is known for something else."""
-    if re.fullmatch(table.PLAIN_PATTERN, name) is None:
-        return False
-    return listed(name) is None and name.rpartition(".")[2] not in table.TELLING
+    return re.fullmatch(table.PLAIN_PATTERN, name) is not None and reaching(name, qualified) is None
 
 
 @lru_cache(maxsize=1 << 12)
@@ -189,6 +187,9 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
         yield from _made_with(effect, looks, given, *_WITH_MAKERS[name])
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
+        return
+    elif name in table.CHANGERS and given and isinstance(given[0], Global | Unfollowed):
+        yield Verdict("system", name, how, table.CHANGED, lambda: _shown(name, given))
         return
     elif loads_bytes(effect):
         return  # what is in the bytes is looked at itself
@@ -333,13 +334,13 @@ def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
 @lru_cache(maxsize=1 << 12)
 def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
-    if name in table.PLAIN or _fits(name):
+    if name in table.PLAIN or _fits(name, qualified):
         return "data", None
     if name in table.HARMLESS:
         return "code", None
     reason = reaching(name, qualified)
-    if reason:
-        return "system", reason
+    if reason or (how == "calls" and name in table.CALLED_CLASSES):
+        return "system", reason or table.LOADS
     if how == "builds" or re.fullmatch(table.HARMLESS_PATTERN, name):
         return "code", None
     package = package_of(name)

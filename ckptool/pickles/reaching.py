@@ -56,7 +56,7 @@ def reaching(name: str, qualified: str) -> str | None:
             return reason
     if any(part in table.INSIDE for part in parts[:-1]):
         return table.THROUGH
-    if len(parts) > 1 and not re.fullmatch(table.HARMLESS_PATTERN, name):
+    if len(parts) > 1 and not (name.startswith("builtins.") and re.fullmatch(table.HARMLESS_PATTERN, name)):
         for part in parts[:-1]:
             first = part.lstrip("_")[:1]
             if not first.isupper():

@@ -19,13 +19,16 @@ _MODULES_OF: Final = (
 )
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 
+_GET: Final = ("builtins.getattr", "dill._dill._get_attr", "dill._dill._getattribute")
+_TYPES: Final = ("cloudpickle.cloudpickle._builtin_type", "dill._dill._load_type")
+
 
 def result(effect: Effect) -> Inert:
     """Return what a call is known to give, where that is another name; None otherwise."""
     if effect.how != "calls" or not isinstance(effect.target, Global) or not isinstance(effect.arguments, tuple):
         return None
     name, args = canonical(effect.target.module, effect.target.name), effect.arguments
-    if name == "builtins.getattr" and len(args) > 1 and isinstance(args[1], str):
+    if name in _GET and len(args) > 1 and isinstance(args[1], str):
         return _attribute(args[0], args[1], effect.offset)
     if name == "_codecs.encode" and len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
         return args[0].encode("latin-1") if args[0].isascii() or max(args[0]) < "\u0100" else None
@@ -40,7 +43,7 @@ def result(effect: Effect) -> Inert:
         return Global(module, rest, effect.offset)
     if name in _UFUNCS and len(args) == 2 and all(isinstance(one, str) for one in args):
         return Global(args[0], args[1], effect.offset)
-    if name == "cloudpickle.cloudpickle._builtin_type" and args and isinstance(args[0], str):
+    if name in _TYPES and args and isinstance(args[0], str):
         return Global("types", args[0], effect.offset)
     return None
 

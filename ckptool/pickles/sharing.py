@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
-from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Inert
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 
+_ATOMS: Final = frozenset({type(None), bool, int, float, str, Global})
+"""Types that hold nothing else, and that a writer knows by their value."""
 _WINDOW: Final = 1 << 18
 _LONGEST: Final = 12
 """An opcode that gets from the memo, with an index of ten digits."""
@@ -29,32 +30,34 @@ def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
         indices.update(int.from_bytes(found, "little") for found in set(_LONG(data)))
         indices.update(map(int, set(_TEXT(data))))
     memo = pickled.memo
-    got = (memo[index] for index in indices if (index in memo if isinstance(memo, dict) else index < len(memo)))
-    return _met_again(pickled.root, {id(node) for node in got} | {id(node) for node in pickled.doubled})
+    got = [memo[index] for index in indices if (index in memo if isinstance(memo, dict) else index < len(memo))]
+    return _met_again(pickled.root, {id(node) for node in (*got, *pickled.doubled) if type(node) not in _ATOMS})
 
 
 def _met_again(root: Inert, candidates: set[int]) -> set[int]:
     """Return those of the candidates that stand in a tree more than once; nothing else can."""
     met: set[int] = set()
     again: set[int] = set()
-    todo = [root] if candidates else []
+    todo: list[Inert] = [root] if candidates else []
     while todo:
         node = todo.pop()
         key = id(node)
-        if key in met:
-            again.add(key)
-            continue
         if key in candidates:
+            if key in met:
+                again.add(key)
+                continue
             met.add(key)
-        todo.extend(child for child in _held(node) if nodes.is_container(child) or id(child) in candidates)
+        if isinstance(node, (tuple, list)):
+            if not _ATOMS.issuperset(map(type, node)):  # as those of shapes and strides
+                todo += [one for one in node if type(one) not in _ATOMS]
+        elif isinstance(node, PersistentId):
+            todo.append(node.pid)
+        elif isinstance(node, Call):
+            todo += [one for one in (node.func, node.args, node.kwargs, node.state) if type(one) not in _ATOMS]
+            todo += node.items or ()
+            todo += chain.from_iterable(node.pairs or ())
+        elif isinstance(node, Dict):
+            todo += chain.from_iterable(node.pairs)
+        elif isinstance(node, Set):
+            todo += node.items
     return again
-
-
-def _held(node: Inert) -> Iterator[Inert]:
-    """Yield all that a container refers to: keys and what is called, too."""
-    if isinstance(node, Call):
-        yield node.func
-    if isinstance(node, Call | Dict):
-        for key, _ in node.pairs or ():
-            yield key
-    yield from nodes.held(node)

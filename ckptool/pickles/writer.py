@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
-from ckptool.pickles.encoding import BOOLS, TUPLES, encode_get, encode_int
+from ckptool.pickles.encoding import BOOLS, TUPLES, encode_get, encode_int, encode_padding
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
@@ -64,16 +64,18 @@ def write_pickle(
     substitute: Substitute = lambda node: node,
     cancellation: Cancellation | None = None,
     shared: Ids = None,
+    nbytes: int = 0,
 ) -> bytes:
     """
     Return a pickle of the tree under ``root``, with ``substitute`` applied.
 
     ``shared`` are the ids of all nodes that may be met again, if that is known: to remember one costs more than itself.
+    A shorter pickle is padded to ``nbytes``, unless one byte is missing, or three.
     """
     try:
-        return _Writer(substitute, 2, cancellation, shared).write(root)
+        return _Writer(substitute, 2, cancellation, shared).write(root, nbytes)
     except _NeedsProtocol4:
-        return _Writer(substitute, 4, cancellation, shared).write(root)
+        return _Writer(substitute, 4, cancellation, shared).write(root, nbytes)
 
 
 class _NeedsProtocol4(Exception):
@@ -103,7 +105,7 @@ class _Writer:
         # What is left to do, last first: nodes to write, and steps between them.
         self._todo: list[Inert] = []
 
-    def write(self, root: Inert) -> bytes:
+    def write(self, root: Inert, nbytes: int = 0) -> bytes:
         self._out += bytes([0x80, self._protocol])
         todo, memo, shared = self._todo, self._memo, self._shared
         substitute, cancellation = self._substitute, self._cancellation
@@ -133,7 +135,7 @@ class _Writer:
                 self._get(known)
                 continue
             _WRITERS[type(node)](self, node, id(node))
-        self._out += b"."
+        self._out += encode_padding(nbytes - len(self._out) - 1, len(self._memo), self._protocol) + b"."
         return bytes(self._out)
 
     def _then(self, *steps: Inert) -> None:

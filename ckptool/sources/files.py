@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -40,8 +40,6 @@ Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Bi
 
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Before, a mapping kept a descriptor of its file for itself."""
-_MOST_ROWS = 1024
-"""Buffers that one call fills: IOV_MAX of Linux."""
 
 
 class FileSource:
@@ -95,22 +93,6 @@ class FileSource:
             if not count:
                 raise changed(offset, buffer.nbytes, filled, self.path)
             filled += count
-
-    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
-        """Fill several buffers of one size from ``offset``, one after the other."""
-        for start in range(0, len(rows), _MOST_ROWS):
-            group = rows[start : start + _MOST_ROWS]
-            nbytes = len(group) * group[0].nbytes
-            try:
-                count = os.preadv(self._fd, group, offset)
-            except OSError as error:
-                raise unreadable(error, offset, self.path) from error
-            finally:
-                self.fileno()
-            for row in group if count < nbytes else ():
-                self.read_into(offset, row)
-                offset += row.nbytes
-            offset += nbytes if count == nbytes else 0
 
     def map(self) -> mmap.mmap:
         """
@@ -258,11 +240,6 @@ class PooledFile(FileSource):
         """Fill a buffer from ``offset``."""
         with self._pool.using(self):
             super().read_into(offset, buffer)
-
-    def read_rows(self, offset: int, rows: Sequence[memoryview]) -> None:
-        """Fill several buffers from ``offset``, one after the other."""
-        with self._pool.using(self):
-            super().read_rows(offset, rows)
 
     def map(self) -> mmap.mmap:
         """

@@ -5,14 +5,33 @@ from __future__ import annotations
 import os
 
 
+def is_far(path: str) -> bool:
+    """Say whether this is the address of something that is read, or written to, far away."""
+    if "://" not in path:
+        return False
+    from ckptool.sources.remote.address import is_address
+
+    return is_address(path)
+
+
+def below(folder: str, name: str) -> str:
+    """Return the path of something in a folder; of an address, reached in the same way."""
+    path = os.path.join(folder, name)  # noqa: PTH118 - names
+    if not is_far(folder):
+        return path
+    from ckptool.sources.remote.address import as_remote
+
+    return as_remote(folder).elsewhere(path)
+
+
 def shown_path(path: str | os.PathLike[str]) -> str:
     """Return what to call a file in messages: its path; of an address, what is not secret in it."""
     text = os.fspath(path)
-    if "://" not in text:
+    if not is_far(text):
         return text
-    from ckptool.sources.remote.address import as_remote, is_address
+    from ckptool.sources.remote.address import as_remote
 
-    return as_remote(text).shown if is_address(text) else text
+    return as_remote(text).shown
 
 
 def local_name(path: str) -> str:

@@ -6,6 +6,7 @@ import os
 import stat
 
 from ckptool.errors import FileUnavailable
+from ckptool.sources.unfinished import refuse_unfinished
 
 
 def open_regular(path: str) -> int:
@@ -14,6 +15,7 @@ def open_regular(path: str) -> int:
 
     Raises:
         FileUnavailable: It is missing, not permitted, or something else.
+        UnfinishedEdit: It is being edited in place.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -32,6 +34,11 @@ def open_regular(path: str) -> int:
         os.close(fd)
         raise
     if stat.S_ISREG(mode):
+        try:
+            refuse_unfinished(path)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
     os.close(fd)
     if stat.S_ISDIR(mode):

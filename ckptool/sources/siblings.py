@@ -19,7 +19,8 @@ import re
 import stat
 from contextlib import ExitStack
 
-from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile, SourceChanged
+from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile, SourceChanged, UnfinishedEdit
+from ckptool.sources.unfinished import refuse_unfinished
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -155,6 +156,11 @@ def open_below(folder: int, name: str) -> int:
             os.close(fd)
             fd = copied
         if stat.S_ISREG(os.fstat(fd).st_mode):
+            try:
+                refuse_unfinished(file, folder)
+            except UnfinishedEdit:
+                os.close(fd)
+                raise
             return fd
         os.close(fd)
         raise FileUnavailable("not a regular file", kind="not-a-file")

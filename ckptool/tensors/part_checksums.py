@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from zlib import crc32
 
 from ckptool.sources.checksums import joined_crc32
@@ -16,17 +15,15 @@ class PartChecksums:
         self._parts: dict[int, list[tuple[int, int, int]]] = {}
         self._lock = threading.Lock()
 
-    def add(self, index: int, start: int, rows: Sequence[memoryview]) -> None:
+    def add(self, index: int, start: int, data: memoryview) -> None:
         """Note the bytes of a piece from ``start`` on."""
         with self._lock:
             parts = self._parts.setdefault(index, [])
             goes_on = bool(parts) and parts[-1][0] + parts[-1][1] == start
             begin, nbytes, found = parts.pop() if goes_on else (start, 0, 0)
-        for row in rows:
-            found = crc32(row, found)
-            nbytes += row.nbytes
+        found = crc32(data, found)
         with self._lock:
-            parts.append((begin, nbytes, found))
+            parts.append((begin, nbytes + data.nbytes, found))
 
     def noted(self) -> list[int]:
         """Return the numbers of the pieces of which something was noted."""

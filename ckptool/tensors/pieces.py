@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, DamagedFile, LimitExceeded, MalformedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.checksums import checksum_of_range
+from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range
+from ckptool.sources.checksums import pieces as parts_of_file
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import Source
 from ckptool.sources.under import file_under
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.part_checksums import PartChecksums
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.scatter import WIDE, rows_in, scatter
+from ckptool.tensors.scatter import is_run, scatter
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 from ckptool.tensors.tiling import Box, BoxIndex, boxes_of, cut_up
 
@@ -179,10 +180,8 @@ class PiecesSource:
         found = []
         for index, piece in enumerate(self.pieces):
             info = self.info(index)
-            storage = info.storage
-            assert storage is not None  # noqa: S101 - info() saw it
-            under = file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
-            if under is None or not _is_as_it_is(info):
+            under = self._under(info)
+            if under is None:
                 return None
             found.append(Extent(*under, info.nbytes, _known_crc32(info), self._place(piece)))
         return found
@@ -217,7 +216,8 @@ class PiecesSource:
         """Fill a buffer with elements, from the ``first`` on."""
         for box in boxes_of(self.shape, first, first + count):
             for index, common in self._index.meeting(box):
-                for part in cut_up(common, _BAND_NBYTES // self.dtype.itemsize):
+                as_it_is = self._under(self.info(index)) is not None
+                for part in cut_up(common, (PIECE_NBYTES if as_it_is else _BAND_NBYTES) // self.dtype.itemsize):
                     check_cancelled(self.cancellation)
                     self._copy(index, part, buffer, first)
 
@@ -226,24 +226,33 @@ class PiecesSource:
         info, piece, itemsize = self.info(index), self.pieces[index], self.dtype.itemsize
         inside = [at - offset for at, offset in zip(box[0], piece.offsets, strict=True)]
         skipped = sum(at * step for at, step in zip(inside, info.stride, strict=True))
-        info = info._replace(shape=box[1], storage_offset=info.storage_offset + skipped)
+        part = info._replace(shape=box[1], storage_offset=info.storage_offset + skipped)
         begin = sum(at * step for at, step in zip(box[0], self._steps, strict=True)) - first
-        storage = info.storage
-        assert storage is not None  # noqa: S101 - info() saw it
-        under = None
-        if _is_as_it_is(info):
-            under = file_under(storage.source, storage.offset + info.storage_offset * itemsize)
-        width, places = rows_in(box[1], self._steps, begin, itemsize)
-        if under is not None and width >= WIDE:
-            rows = [buffer[place : place + width] for place in places]
-            under[0].read_rows(under[1], rows)
+        under = self._under(part)
+        if under is not None and is_run(box[1], self._steps):
+            data = buffer[begin * itemsize :][: part.nbytes]
+            under[0].read_into(under[1], data)
         else:
-            data = LazyTensor(self.name, info).read(limits=self._limits)
+            data = self._read(part, under)
             scatter(data, box[1], buffer, self._steps, begin, itemsize)
-            rows = [memoryview(data)]
-        if self.sums is not None and _known_crc32(self.info(index)):
+        if self.sums is not None and _known_crc32(info):
             at = sum(place * step for place, step in zip(inside, row_major(piece.sizes), strict=True))
-            self.sums.add(index, at * itemsize, rows)
+            self.sums.add(index, at * itemsize, data)
+
+    def _read(self, part: TensorInfo, under: tuple[FileSource, int] | None) -> memoryview:
+        """Return the elements of a part of a piece, until the thread reads the next one."""
+        if under is None:
+            return memoryview(LazyTensor(self.name, part).read(limits=self._limits))
+        file, offset = under
+        ((_, data),) = parts_of_file(file, offset, offset + part.nbytes)
+        return data
+
+    def _under(self, info: TensorInfo) -> tuple[FileSource, int] | None:
+        """Return the file that has the elements as they are, one after the other, and where; None if none has."""
+        storage = info.storage
+        if storage is None or not _is_as_it_is(info):
+            return None
+        return file_under(storage.source, storage.offset + info.storage_offset * info.dtype.itemsize)
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """

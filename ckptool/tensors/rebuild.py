@@ -82,7 +82,8 @@ class Rebuilder:
         key = id(node)
         known = self._known
         if key in known:
-            self._cycles += key in self._unfinished
+            if key in self._unfinished:
+                self._cycles += 1
             return known[key]
         if kind is Call and node.func is self._plain and type(node.args) is tuple and len(node.args) == 6:
             storage, offset, size, stride, requires_grad, _ = node.args

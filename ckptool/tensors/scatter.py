@@ -8,36 +8,31 @@ from typing import Final
 
 from ckptool.tensors.tensor import row_major
 
-WIDE: Final = 256
+_WIDE: Final = 256
 """Rows of fewer bytes are copied by columns: one call for each column, instead of one for each row."""
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _BLOCK_ROWS: Final = 1 << 10
 """Rows that are copied at a time by columns: what they are on stays in a core's cache."""
 
 
-def rows_in(sizes: Sequence[int], steps: Sequence[int], begin: int, itemsize: int) -> tuple[int, Iterable[int]]:
-    """
-    Return where a box lies in a buffer: the bytes of each run that is consecutive there, too, and where each begins.
-
-    ``steps`` are those of the buffer's dimensions, and ``begin`` is the place of the first element, in elements.
-    """
-    run, inner = _run(sizes, steps)
-    return run * itemsize, _places(sizes[:inner], [step * itemsize for step in steps[:inner]], begin * itemsize)
+def is_run(sizes: Sequence[int], steps: Sequence[int]) -> bool:
+    """Say whether a packed box is consecutive in a buffer, too, whose dimensions have these steps."""
+    return not _run(sizes, steps)[1]
 
 
 def scatter(
-    data: bytes, sizes: Sequence[int], buffer: memoryview, steps: Sequence[int], begin: int, itemsize: int
+    data: memoryview, sizes: Sequence[int], buffer: memoryview, steps: Sequence[int], begin: int, itemsize: int
 ) -> None:
     """Copy a packed box of elements to its place in a buffer."""
     run, inner = _run(sizes, steps)
-    width, view = run * itemsize, memoryview(data)
+    width = run * itemsize
     nbytes = [step * itemsize for step in steps[:inner]]
-    if width < WIDE and run < max(sizes[:inner], default=0):
-        _by_columns(view, sizes[:inner], buffer, nbytes, begin * itemsize, width)
+    if width < _WIDE and run < max(sizes[:inner], default=0):
+        _by_columns(data, sizes[:inner], buffer, nbytes, begin * itemsize, width)
         return
     source = 0
     for target in _places(sizes[:inner], nbytes, begin * itemsize):
-        buffer[target : target + width] = view[source : source + width]
+        buffer[target : target + width] = data[source : source + width]
         source += width
 
 

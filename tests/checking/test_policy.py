@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 from ckptool.checking.codes import CODES
 from ckptool.checking.policy import QUESTIONS, question_of
 from ckptool.cli import cli
-from tests.build import call, floats, named, storage, tensor, torch_zip
+from tests.build import call, floats, named, pickled, storage, tensor, torch_zip
 
 W = tensor(storage())
 FILES = {
@@ -79,3 +81,47 @@ def test_only_what_was_asked_is_reported_and_fails(questions: str, codes: set[st
 
 def test_each_code_answers_one_question() -> None:
     assert {question_of(code) for code in CODES} == set(QUESTIONS)
+
+
+SYSTEM = call(named("os", "system"), "true")
+REFUSED: dict[str, Callable[[bytes], bytes]] = {
+    "cut gzip": lambda value: gzip.compress(pickled(value) + bytes(range(256)) * 9)[:-60],
+    "a pickle without its end": lambda value: pickled(value)[:-1] + b"N" * 9,
+    "a zip without its end": lambda value: torch_zip({"x": value}, {"0": floats()})[:-30],
+    "text behind a pickle of protocol 0": lambda value: b"(lp0\n" + value + b"a\xff",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_grade_of_a_refused_file_is_said(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pkl"
+    for value, grade in ((SYSTEM, "system"), (FILES["code"]["x"], "code")):
+        path.write_bytes(REFUSED[name](value))
+        result = CliRunner().invoke(cli, ["check", str(path), "--json", "--fail-on", "system"])
+        found = json.loads(result.stdout)
+
+        assert result.exit_code == 2
+        assert found["grade"] == grade
+        assert found["verdict"].startswith("cannot be opened; what unpickles it all the same ")
+        assert ("os.system('true')" in found["verdict"]) == (grade == "system")
+        assert {"system": "CK205", "code": "CK206"}[grade] in {one["code"] for one in found["findings"]}
+
+
+def test_no_refused_file_that_calls_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "data").write_bytes(REFUSED["text behind a pickle of protocol 0"](SYSTEM))
+    result = CliRunner().invoke(cli, ["check", "-b", "-r", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "calls os.system('true')" in result.stdout
+    assert "notes.txt" not in result.stdout
+
+
+def test_what_was_not_looked_at_may_be_of_any_grade(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(torch_zip({"w": W}, {"0": floats()}, members={"a/x": b"\x04\x22\x4d\x18 packed"}))
+    for condition in ("code", "system"):
+        assert code(tmp_path, "x", "--fail-on", condition) == 1
+    assert code(tmp_path, "x", "--fail-on", "error") == 0
+    report = json.loads(CliRunner().invoke(cli, ["check", str(path), "--json"]).stdout)
+    assert report["grade"] == "data"
+    assert report["unseen"] == ["a/x: packed with Zstandard or LZ4"]

@@ -18,6 +18,7 @@ import os
 import pathlib
 import pickle
 import random
+import sys
 import types
 import uuid
 import warnings
@@ -203,6 +204,27 @@ PAYLOADS: dict[str, bytes] = {
     + b")\x81"
     + ops({"_file": None, "_i_opened_the_file": having("close")})
     + b"b",
+    "a class of another module, through one of torch": call(
+        dotted("torch.optim.lr_scheduler", "importlib.abc.Loader"), "true"
+    ),
+    "dill's getattr": call(
+        named("builtins", "list"),
+        call(
+            named("builtins", "iter"),
+            call(named("dill._dill", "_get_attr"), call(named("dill._dill", "_import_module"), "os"), "getcwd"),
+            0,
+        ),
+    ),
+    "dill's types": call(
+        named("dill._dill", "_create_type"), call(named("dill._dill", "_load_type"), "FunctionType"), 1
+    ),
+    "dill's setattr": call(named("dill._dill", "_setattr"), named("collections", "OrderedDict"), "pop", 1),
+    "the state of a class": call(
+        named("cloudpickle.cloudpickle", "_class_setstate"), named("collections", "OrderedDict"), ({"pop": 1}, {})
+    ),
+    "text that sympy evaluates": call(named("sympy", "N"), "__import__('os')"),
+    "a class that attrs compiles": call(named("attr", "make_class"), "X", ["a=1"]),
+    "a library that loads pickles": call(named("ultralytics", "YOLO"), "x.pt"),
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
@@ -498,7 +520,8 @@ def test_what_loaders_meet_that_take_a_file_for_something_else_is_an_error(which
 
 
 @pytest.mark.parametrize("magic", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"])
-def test_a_member_that_is_not_unpacked_is_said(magic: bytes) -> None:
+def test_a_member_that_is_not_unpacked_is_said(magic: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     report = check(zip_file({"a.pth": zipped(ops(None)), "b.joblib": magic + bytes(50)}))
     assert [one.message for one in report.findings if one.code == "CK209"] == [
         "not looked at: b.joblib: packed with Zstandard or LZ4"

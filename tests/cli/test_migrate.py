@@ -90,7 +90,7 @@ def test_json_has_the_published_shape() -> None:
     assert set(found) == {
         *("schema", "source", "target", "form", "source_format", "tensors", "nbytes", "retagged", "location"),
         *("renamed", "dropped", "casts", "tied", "loses_training", "weights_key", "verified", "written"),
-        *("read_back_by", "before", "after", "notes", "calls", "files"),
+        *("read_back_by", "before", "after", "notes", "calls", "files", "how", "written_nbytes", "unused_nbytes"),
     }
     assert set(found["before"]) == set(found["after"])
     assert found["before"]["devices"] == {"cuda:0": 25, "cpu": 7}

@@ -247,3 +247,37 @@ def test_commands_are_never_broken(room: int) -> None:
     assert lines[0] == command
     assert all(len(line) <= room for line in lines[1:])
     assert " ".join(" ".join(lines[1:]).split()) == " ".join(fact.split())
+
+
+@pytest.mark.parametrize("columns", some([60, 80], 2))
+def test_errors_and_verdicts_fit_the_terminal(columns: int) -> None:
+    pointer = VALID.parent / "invalid" / "lfs-pointer.pth"
+    for arguments in (["inspect", pointer], ["diff", FINE, WARNED]):
+        screen = on_terminal(arguments, columns)
+        assert screen.lines
+        assert not [line for line in too_long(screen, columns) if " " in line.strip()]
+        assert not [line for line in screen.lines if len(line) > columns and line.startswith("Hint")]
+
+
+def test_facts_before_and_after_are_lines_where_a_table_is_too_wide() -> None:
+    arguments = ["migrate", VALID / "checkpoint-ddp-forged-cuda0-zip.pth", "--form", "state_dict", "--dry-run"]
+    narrow, wide = (on_terminal(arguments, columns).lines for columns in (60, 100))
+
+    assert "  format       torch_zip, 42.6 KiB -> torch_zip, 14.9 KiB" in narrow
+    assert [line.split() for line in wide if line.split()[:1] == ["before"]] == [["before", "after"]]
+    assert not [line for line in narrow if line.split()[:1] == ["before"]]
+
+
+def test_the_time_that_remains_is_said_once_there_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.6, 0.8, 3.5])
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((120, 50)))
+    line = ProgressLine()
+    line.next("a.pth")
+
+    for done in (1, 30, 31):
+        line(done, 1000)
+
+    shown = sys.stderr.getvalue().split("\r\x1b[2K")[1:]  # type: ignore[attr-defined]
+    assert [one.endswith("left") for one in shown] == [False, True, True]

@@ -105,7 +105,10 @@ def test_every_option_that_is_named_exists(page: str) -> None:
 def options_of(verb: str) -> set[str]:
     command = cli.get_command(None, verb)  # type: ignore[arg-type]
     assert command is not None
-    return {name for parameter in command.params for name in parameter.opts} | {"--help", "-h"}
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {
+        "--help",
+        "-h",
+    }
 
 
 def written_commands(page: str) -> Iterator[tuple[str, set[str]]]:

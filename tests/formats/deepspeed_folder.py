@@ -129,6 +129,7 @@ class Engine:
         else:
             inner |= {"partition_count": [self.world] * len(flats), "base_optimizer_state": base}
             inner["single_partition_of_fp32_groups"] = [self.without_padding(rank, n, f) for n, f in enumerate(flats)]
+            inner["param_slice_mappings"] = [self.slices(rank, n, flat.numel()) for n, flat in enumerate(flats)]
             if self.aligned:
                 inner["param_alignment_paddings"] = [[self.gap(shape) for shape in g.values()] for g in self.shapes]
         return {"optimizer_state_dict": inner, "ds_config": {}, "ds_version": "0.19.8"}
@@ -136,6 +137,16 @@ class Engine:
     def gap(self, shape: tuple[int, ...]) -> int:
         """Elements of padding behind a parameter."""
         return -torch.Size(shape).numel() % self.aligned if self.aligned else 0
+
+    def slices(self, rank: int, number: int, size: int) -> dict[str, tuple[int, int]]:
+        """Which parameters of a group a rank has parts of: elements, and where they begin in its flat tensor."""
+        found, at = OrderedDict(), 0
+        for name, shape in self.shapes[number].items():
+            begin, end = max(at, rank * size), min(at + torch.Size(shape).numel(), (rank + 1) * size)
+            if begin < end:
+                found[name] = (end - begin, begin - rank * size)
+            at += torch.Size(shape).numel() + self.gap(shape)
+        return found
 
     def flats(self, values: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
         """The flat tensors of each rank."""

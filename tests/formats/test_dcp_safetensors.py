@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import ckptool
@@ -108,3 +109,31 @@ def test_full_tensors_are_preferred_to_their_pieces(tmp_path: Path) -> None:
         assert torch.equal(opened.tensors["model.weight"].torch(), whole["model.weight"])
     with ckptool.open_checkpoint(folder / "sharded") as opened:
         assert torch.equal(opened.tensors["model.weight"].torch(), whole["model.weight"])
+
+
+def test_a_file_that_one_rank_lacks_is_told_of(tmp_path: Path) -> None:
+    write(tmp_path / "saved", {"model.bias": rows((14,), 3), "model.weight": rows((23, 10), 3)})
+    for rank in (1, 2, 3):
+        path = tmp_path / "saved" / f"shard-0000{rank}-model-00001-of-00001.safetensors"
+        with safe_open(path, "pt") as opened:
+            own, text = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
+        for number, (name, part) in enumerate(own.items(), 1):
+            save_file({name: part}, path.with_name(f"shard-0000{rank}-model-0000{number}-of-00002.safetensors"), text)
+        path.unlink()
+    path = path.with_name("shard-00003-model-00001-of-00002.safetensors")
+    assert [one.code for one in ckptool.check(tmp_path / "saved").findings] == ["CK145"]
+    path.unlink()
+    (finding,) = [one for one in ckptool.check(tmp_path / "saved").findings if one.code == "CK156"]
+    assert "shard-00003-model-00001-of-00002.safetensors" in finding.message
+
+
+def test_pieces_are_no_shards_of_an_index(tmp_path: Path) -> None:
+    write(tmp_path / "saved", {"model.bias": rows((14,), 3)})
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    shutil.copy(next((tmp_path / "saved").iterdir()), folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"model.bias": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = ckptool.check(folder).error
+    assert error is not None
+    assert "pieces of tensors" in error.message

@@ -476,3 +476,101 @@ def test_real_folders_are_as_zero_to_fp32_has_them(row: dict[str, dict[str, dict
             found = weights[name]
             assert (list(found.shape), found.dtype) == (said["shape"], said["dtype"])
             assert hashlib.sha256(found.read()).hexdigest() == said["sha256"], name
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_files_that_changed_their_names_are_refused(stage: int, tmp_path: Path) -> None:
+    engine = Engine(stage, 2)
+    folder = engine.save(tmp_path) / "global_step2"
+    first, second = (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
+    assert ckptool.check(tmp_path).error is None
+    first.rename(tmp_path / "kept")
+    second.rename(first)
+    (tmp_path / "kept").rename(second)
+    error = ckptool.check(tmp_path).error
+    assert error is not None
+    assert "holds the parameters of rank 1, not of rank 0" in error.message
+
+
+def test_parameters_that_lie_elsewhere_than_a_rank_says_are_told_of(tmp_path: Path) -> None:
+    engine = Engine(2, 2)
+    states = engine.optim_states(0)
+    states["optimizer_state_dict"]["param_slice_mappings"][0]["another"] = (1, 0)
+    save(states, engine.save(tmp_path) / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert "CK148" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+def test_layers_of_other_shapes_than_the_optimizer_has_are_refused(tmp_path: Path) -> None:
+    stages_of_a_pipeline(tmp_path, 1)
+    whole = ckptool.check(tmp_path)
+    assert whole.error is None
+    layers = sorted(tmp_path.rglob("layer_*"))
+    kept = layers[0].read_bytes()
+    layers[0].write_bytes(layers[1].read_bytes())
+    layers[1].write_bytes(kept)
+    error = ckptool.check(tmp_path).error
+    assert error is not None
+    assert "by param_shapes" in error.message
+
+
+def test_a_stage_without_a_file_of_the_engine_is_named(tmp_path: Path) -> None:
+    stages_of_a_pipeline(tmp_path, 1)
+    next(tmp_path.rglob("mp_rank_00_model_states.pt")).unlink()
+    assert "CK153" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+# Experts
+
+
+def mixture(folder: Path, **more: Any) -> dict[str, torch.Tensor]:
+    """Save a model with two layers of experts, of 2 and of 3, as DeepSpeed does; return its whole state dict."""
+    folder.mkdir(exist_ok=True)
+    found = {"emb.weight": torch.randn(4, 3)}
+    save({"module": dict(found), "num_experts": [2, 3], "epoch": 1, **more}, folder / "mp_rank_00_model_states.pt")
+    for layer, count in enumerate((2, 3)):
+        for expert in range(count):
+            head = f"blocks.{layer}.moe.deepspeed_moe.experts.deepspeed_experts.{expert}"
+            own = {f"{head}.fc.weight": torch.randn(2, 3), f"{head}.fc.bias": torch.randn(2)}
+            save(own, folder / f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt")
+            found |= own
+    return found
+
+
+def test_experts_are_put_back_into_their_model(tmp_path: Path) -> None:
+    expected = mixture(tmp_path / "saved")
+    assert_equal(ckptool.load(tmp_path / "saved"), expected)
+    with ckptool.open_checkpoint(tmp_path / "saved") as checkpoint:
+        assert dict(checkpoint.extras)["epoch"] == 1
+        assert checkpoint.weights is not None
+        assert checkpoint.weights.key == "module"
+    ckptool.migrate(tmp_path / "saved", tmp_path / "one.safetensors")
+    assert ckptool.diff(tmp_path / "saved", tmp_path / "one.safetensors").same
+
+
+def test_experts_that_are_not_there_or_not_their_own_are_refused(tmp_path: Path) -> None:
+    mixture(tmp_path)
+    first, second = (tmp_path / f"layer_1_expert_{number}_mp_rank_00_model_states.pt" for number in (1, 2))
+    kept = second.read_bytes()
+    second.unlink()
+    with pytest.raises(FileUnavailable, match="1 of 5 files of experts not there: expert 2 of layer 1"):
+        ckptool.open_checkpoint(tmp_path)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(MalformedFile, match="which is not of its expert"):
+        ckptool.open_checkpoint(tmp_path)
+    second.write_bytes(kept)
+    assert ckptool.check(tmp_path).error is None
+
+
+def test_experts_whose_names_say_nothing_are_listed_file_by_file(tmp_path: Path) -> None:
+    mixture(tmp_path, ds_autoep_layers=[{"moe_layer_id": 0}])
+    with pytest.raises(AmbiguousWeights, match="5 files of experts"):
+        ckptool.load(tmp_path)
+    assert "CK155" in [one.code for one in ckptool.check(tmp_path).findings]
+
+
+@pytest.mark.parametrize("form", ["same", "dcp"])
+def test_masters_are_the_weights_of_what_was_written_of_everything(form: str, tmp_path: Path) -> None:
+    engine = Engine(2, 2, dtype=torch.bfloat16)
+    target = tmp_path / ("all.pt" if form == "same" else "all")
+    ckptool.migrate(engine.save(tmp_path / "saved"), target, form=form)
+    assert_equal(ckptool.load(target), engine.expected())

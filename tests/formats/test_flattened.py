@@ -48,6 +48,14 @@ def flattened(writer: Writer, name: str, tensor: torch.Tensor, parts: tuple[int,
     data[name] = {"nd_reformulated_orig_global_shape": tuple(tensor.shape)}
 
 
+def closed(writer: Writer) -> Path:
+    """Write what Megatron-core writes beside the items, too: values that are not sharded, and which writer it was."""
+    folder = writer.close()
+    torch.save({"iteration": 7}, folder / "common.pt")
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "common_backend": "torch"}')
+    return folder
+
+
 def saved(folder: Path, cuts: int = 3) -> tuple[Path, dict[str, torch.Tensor]]:
     writer = Writer(folder)
     writer.metadata.planner_data = None
@@ -58,7 +66,7 @@ def saved(folder: Path, cuts: int = 3) -> tuple[Path, dict[str, torch.Tensor]]:
         flattened(writer, name, found[name], parts, cuts)
     found["weight"] = torch.randn(4, 3)
     writer.tensor("weight", found["weight"])
-    return writer.close(), found
+    return closed(writer), found
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 7])
@@ -116,7 +124,7 @@ def test_a_shape_that_cannot_be(tmp_path: Path, given: Any) -> None:
     name = "optimizer.state.exp_avg.1"
     flattened(writer, name, expected[name], (1, 2), 3)
     writer.metadata.__dict__["mcore_data"][name] = {"nd_reformulated_orig_global_shape": given}
-    folder = writer.close()
+    folder = closed(writer)
     (finding,) = [one for one in ckptool.check(folder).findings if one.severity == "error"]
     assert finding.code == "CK141"
     assert name in finding.message

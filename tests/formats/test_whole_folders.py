@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, open_checkpoint
+from ckptool import AmbiguousWeights, CkptoolError, FileUnavailable, IncompleteWeights, open_checkpoint
 from ckptool.cli import cli
 from ckptool.formats.directories import choosing
 from tests.each import each
@@ -790,3 +791,106 @@ def test_a_folder_of_whole_saves_lacks_nothing(tmp_path: Path) -> None:
         write(tmp_path / name / "model.safetensors", weights())
     (tmp_path / "logs").mkdir()
     assert "CK165" not in codes(tmp_path)
+
+
+def test_shards_that_no_index_names_are_said_to_be_together_by_their_names(tmp_path: Path) -> None:
+    write_shards(tmp_path, "model.safetensors", weights(), index=False)
+    assert codes(tmp_path) == ["CK168"]
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert "1 of 3 shards not there" in refused(tmp_path).message
+
+
+def test_what_was_chosen_by_its_contents_is_named(tmp_path: Path) -> None:
+    _speechbrain(tmp_path)
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK167"]
+    assert "'embedding_model.ckpt' was opened" in finding.message
+
+
+def test_a_base_model_or_an_adapter_without_weights_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    adapter = tmp_path / "adapter"
+    write(tmp_path / "model.safetensors", weights())
+    write(adapter / "adapter_model.safetensors", weights(1))
+    (adapter / "adapter_config.json").write_text('{"r": 2}')
+    assert "CK165" not in codes(tmp_path)
+    (adapter / "adapter_model.safetensors").rename(tmp_path / "kept")
+    assert "CK165" in codes(tmp_path)
+    (tmp_path / "kept").rename(adapter / "adapter_model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK165"]
+    assert "the model of 'config.json'" in finding.message
+
+
+def test_a_save_of_a_trainer_without_weights_is_named(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    assert "CK165" not in codes(tmp_path)
+    for path in tmp_path.glob("*model*"):
+        path.unlink()
+    assert "CK165" in codes(tmp_path)
+
+
+def test_a_component_of_speechbrain_that_is_not_there_is_named(tmp_path: Path) -> None:
+    _speechbrain_of_two(tmp_path)
+    paths = "".join(f"    {name}: !ref <path>/{name}.ckpt\n" for name in ("embedding_model", "classifier"))
+    (tmp_path / "hyperparams.yaml").write_text(f"pretrainer: !new:p\n  paths:\n{paths}")
+    assert "CK164" not in codes(tmp_path)
+    (tmp_path / "classifier.ckpt").unlink()
+    (finding,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK164"]
+    assert "'classifier.ckpt'" in finding.message
+
+
+@each("lost", ["gone", "truncated", "with its folder"])
+def test_one_component_that_is_left_of_a_pipeline_is_not_taken_for_it(lost: str, tmp_path: Path) -> None:
+    _pipeline_of(tmp_path, "unet", "vae", named=["unet", "vae"])
+    path = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    if lost == "truncated":
+        path.write_bytes(path.read_bytes()[:100])
+    elif lost == "gone":
+        path.unlink()
+    else:
+        shutil.rmtree(path.parent)
+
+    with pytest.raises(IncompleteWeights) as caught:
+        ckptool.load(tmp_path)
+    assert caught.value.missing == ("vae",)
+    assert len(ckptool.load(tmp_path / "unet")) == 3
+    assert len(ckptool.load(tmp_path, allow_missing=True)) == 3
+    assert ckptool.check(tmp_path).worst in ("error", "warning")
+
+
+def test_what_lies_beside_and_is_not_whole_is_named(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    write(tmp_path / "adapter" / "adapter_model.safetensors", weights())
+    assert "CK169" not in codes(tmp_path)
+    for path in (tmp_path / "optimizer.pt", tmp_path / "adapter" / "adapter_model.safetensors"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = [one for one in ckptool.check(tmp_path).findings if one.code == "CK169"]
+    assert sorted(one.message.split(",")[0] for one in found) == ["'adapter'", "'optimizer.pt'"]
+    assert_loads(tmp_path, weights())
+
+
+TRAINERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin")
+
+
+@each("name", TRAINERS)
+def test_what_a_trainer_needs_to_go_on_is_named(name: str, tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    assert "CK166" not in codes(tmp_path)
+    (tmp_path / name).unlink()
+    assert "CK166" in codes(tmp_path)
+
+
+def test_weights_that_a_trainer_saved_alone_lack_nothing(tmp_path: Path) -> None:
+    _trainer(tmp_path)
+    for name in TRAINERS[:3]:
+        (tmp_path / name).unlink()
+    assert "CK166" not in codes(tmp_path)
+
+
+def test_a_folder_of_several_is_as_large_as_they_are(tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.save({f"w{number}": torch.ones(number)}, tmp_path / f"{number}.pth")
+
+    with ckptool.open_checkpoint(tmp_path) as folder:
+        assert folder.form == "archive"
+        assert folder.file_nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())

@@ -276,8 +276,8 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) >= 1"): ONLY_FASTER,
     ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) > 2"): ONLY_FASTER,
     ("tensors/tiling", "meeting", "len(self._groups) > 1", "len(self._groups) > 0"): ONLY_FASTER,
-    ("tensors/scatter", "scatter", "width < WIDE", "width <= WIDE"): ONLY_FASTER,
-    ("tensors/scatter", "scatter", "width < WIDE", "width >= WIDE"): ONLY_FASTER,
+    ("tensors/scatter", "scatter", "width < _WIDE", "width <= _WIDE"): ONLY_FASTER,
+    ("tensors/scatter", "scatter", "width < _WIDE", "width >= _WIDE"): ONLY_FASTER,
     (
         "tensors/scatter",
         "scatter",
@@ -292,8 +292,6 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "a piece without dimensions was given one"
     ),
     ("tensors/pieces", "_is_run", "size != 1", "size > 1"): "pieces without elements were left out",
-    ("tensors/pieces", "_copy", "width >= WIDE", "width > WIDE"): ONLY_FASTER,
-    ("tensors/pieces", "_copy", "width >= WIDE", "width < WIDE"): ONLY_FASTER,
     ("tensors/pieces", "_known_crc32", "info.nbytes == storage.nbytes", "info.nbytes >= storage.nbytes"): NEVER_BEYOND,
     (
         "formats/torchscript_json",

@@ -23,8 +23,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, files: dict[str, bytes], handler: type[Handler] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.files = files
         self.requests: list[tuple[str, str | None]] = []
         self.sent = 0
@@ -35,7 +35,7 @@ class Server(ThreadingHTTPServer):
         self.seconds = 0.0
         self.cut: Callable[[], bool] = lambda: False
         self.busy: Callable[[], bool] = lambda: False
-        self.before: Callable[[_Handler], bool] = lambda _: False
+        self.before: Callable[[Handler], bool] = lambda _: False
         self.lock = threading.Lock()
 
     @property
@@ -46,12 +46,30 @@ class Server(ThreadingHTTPServer):
         """A client that goes away is no error."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Server
 
     def do_GET(self) -> None:
+        self.get()
+
+    def do_HEAD(self) -> None:
+        self.get()
+
+    def do_PUT(self) -> None:
+        self.change()
+
+    def do_POST(self) -> None:
+        self.change()
+
+    def do_DELETE(self) -> None:
+        self.change()
+
+    def change(self) -> None:
+        self.answer(405)
+
+    def get(self) -> None:
         server = self.server
         ranged = self.headers.get("Range")
         with server.lock:
@@ -67,9 +85,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(503)
         else:
             self.serve(data, ranged)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def serve(self, data: bytes, ranged: str | None) -> None:
         tag = f'"{md5(data).hexdigest()}"'
@@ -111,9 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(files: dict[str, bytes]) -> Iterator[Server]:
+def serving(files: dict[str, bytes], handler: type[Handler] | None = None) -> Iterator[Server]:
     """Serve files until the block ends."""
-    server = Server(files)
+    server = Server(files, handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -155,7 +155,7 @@ def test_keys_in_an_address_are_sent_to_its_server_and_never_shown() -> None:
 
 
 def test_no_result_is_written_to_an_address() -> None:
-    with serving({"/x": SMALL}) as server, pytest.raises(MigrationRefused, match="an address"):
+    with serving({"/x": SMALL}) as server, pytest.raises(MigrationRefused, match="cannot be written to"):
         migrate(f"{server.url}/x", f"{server.url}/y")
 
 

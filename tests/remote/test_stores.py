@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import random
-from urllib.parse import quote
 
 import pytest
 
 from ckptool import CkptoolError, Remote, SourceChanged, check, diff, load, migrate, open_checkpoint
 from ckptool.sources.remote.opening import open_remote
-from tests.remote.servers import Server, serving
+from tests.remote.buckets import KEY, SECRET, checks_keys
+from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
 
-KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI"
 DATA = zipped(tensors(200, NUMEL))
-
-
-def mac(key: bytes, text: str) -> bytes:
-    return hmac.new(key, text.encode(), hashlib.sha256).digest()
-
-
-def is_signed(method: str, path: str, headers: dict[str, str]) -> bool:
-    """Say whether a request has the signature of our keys, version 4: https://docs.aws.amazon.com/AmazonS3, "SigV4"."""
-    scheme, _, rest = headers.get("authorization", "").partition(" ")
-    fields = dict(field.strip().split("=", 1) for field in rest.split(",") if "=" in field)
-    if scheme != "AWS4-HMAC-SHA256" or not fields["Credential"].startswith(f"{KEY}/"):
-        return False
-    _, day, region, service, end = fields["Credential"].split("/")
-    names = fields["SignedHeaders"].split(";")
-    signed = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
-    place = quote(path.partition("?")[0], safe="/%-._~")
-    request = "\n".join((method, place, "", signed, ";".join(names), headers["x-amz-content-sha256"]))
-    scope = f"{day}/{region}/{service}/{end}"
-    text = f"{scheme}\n{headers['x-amz-date']}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
-    key = f"AWS4{SECRET}".encode()
-    for part in (day, region, service, end):
-        key = mac(key, part)
-    return hmac.compare_digest(mac(key, text).hex(), fields["Signature"])
-
-
-def checks_keys(server: Server) -> None:
-    def refuse(handler) -> bool:
-        headers = {name.lower(): value for name, value in handler.headers.items()}
-        if is_signed(handler.command, handler.path, headers):
-            return False
-        handler.answer(403, b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
-        return True
-
-    server.before = refuse
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +67,7 @@ def test_an_answer_that_refuses_says_so(status: int, kind: str) -> None:
         assert refused(Remote("s3://b/x.pth", endpoint=server.url)).kind == kind
 
 
-@pytest.mark.parametrize("address", ["s3://", "s3://b", "s3://b/", "s3://b/folder/"])
+@pytest.mark.parametrize("address", ["s3://", "s3://b"])
 def test_an_address_without_an_object_is_refused(address: str) -> None:
     assert refused(address).kind == "address"
 

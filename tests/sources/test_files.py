@@ -8,7 +8,6 @@ import io
 import mmap
 import os
 import pkgutil
-import random
 import socket
 import sys
 import tempfile
@@ -590,27 +589,3 @@ def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:
 def test_what_cannot_be_read_from_is_told_apart_from_a_bad_file(origin: Any) -> None:
     with pytest.raises(TypeError, match=f"opened with 'rb', not {type(origin).__name__}"):
         open_source(origin)
-
-
-@pytest.mark.parametrize("given", [None, 700])
-def test_rows_are_filled_in_their_order_however_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
-) -> None:
-    data = random.Random(0).randbytes(3 * 2_500)
-    (tmp_path / "data").write_bytes(data)
-    source, buffer, real, calls = FileSource(str(tmp_path / "data")), bytearray(len(data)), os.preadv, []
-
-    def less(fd: int, buffers: list[memoryview], offset: int) -> int:
-        calls.append(len(buffers))
-        left, some = given if len(calls) == 1 and given else len(data), []
-        for one in buffers:
-            some.append(one[:left])
-            left -= len(some[-1])
-        return real(fd, some, offset)
-
-    monkeypatch.setattr(os, "preadv", less)
-    source.read_rows(0, [memoryview(buffer)[at : at + 3] for at in range(0, len(data), 3)])
-
-    assert bytes(buffer) == data
-    assert sum(count > 1 for count in calls) == 3
-    assert given or len(calls) == 3

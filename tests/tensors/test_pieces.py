@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptool.errors import DamagedFile, LimitExceeded, MalformedFile
-from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from ckptool.tensors import pieces as pieces_module
 from ckptool.tensors import tiling as tiling_module
@@ -260,16 +259,3 @@ def test_pieces_that_contradict_what_was_said_are_refused(change: dict[str, obje
     source = PiecesSource((2, 3), BY_NAME["float32"], [Piece((0, 0), (2, 3), "file", lambda: info)], name="w")
     with pytest.raises(MalformedFile, match="the piece of 'w'"):
         source.read(0, 24)
-
-
-def test_short_reads_of_many_rows_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = bytes(range(256)) * 20
-    path = tmp_path / "file"
-    path.write_bytes(data)
-    source = FileSource(str(path))
-    real = pieces_module.FileSource.read_rows.__globals__["os"].preadv
-    monkeypatch.setattr("os.preadv", lambda fd, buffers, offset: real(fd, [buffers[0][:7]], offset))
-    buffer = bytearray(5000)
-    rows = [memoryview(buffer)[at : at + 300] for at in range(0, 4800, 400)]
-    source.read_rows(11, rows)
-    assert b"".join(rows) == data[11 : 11 + 300 * len(rows)]

@@ -23,6 +23,7 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo
 
 class Sink:
     position = nbytes = 0
+    takes_any_order = True
     def leave(self, nbytes): self.position += nbytes; return self.position - nbytes
     def fill(self, position, view): self.nbytes += 0
     def filled(self, nbytes): self.nbytes += nbytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from ckptool.checkpoints.parsed import Parsed
+from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import (
     Cancelled,
     CkptoolError,
@@ -22,10 +22,9 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import sharded
-from ckptool.formats.directories import choosing, pointers
+from ckptool.formats.directories import bare, choosing, pipelines, pointers
 from ckptool.formats.directories.beside import beside
 from ckptool.formats.directories.choosing import Candidate, Choice
-from ckptool.formats.directories.pipelines import missing_components
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.sources.files import FileSource
@@ -147,13 +146,19 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         from ckptool.formats.directories import several  # most folders offer one
 
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
-    remarks = [*parsed.remarks, *missing_components(folder, folders)]
-    if any(one.kind == "folder" for one in choice.candidates):
-        from ckptool.formats.directories.bare import without_weights  # most folders have weights of their own
-
-        remarks += without_weights(folder)
-    parsed = parsed._replace(remarks=tuple(remarks))
+    missing = pipelines.missing_components(folder, folders)
+    remarks = [*parsed.remarks, *pipelines.remarks(missing)]
+    remarks += bare.without_weights(folder, choice, parsed)
+    remarks += bare.missing_parts(folder)
+    remarks += bare.missing_of_trainer(folder)
+    absent = (*parsed.absent, *missing, *_unread_components(folder, parsed))
+    parsed = parsed._replace(remarks=tuple(remarks), absent=absent)
     return source, _with_beside(folder, parsed, used, choice, folders)
+
+
+def _unread_components(folder: FolderSource, parsed: Parsed) -> list[str]:
+    """Return the components of a pipeline that have weights, which cannot be read."""
+    return [name for name, _ in parsed.unopened] if pipelines.INDEX in folder.files else []
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
@@ -191,7 +196,9 @@ def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> 
         missing = [one for one in candidate.files if not folder.has(one)]
         if missing:
             raise sharded.missing_shards(missing, len(candidate.files))
-        return folder, sharded.read_set(folder, candidate.files, probe)
+        parsed = sharded.read_set(folder, candidate.files, probe)
+        what = f"no index names the {len(candidate.files):,} shards: they are together by their names"
+        return folder, parsed._replace(remarks=(*parsed.remarks, Remark("CK168", what)))
     source = folder.detached(candidate.name)
     try:
         with about(source.path):

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from typing import Final
+from typing import Final, cast
 
 from ckptool.checkpoints.companions import Beside
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories import choosing
 from ckptool.messages import some
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
+from ckptool.sources.source import Source, SourceInFolder
 
 _JSON_NBYTES: Final = 4 << 20
 _WORDS: Final = 80
@@ -76,8 +78,11 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
         return {}
 
 
-def base_model(path: str) -> str | None:
+def base_model(path: str, source: Source) -> str | None:
     """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
+    if is_far(path):
+        found = _far_object(source, _ADAPTER).get("base_model_name_or_path")
+        return found[:_WORDS] if isinstance(found, str) and found else None
     place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir  # noqa: PTH112, PTH120 - names
     try:
         folder = FolderSource(place)
@@ -86,6 +91,21 @@ def base_model(path: str) -> str | None:
     with closing(folder):
         found = json_object(folder, _ADAPTER).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
+
+
+def _far_object(source: Source, name: str) -> Mapping[str, object]:
+    """Return the JSON object in a small file beside one that is far away; an empty one if there is none."""
+    from ckptool.formats.strict_json import parse_object
+
+    try:
+        beside = cast("SourceInFolder", source).open_sibling(name) if hasattr(source, "open_sibling") else None
+        if beside is None or beside.nbytes > _JSON_NBYTES:
+            return {}
+        return parse_object(beside.read(0, beside.nbytes), name, "json", source.cancellation)
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return {}
 
 
 def _file(folder: FolderSource, name: str, role: str, about: str | None = None) -> Beside:

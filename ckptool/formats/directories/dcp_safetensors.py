@@ -11,7 +11,7 @@ is there. See torch/distributed/checkpoint/hf_storage.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ckptool.checkpoints.companions import Shard
@@ -28,10 +28,11 @@ from ckptool.tensors.tensor import is_countable, is_size
 
 NAME = "dcp_safetensors"
 TRAITS = safetensors.TRAITS
-_INFO: Final = "DCP_SHARDING_INFO"
+_INFO: Final = safetensors.OF_PIECES
 _OF_PIECES: Final = (_INFO, "DCP_VERSION")
 """Texts that are said of the pieces in one file, and not of the whole tensors."""
 _SUFFIX: Final = ".safetensors"
+_INDEX: Final = ".safetensors.index.json"
 _HEAD_NBYTES: Final = 1 << 20
 _OF_RANK: Final = re.compile(r"shard-(\d{1,9})-(.*)\.safetensors")
 _MOST_LOOKED_AT: Final = 8
@@ -40,7 +41,10 @@ _MOST_LOOKED_AT: Final = 8
 def sniff(folder: FolderSource) -> bool:
     """Say whether one of the first files of safetensors says where its pieces begin."""
     mark = f'"{_INFO}"'.encode()
-    return any(mark in folder.head(name, _HEAD_NBYTES) for name in _files(folder)[:_MOST_LOOKED_AT])
+    files = _files(folder)[:_MOST_LOOKED_AT]
+    if files and _OF_RANK.fullmatch(files[0]) is None and any(name.endswith(_INDEX) for name in folder.files):
+        return False  # whole tensors, as the index says
+    return any(mark in folder.head(name, _HEAD_NBYTES) for name in files)
 
 
 def _files(folder: FolderSource) -> list[str]:
@@ -73,7 +77,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         shards.append(Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source))
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
-    remarks = list(_ranks([shard.name for shard in shards]))
+    remarks = [*_ranks([shard.name for shard in shards]), *_missing_parts(parts)]
     contents = Contents({name: whole(folder, name, _reach(name, own), own, remarks) for name, own in parts.items()})
     contents.groups.append(Group("", "mapping", list(parts)))
     metadata, notes = sharded.merged_texts(texts)
@@ -123,14 +127,31 @@ def _ranks(files: Sequence[str]) -> Iterator[Remark]:
     yield Remark(
         "CK145",
         f"the files of {counted(len(known) or len(files), 'rank')}, and nothing says how many there were, or how large "
-        f"the tensors: complete as far as the files tell{_shorter(files)}",
+        f"the tensors: complete as far as the files tell",
     )
 
 
-def _shorter(files: Sequence[str]) -> str:
-    """Say which parts of the whole the last rank has no file of: it had nothing for them, or they are missing."""
-    found = [(int(match[1]), match[2]) for file in files if (match := _OF_RANK.fullmatch(file))]
-    last = max((rank for rank, _ in found), default=0)
-    own = {part for rank, part in found if rank == last}
-    others = sorted({part for _, part in found} - own)
-    return f"; the last rank has no file of {some(others)}, as others have" if others else ""
+def _missing_parts(parts: Mapping[str, Sequence[Part]]) -> Iterator[Remark]:
+    """
+    Say which files a rank lacks that all others have with which it cut other tensors.
+
+    Ranks cut all tensors of one mesh together, so what is cut by some of these ranks was cut by all of them. A rank has
+    no part of a tensor that is too small for all, though, and may have had none of a whole file.
+    """
+    meshes: dict[frozenset[int], None] = {}
+    ranks_of: dict[str, set[int]] = {}
+    for own in parts.values():
+        found = [match for part in own if (match := _OF_RANK.fullmatch(part.file))]
+        ranks = frozenset(int(match[1]) for match in found)
+        if len({part.box for part in own}) > 1:
+            meshes[ranks] = None
+        if found and own[0].info.shape:
+            ranks_of.setdefault(found[0][2], set()).update(ranks)
+    missing = [
+        f"shard-{rank:05}-{output}{_SUFFIX}"
+        for output, ranks in ranks_of.items()
+        for rank in sorted(set().union(*(mesh for mesh in meshes if ranks < mesh)) - ranks)
+    ]
+    if missing:
+        what = f"ranks have no file that the others have, or had nothing for it: {some(missing)}"
+        yield Remark("CK156", what, "If they were there, get them: without them, tensors are smaller than they were.")

@@ -7,7 +7,7 @@ What a pipeline of diffusers names, and what of it is there: ``model_index.json`
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from ckptool.checkpoints.parsed import Remark
@@ -21,22 +21,25 @@ _CONFIG: Final = "config.json"
 _WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
 
 
-def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> tuple[Remark, ...]:
-    """Return what is wrong with a pipeline; ``checkpoints`` are the folders in it that could be some."""
+def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> dict[str, str]:
+    """Return the components of a pipeline without weights, and why; ``checkpoints`` are the folders that have some."""
     if INDEX not in folder.files:
-        return ()
+        return {}
     named = [name for name, said in json_object(folder, INDEX).items() if _has_weights(said)]
     links = [name for name in named if name in folder.folders and folder.is_link(name)]
-    found = [f"{name!r} is a link, which is not followed" for name in links]
-    found += (
-        f"{name!r} has no weights in its folder" for name in folder.folders if _is_bare(folder, name, checkpoints)
-    )
+    found = dict.fromkeys(links, "is a link, which is not followed")
+    found |= {name: "has no weights in its folder" for name in folder.folders if _is_bare(folder, name, checkpoints)}
     if all(name in named for name in checkpoints):  # else it is the index of another one
-        found += (f"{name!r} is not there" for name in named if name not in folder.folders)
-    if not found:
-        return ()
-    what = f"{counted(len(found), 'component')} of the pipeline without weights: {some(found)}"
-    return (Remark("CK164", what, "Download what is missing, if the whole pipeline is needed."),)
+        found |= {name: "is not there" for name in named if name not in folder.folders}
+    return found
+
+
+def remarks(missing: Mapping[str, str]) -> Iterator[Remark]:
+    """Yield what is said of the components that are missing."""
+    if missing:
+        listed = some([f"{name!r} {why}" for name, why in missing.items()])
+        what = f"{counted(len(missing), 'component')} of the pipeline without weights: {listed}"
+        yield Remark("CK164", what, "Download what is missing, if the whole pipeline is needed.")
 
 
 def _is_bare(folder: FolderSource, name: str, checkpoints: Collection[str]) -> bool:

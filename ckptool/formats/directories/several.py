@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from ckptool.checkpoints.companions import Member, Shard
 from ckptool.checkpoints.contents import Contents, collect
-from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats.directories import pipelines, pointers
 from ckptool.formats.directories.choosing import Candidate
@@ -61,6 +61,10 @@ def read(
         for other, _ in opened.values():
             if other is not folder:
                 other.close()
+        count = len(by_name) + sum(error.kind != LINK for error in failures.values())
+        if count > 1:
+            what = f"{name!r} was opened, which alone holds weights of {count:,} that may be checkpoints here"
+            parsed = parsed._replace(remarks=(*parsed.remarks, Remark("CK167", what)))
         return source, parsed._replace(unopened=_unopened(failures)), _names(candidates, [name])
     if not opened:
         raise no_checkpoint(folder)
@@ -147,7 +151,7 @@ def _shards(component: str, found: Parsed) -> list[Shard]:
 
 
 def _file(found: Parsed) -> str:
-    return found.source.path.rpartition("/")[2] if isinstance(found.source, FileSource) else ""
+    return "" if isinstance(found.source, FolderSource) else getattr(found.source, "path", "").rpartition("/")[2]
 
 
 def _member(name: str, found: Parsed) -> Member:

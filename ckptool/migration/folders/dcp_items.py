@@ -8,11 +8,13 @@ from typing import Final, NamedTuple
 
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
-from ckptool.migration.output import Output
+from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.migration.zip_writer import append_torch_zip, torch_zip_nbytes
 from ckptool.sources.checksums import checksums_of_file, joined_crc32
 from ckptool.sources.files import open_source
+from ckptool.sources.meter import Meter
+from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload
 
 _ROOT: Final = "archive"  # torch's name for what has no file name
@@ -57,7 +59,7 @@ class ItemsFile(NamedTuple):
         """Size of the file in bytes."""
         return sum(one.nbytes for one in self.items)
 
-    def write(self, output: Output, *, checksums: bool = True) -> WrittenItems:
+    def write(self, output: Sink, *, checksums: bool = True) -> WrittenItems:
         """
         Write the file, and return its members with the CRC-32 of what was read for each.
 
@@ -86,7 +88,7 @@ class ItemsFile(NamedTuple):
             storage.check(found)
         return written
 
-    def verify(self, path: str, written: WrittenItems, limits: Limits) -> None:
+    def verify(self, path: str, written: WrittenItems, limits: Limits, meter: Meter) -> None:
         """
         Read the file back, every byte of it. Whether its items are what the index says is seen once the index is there.
 
@@ -95,8 +97,9 @@ class ItemsFile(NamedTuple):
         """
         source, _ = open_source(path, limits.cancellation)
         with closing(source):
+            prefetch(source, [(0, source.nbytes)])
             ends = map(sum, zip(written.offsets, written.sizes, strict=True))
             ranges = list(zip(written.offsets, ends, strict=True))
-            found, frame = checksums_of_file(source, ranges)
+            found, frame = checksums_of_file(source, ranges, meter)
         if frame != written.frame_crc32 or found != written.checksums.tolist():
             raise OutputFailed("its items were not written as they were read", kind="verification-failed")

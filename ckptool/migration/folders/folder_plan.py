@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
-from ckptool.migration.output import Output
-from ckptool.sources.files import FileSource
+from ckptool.migration.output.sink import Sink
+from ckptool.sources.files import open_source
+from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 
@@ -19,11 +20,11 @@ class PlannedFile(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def write(self, output: Output, *, checksums: bool = True) -> Any:
+    def write(self, output: Sink, *, checksums: bool = True) -> Any:
         """Write it, and return what ``verify`` needs to know about what was written."""
         ...
 
-    def verify(self, path: str, written: Any, limits: Limits) -> str | None:
+    def verify(self, path: str, written: Any, limits: Limits, meter: Meter) -> str | None:
         """Read it back; return which library read it beside our own reader."""
         ...
 
@@ -62,19 +63,19 @@ class BytesFile(NamedTuple):
         """Size of the file in bytes."""
         return len(self.data)
 
-    def write(self, output: Output, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
+    def write(self, output: Sink, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
         """Write the file."""
         output.write(self.data)
         output.flush()
 
-    def verify(self, path: str, written: None, limits: Limits) -> None:  # noqa: ARG002 - as for other files
+    def verify(self, path: str, written: None, limits: Limits, meter: Meter) -> None:  # noqa: ARG002 - as for other files
         """
         Read the file back.
 
         Raises:
             OutputFailed: It does not hold these bytes.
         """
-        source = FileSource(path)
+        source, _ = open_source(path)
         try:
             if source.nbytes != len(self.data) or source.read(0, source.nbytes) != self.data:
                 raise OutputFailed("an index was not written as it was made", kind="verification-failed")

@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration.output import parts
+from ckptool.migration.output import cloning, parts
 from ckptool.sources.files import FileSource
+from ckptool.sources.unfinished import refuse_unfinished
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,6 +36,8 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 class Output:
     """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+
+    takes_any_order = True
 
     def __init__(
         self,
@@ -154,6 +157,22 @@ class Output:
         except OSError as error:
             raise self._failed(error) from error
 
+    def clone(self, fd: int) -> None:
+        """
+        Take the content of a file that is open, on a file system where ``cloning.clones_to`` says that files share it.
+
+        Raises:
+            OutputFailed: It cannot be cloned after all.
+        """
+        try:
+            cloning.clone(fd, self._fd)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def fileno(self) -> int:
+        """Return the descriptor of what was written and flushed, for reading back."""
+        return self._fd
+
     def reading_path(self) -> str:
         """Return a path to what was written and flushed, while it has no name yet."""
         return self._temporary or f"/proc/self/fd/{self._fd}"
@@ -241,6 +260,7 @@ class Output:
             raise self._failed(error) from error
         if not stat.S_ISREG(mode):
             raise OutputFailed("not a file that could be replaced", kind="not-a-file", path=self._shown)
+        refuse_unfinished(self.path)
         if not self._force:
             raise self._exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ckptool.sources.remote.parts import Fetchers
 from ckptool.sources.siblings import components
 from ckptool.sources.source import SourceInFolder
 
@@ -14,12 +15,14 @@ class Beside:
     path: str
     _open_named: Callable[[str], SourceInFolder]
     _siblings: list[SourceInFolder]
+    _fetchers: Fetchers | None
 
-    def lie_at(self, path: str, open_named: Callable[[str], SourceInFolder]) -> None:
-        """Say where it lies. ``open_named`` opens a name in its folder."""
+    def lie_at(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None = None) -> None:
+        """Say where it lies. ``open_named`` opens a name in its folder; ``fetchers`` end with this one."""
         self.path = path
         self._open_named = open_named
         self._siblings = []
+        self._fetchers = fetchers
 
     def open_sibling(self, name: str) -> SourceInFolder:
         """
@@ -39,6 +42,8 @@ class Beside:
         return id(self), 0
 
     def close_siblings(self) -> None:
-        """Close what was opened beside it."""
+        """Close what was opened beside it, and end the threads."""
         for one in self._siblings:
             one.close()
+        if self._fetchers is not None:
+            self._fetchers.close()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.remote.beside import Beside
+from ckptool.sources.remote.parts import Fetchers
 from ckptool.sources.remote.source import TAIL_NBYTES, RemoteSource
-from ckptool.sources.remote.transport import Transport
+from ckptool.sources.remote.transport import Tail, Transport
 from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
@@ -22,16 +24,26 @@ if TYPE_CHECKING:
 
 _WHOLE_NBYTES: Final = 8 << 20
 """A file of this size is fetched as a whole: that takes less time than asking for parts of it."""
+_MOSTLY_INDEX: Final = 8
+"""A file of up to twice that size is, too, if the directory at its end is at least an eighth of it: what is read of it
+then, the names once more and headers between small payloads, is most of the file."""
+_END: Final = Struct("<4s8x2L2x")
+"""The last record of a zip without a comment: how large its directory is, and where it begins."""
 
 
 class FetchedSource(Beside, BytesSource):
     """A small file from far away, all of it in memory."""
 
     def __init__(
-        self, data: bytes, path: str, open_named: Callable[[str], SourceInFolder], cancellation: Cancellation | None
+        self,
+        data: bytes,
+        path: str,
+        open_named: Callable[[str], SourceInFolder],
+        fetchers: Fetchers | None,
+        cancellation: Cancellation | None,
     ):
         super().__init__(data, cancellation, is_file=True)
-        self.lie_at(path, open_named)
+        self.lie_at(path, open_named, fetchers)
 
     def close(self) -> None:
         super().close()
@@ -46,10 +58,11 @@ class DownloadedSource(Beside, StreamSource):
         stream: BinaryIO,
         path: str,
         open_named: Callable[[str], SourceInFolder],
+        fetchers: Fetchers | None,
         cancellation: Cancellation | None,
     ) -> None:
         super().__init__(stream, cancellation, owned=True)
-        self.lie_at(path, open_named)
+        self.lie_at(path, open_named, fetchers)
 
     def close(self) -> None:
         super().close()
@@ -115,41 +128,59 @@ def open_file_object(origin: object, cancellation: Cancellation | None = None) -
         hint = "Give its address instead, or download the folder."
         raise FileUnavailable(f"{name!r} is beside a file object, which opens nothing else", kind="missing", hint=hint)
 
-    return _fetched(FileObject(origin), CONNECTIONS, open_named, cancellation)
+    return _fetched(FileObject(origin), Fetchers(CONNECTIONS), open_named, cancellation)
 
 
 def _opened(
-    remote: Remote, headers: Mapping[str, str], shown: str, cancellation: Cancellation | None
+    remote: Remote,
+    headers: Mapping[str, str],
+    shown: str,
+    cancellation: Cancellation | None,
+    shared: Fetchers | None = None,
 ) -> SourceInFolder:
+    """Return the source for a file; ``shared`` fetches others, too, and does not end with it."""
+    fetchers = Fetchers(remote.connections) if shared is None else shared
+
     def open_named(name: str) -> SourceInFolder:
         beside = f"{shown.rpartition('/')[0]}/{name}"
-        return _opened(remote.beside(name), headers, beside, cancellation)
+        return _opened(remote.beside(name), headers, beside, cancellation, fetchers)
 
     transport = _transport(remote, headers, shown, cancellation)
     if remote.download and remote.scheme in WEB:
-        return DownloadedSource(_downloaded(cast("WebFile", transport)), shown, open_named, cancellation)
-    return _fetched(transport, remote.connections, open_named, cancellation)
+        own = None if shared is not None else fetchers
+        return DownloadedSource(_downloaded(cast("WebFile", transport)), shown, open_named, own, cancellation)
+    return _fetched(transport, fetchers, open_named, cancellation, shares=shared is not None)
 
 
 def _fetched(
     transport: Transport,
-    connections: int,
+    fetchers: Fetchers,
     open_named: Callable[[str], SourceInFolder],
     cancellation: Cancellation | None,
+    *,
+    shares: bool = False,
 ) -> SourceInFolder:
     """Return the source for a file: a small one is in memory at once."""
     check_cancelled(cancellation)
     try:
         tail = transport.tail(TAIL_NBYTES)
-        if tail.nbytes > _WHOLE_NBYTES:
-            return RemoteSource(transport, tail, connections, open_named, cancellation)
+        if tail.nbytes > _WHOLE_NBYTES and not _is_mostly_index(tail):
+            return RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
         before = tail.nbytes - len(tail.data)
         data = b"".join((transport.fetch(0, before), tail.data)) if before else bytes(tail.data)
     except BaseException:
         transport.close()
         raise
     transport.close()
-    return FetchedSource(data, transport.shown, open_named, cancellation)
+    return FetchedSource(data, transport.shown, open_named, None if shares else fetchers, cancellation)
+
+
+def _is_mostly_index(tail: Tail) -> bool:
+    """Say whether a zip that is not large has many small members. It is a guess, and decides what is fetched alone."""
+    if tail.nbytes > 2 * _WHOLE_NBYTES or len(tail.data) < _END.size:
+        return False
+    magic, nbytes, start = _END.unpack(tail.data[-_END.size :])
+    return bool(magic == b"PK\5\6" and start + nbytes <= tail.nbytes <= _MOSTLY_INDEX * nbytes)
 
 
 def _downloaded(web: WebFile) -> BinaryIO:

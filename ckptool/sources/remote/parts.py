@@ -41,16 +41,68 @@ class Part:
         self.data = data
 
 
+class Fetchers:
+    """Threads that fetch parts, of one file or of several, and how many bytes all of these hold together."""
+
+    def __init__(self, connections: int) -> None:
+        self.room = max(1, connections - 2) * PART_NBYTES  # about two more are on their way in pieces, or being read
+        self.held = 0
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._users: dict[Parts, None] = {}
+        self._is_closed = False
+
+    def begin(self, fetch: Callable[[int, int], Data], start: int, stop: int) -> Future[Data]:
+        """Begin to fetch a range."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="ckptool-fetch")
+            return self._pool.submit(fetch, start, stop)
+
+    def hold(self, nbytes: int) -> None:
+        """Count bytes that are held from now on; fewer than none are given up."""
+        with self._lock:
+            self.held += nbytes
+
+    def use(self, parts: Parts) -> None:
+        """Note that a file is read: the last to give something up for others."""
+        with self._lock:
+            self._users.pop(parts, None)
+            self._users[parts] = None
+
+    def others(self, parts: Parts) -> list[Parts]:
+        """Return the other files, those first that were not read for the longest time."""
+        with self._lock:
+            return [one for one in self._users if one is not parts]
+
+    def forget(self, parts: Parts) -> None:
+        """Take no notice of a file any more: it was closed."""
+        with self._lock:
+            self._users.pop(parts, None)
+        if self._is_closed:
+            self.close()
+
+    def close(self) -> None:
+        """End the threads, once all files are closed."""
+        with self._lock:
+            self._is_closed = True
+            if self._users:
+                return
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+
 class Parts:
     """Fetches ranges of a file of ``nbytes`` bytes, in several threads at once, and keeps some of them."""
 
-    def __init__(self, fetch: Callable[[int, int], Data], nbytes: int, connections: int) -> None:
+    def __init__(self, fetch: Callable[[int, int], Data], nbytes: int, fetchers: Fetchers) -> None:
         self._fetch = fetch
         self._nbytes = nbytes
-        self._connections = connections
-        self._room = connections * PART_NBYTES
+        self._fetchers = fetchers
+        fetchers.use(self)
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._parts: list[Part] = []
         """In the order of the file; none overlaps another."""
         self._plan: deque[Range] = deque()
@@ -90,11 +142,22 @@ class Parts:
             if found is None:
                 if not self._turn_to(position):
                     self._add_to_plan(position, position + 1)
+                self._has_room(PART_NBYTES)  # it is made as far as it can be: who reads goes first
                 found = self._begin_next()
             if found.number > self._newest:
                 self._newest = found.number
+                self._fetchers.use(self)
             self._advance()
             return found
+
+    def rest(self) -> None:
+        """Give up what was read, as another file is read now; what this one is just doing is not waited for."""
+        if self._lock.acquire(blocking=False):
+            try:
+                for one in [one for one in self._parts if one.number <= self._newest and one.data.done()]:
+                    self._remove(one)
+            finally:
+                self._lock.release()
 
     def drop(self, part: Part) -> None:
         """Forget a part that could not be fetched."""
@@ -103,14 +166,14 @@ class Parts:
                 self._remove(part)
 
     def close(self) -> None:
-        """End the threads, and give up what is there."""
+        """Give up what is there, and what is on its way."""
         with self._lock:
             self._closed = True
             self._plan.clear()
-            self._parts.clear()
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+            for one in tuple(self._parts):
+                one.data.cancel()
+                self._remove(one)
+        self._fetchers.forget(self)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -145,20 +208,30 @@ class Parts:
         self._plan.extendleft(reversed(list(without([self._last], taken))))
 
     def _advance(self) -> None:
-        while self._plan and self._make_room(self._room - min(PART_NBYTES, self._plan[0][1] - self._plan[0][0])):
+        while self._plan and self._has_room(min(PART_NBYTES, self._plan[0][1] - self._plan[0][0])):
             self._begin_next()
         if not self._plan:
-            self._make_room(_IDLE_NBYTES)
+            self._drop_passed(self._held - _IDLE_NBYTES)
 
-    def _make_room(self, most: int) -> bool:
-        """Drop parts that were passed by until no more than so many bytes are held, as far as that can be done."""
-        if self._held > most:
-            passed = [one for one in self._parts if one.number < self._newest - _LAG and one.data.done()]
-            for one in sorted(passed, key=lambda one: one.number):
-                self._remove(one)
-                if self._held <= most:
-                    break
-        return self._held <= most
+    def _has_room(self, nbytes: int) -> bool:
+        """Say whether so many bytes may be fetched ahead, once parts that were passed by are dropped."""
+        fetchers = self._fetchers
+        self._drop_passed(fetchers.held + nbytes - fetchers.room)
+        if fetchers.held + nbytes > fetchers.room:
+            for other in fetchers.others(self):
+                other.rest()
+        return fetchers.held + nbytes <= fetchers.room
+
+    def _drop_passed(self, nbytes: int) -> None:
+        """Drop parts that were passed by until so many bytes are given up, as far as that can be done."""
+        if nbytes <= 0:
+            return
+        passed = [one for one in self._parts if one.number < self._newest - _LAG and one.data.done()]
+        for one in sorted(passed, key=lambda one: one.number):
+            self._remove(one)
+            nbytes -= one.stop - one.start
+            if nbytes <= 0:
+                return
 
     def _begin_next(self) -> Part:
         """Begin to fetch a part of what is planned first."""
@@ -166,17 +239,17 @@ class Parts:
         stop = min(end, start + PART_NBYTES)
         if stop < end:
             self._plan.appendleft((stop, end))
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="ckptool-fetch")
-        return self._add(start, stop, self._pool.submit(self._fetch, start, stop))
+        return self._add(start, stop, self._fetchers.begin(self._fetch, start, stop))
 
     def _add(self, start: int, stop: int, data: Future[Data]) -> Part:
         self._count += 1
         part = Part(start, stop, self._count, data)
         self._parts.insert(bisect_right(self._parts, start, key=lambda one: one.start), part)
         self._held += stop - start
+        self._fetchers.hold(stop - start)
         return part
 
     def _remove(self, part: Part) -> None:
         self._parts.remove(part)
         self._held -= part.stop - part.start
+        self._fetchers.hold(part.start - part.stop)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
 from ckptool.sources.remote.beside import Beside
-from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Part, Parts
+from ckptool.sources.remote.parts import LEAST_NBYTES, Data, Fetchers, Part, Parts
 from ckptool.sources.remote.ranges import Range
 from ckptool.sources.remote.transport import Tail, Transport
 from ckptool.sources.source import CLOSED, Compare, Source, SourceInFolder
@@ -34,18 +34,28 @@ class RemoteSource(Beside):
         self,
         transport: Transport,
         tail: Tail,
-        connections: int,
+        fetchers: Fetchers,
         open_named: Callable[[str], SourceInFolder],
         cancellation: Cancellation | None = None,
+        *,
+        shares: bool = False,
+        first: int = LEAST_NBYTES,
     ) -> None:
+        """
+        Take over a transport, and the end of its file.
+
+        ``shares`` says that the threads are another's, and do not end with this one; ``first`` is how much of the
+        beginning is fetched with the first read.
+        """
         self.cancellation = cancellation
-        self.lie_at(transport.shown, open_named)
+        self.lie_at(transport.shown, open_named, None if shares else fetchers)
         self._transport = transport
         self._left: list[_Left] = []
         self.nbytes = tail.nbytes
-        self._parts = Parts(transport.fetch, tail.nbytes, connections)
-        self._parts.put(tail.nbytes - len(tail.data), tail.data)
-        self._parts.announce([(0, LEAST_NBYTES)])
+        self._parts = Parts(transport.fetch, tail.nbytes, fetchers)
+        if tail.data:
+            self._parts.put(tail.nbytes - len(tail.data), tail.data)
+        self._parts.announce([(0, min(tail.nbytes, first))])
         self.unchecked: Source = _Unchecked(self)
         """The same bytes, of which nothing is compared with anything."""
 

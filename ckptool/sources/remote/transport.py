@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ckptool.errors import FileUnavailable, SourceChanged
+
+_LARGE_NBYTES: Final = 1 << 20
 
 
 class Tail(NamedTuple):
@@ -39,9 +41,18 @@ class Transport(Protocol):
         ...
 
 
+def memory_of(nbytes: int) -> memoryview:
+    """Return memory for a range; that of a large one goes back to the system when it is given up, all of it."""
+    if nbytes < _LARGE_NBYTES:
+        return memoryview(bytearray(nbytes))
+    import mmap  # an index needs none
+
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
 def changed_far(what: str = "the file was changed while it was being read") -> SourceChanged:
     return SourceChanged(what, hint="Read it again once it is complete.")
 
 
-def missing_far() -> FileUnavailable:
-    return FileUnavailable("no such file (404)", kind="missing", hint="Check the address.")
+def missing_far(hint: str = "Check the address.") -> FileUnavailable:
+    return FileUnavailable("no such file (404)", kind="missing", hint=hint)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.arrays import collect_weights
@@ -23,7 +22,7 @@ from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories.dcp import flattened, whole
-from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.items import Items, Value
 from ckptool.formats.directories.dcp.parts import ItemParts
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, is_index, read_indexes
@@ -37,13 +36,13 @@ from ckptool.tensors.tensor import TensorInfo
 
 NAME = "dcp"
 TRAITS = Traits(has_tree=True, loader="torch.distributed.checkpoint.load", is_trusted=True)
-_BESIDE: Final = ("meta.pt", "common.pt")
-"""What Lightning and Megatron keep beside the items: values, in a file of ``torch.save``."""
 
 
 def sniff(folder: FolderSource) -> bool:
     """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
-    return any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files)
+    if any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files):
+        return True
+    return whole.COMMON in folder.files and whole.is_torch_dist(folder)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -75,7 +74,8 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     remarks = [*whole.remarks(folder, index, files, lost), *whole.unread_values(index, errors, lost)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}
-    for name in filter(folder.has, _BESIDE):
+    of_index = frozenset(taken)
+    for name in filter(folder.has, (whole.META, whole.COMMON)):
         try:
             beside = items.beside(name)
         except Cancelled:
@@ -86,13 +86,13 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         else:
             streams.append(beside.stream)
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
-    remarks += whole.missing_beside(folder)
+    remarks += whole.missing_beside(folder, index, of_index)
     root = nested(leaves)
     return Parsed(
         index.streams[0].source,
         NAME,
         TRAITS,
-        collect_weights(root, builder.rebuilder, probe.limits),
+        collect_weights(root, builder.rebuilder, probe.limits, beside=taken - of_index),
         root=root,
         rebuilder=builder.rebuilder,
         streams=tuple(streams),

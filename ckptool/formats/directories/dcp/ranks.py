@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
-from ckptool.formats.directories.dcp.index import Entry, Index, Item, Use, read_index
+from ckptool.formats.directories.dcp.entries import Entry, Item, Use
+from ckptool.formats.directories.dcp.index import Index, read_index
 from ckptool.formats.directories.tree import Path
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
@@ -50,6 +51,8 @@ class Merged(NamedTuple):
     """Items that belong to no entry."""
     whole_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     """Of tensors that were flattened before they were cut."""
+    is_megatrons: bool = False
+    """Whether it has what Megatron-core adds to an index."""
 
 
 def is_index(folder: FolderSource, name: str) -> bool:
@@ -69,7 +72,13 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
     if INDEX in folder.files and not (found and not is_index(folder, INDEX)):
         one = read_index(folder.open(INDEX), INDEX, limits)
         return Merged(
-            one.entries, one.paths, one.files, (one.stream,), strays=one.strays, whole_shapes=one.whole_shapes
+            one.entries,
+            one.paths,
+            one.files,
+            (one.stream,),
+            strays=one.strays,
+            whole_shapes=one.whole_shapes,
+            is_megatrons=one.is_megatrons,
         )
     if not found:
         raise _unfinished(folder)
@@ -81,9 +90,10 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
 def _unfinished(folder: FolderSource) -> FileUnavailable:
     items = [name for name in folder.files if name.endswith(ITEMS)]
     written = f", but {INDEX}.tmp, which it is called until all is written" if f"{INDEX}.tmp" in folder.files else ""
+    there = f"; there are {some(items)}" if items else ""
     return FileUnavailable(
         f"a torch.distributed.checkpoint in {counted(len(items), 'file')} without its index: "
-        f"there is no {INDEX}{written}; there are {some(items)}",
+        f"there is no {INDEX}{written}{there}",
         kind="distributed-checkpoint",
         hint="Use another one: saving was not finished. Or copy the index, too, from the machine of rank 0.",
     )

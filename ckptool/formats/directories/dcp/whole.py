@@ -7,13 +7,14 @@ so when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Remark
 from ckptool.errors import CkptoolError, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.beside import json_object
-from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
@@ -22,7 +23,14 @@ from ckptool.sources.siblings import LINK
 
 _AGAIN: Final = "Copy the folder again, with all of its files."
 _METADATA: Final = "metadata.json"
-_COMMON: Final = "common.pt"
+COMMON: Final = "common.pt"
+"""What Megatron-core keeps beside the items: values, in a file of ``torch.save``."""
+META: Final = "meta.pt"
+"""The same of Lightning."""
+_ITEMS_OF_RANK: Final = re.compile(r"__(\d{1,9})_\d+\.distcp")
+_STATE_DICT: Final = "state_dict"
+_OF_LIGHTNING: Final = re.compile(r"optimizer_\d+")
+"""What its trainer calls what it saves."""
 _MOST_FILES: Final = 8
 """Files that are told of one by one."""
 
@@ -116,7 +124,13 @@ def remarks(folder: FolderSource, index: Merged, files: Files, found: Lost) -> I
         what = f"the index has {counted(index.strays, 'item')} of no tensor or value that it names"
         yield Remark("CK147", what)
     left = [name for name in folder.files if name.endswith(ITEMS) and name not in index.files]
-    if left and (named := [name for name in left if not _is_empty(folder, name)]):
+    named = [name for name in left if not _is_empty(folder, name)]
+    if index.ranks and (alone := [name for name in named if _rank_of(name) not in (None, *index.ranks)]):
+        named = [name for name in named if name not in alone]
+        lost = dict.fromkeys(f"'__{_rank_of(name)}.metadata'" for name in alone)
+        yield Remark("CK140", f"{some(list(lost))}: no such file, though ranks wrote items: {some(alone)}", _AGAIN)
+        yield Remark("CK142", f"{counted(len(alone), 'file')} of items that no index names: {some(alone)}", _AGAIN)
+    if named:
         what = f"{counted(len(named), 'file')} of items that the index does not name, of an earlier save: {some(named)}"
         yield Remark("CK142", what, "Nothing reads them: delete them, if no save is under way.")
     missing = list(gaps(index.ranks))
@@ -129,6 +143,12 @@ def remarks(folder: FolderSource, index: Merged, files: Files, found: Lost) -> I
             "complete as far as the files tell"
         )
         yield Remark("CK145", what)
+
+
+def _rank_of(name: str) -> int | None:
+    """Return the rank that wrote a file of items, as its name says."""
+    match = _ITEMS_OF_RANK.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _is_empty(folder: FolderSource, name: str) -> bool:
@@ -159,12 +179,23 @@ def _lost_file(file: str, files: Files, found: Lost) -> str:
     return f"{files.unread[file].message}; {what}"
 
 
-def missing_beside(folder: FolderSource) -> Iterator[Remark]:
-    """Yield what is said of values of Megatron-core that have to be there, beside the items, and are not."""
-    if _COMMON not in folder.files and _METADATA in folder.files:
-        said = json_object(folder, _METADATA)
-        if said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch":
-            yield Remark("CK140", f"{_COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
+def missing_beside(folder: FolderSource, index: Merged, keys: Collection[str | int]) -> Iterator[Remark]:
+    """Yield what is said of files that have to be there beside the items, and are not; ``keys`` are the outermost."""
+    is_megatrons = index.is_megatrons or is_torch_dist(folder)
+    if is_megatrons and COMMON not in folder.files:
+        yield Remark("CK140", f"{COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
+    elif is_megatrons and _METADATA not in folder.files:
+        what = f"{_METADATA!r}: no such file; Megatron-core writes it last, and opens no folder without it"
+        yield Remark("CK166", what, _AGAIN)
+    if META not in folder.files and any(_OF_LIGHTNING.fullmatch(str(key)) for key in keys) and _STATE_DICT in keys:
+        what = f"{META!r}: no such file; Lightning keeps epochs, steps and hyperparameters in it"
+        yield Remark("CK166", what, _AGAIN)
+
+
+def is_torch_dist(folder: FolderSource) -> bool:
+    """Say whether Megatron-core says in a folder that it saved pieces and values into it."""
+    said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
+    return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
 
 
 def unread_beside(name: str, error: CkptoolError) -> Remark:

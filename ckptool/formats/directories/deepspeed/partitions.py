@@ -144,6 +144,17 @@ class Partitions:
                 f"each rank needs {needed:,} elements by param_shapes of {model.name!r}, it has {lane.numel:,}"
             )
 
+    def names_of(self, rank: int) -> list[frozenset[str]]:
+        """Return the parameters of which a rank has parts, for each group of stages 1 and 2."""
+        begins = [sum(flat.numel for flat in lane.flats[:rank]) for lane in self.lanes]
+        found: list[list[str]] = [[] for _ in self.lanes]
+        for name, place in self.places.items():
+            for lane, start, count in place.runs:
+                end = begins[lane] + self.lanes[lane].flats[rank].numel
+                if count and start < end and start + count > begins[lane]:
+                    found[lane].append(name)
+        return [frozenset(names) for names in found]
+
     def master(self, name: str) -> TensorInfo:
         """Return the facts of a whole parameter, as the optimizer has it."""
         flats = [one.flats for one in self._files]

@@ -7,10 +7,11 @@ under these names, too. What it has not (buffers, layers that are used twice) is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Remark
-from ckptool.errors import FileUnavailable
+from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import merged
 from ckptool.formats.directories.deepspeed.reader import NAME, TRAITS, Files, Reader, finished
@@ -87,6 +88,8 @@ def _merged(reader: Reader, builder: TreeBuilder, module: Call, files: Files) ->
         engines.append(engine)
     _refuse_missing(engines, files)
     pairs = module.pairs or []
+    _refuse_others(builder, engines, pairs)
+    remarks += _missing_stages(files)
     names = [name for name, _ in pairs]
     masters = {
         name: engine.partitions.master(name)
@@ -124,6 +127,29 @@ def _refuse_missing(engines: list[merged.Engine], files: Files) -> None:
             needed=len(numbers | there),
             actual=len(there),
         )
+
+
+def _refuse_others(builder: TreeBuilder, engines: list[merged.Engine], pairs: Pairs) -> None:
+    """Raise MalformedFile where the file of a layer has not the parameters that the optimizer has of it."""
+    infos = {name: builder.rebuilder.tensor(node) for name, node in pairs}
+    for name, shape in (item for one in engines for group in one.models[0].groups or [] for item in group.items()):
+        info = infos.get(name)
+        if not name.partition(".")[0].isdecimal() or (info is not None and info.shape == shape):
+            continue
+        there = "not in the file of its layer" if info is None else f"{list(info.shape)} in the file of its layer"
+        raise MalformedFile(
+            f"{name!r} is {list(shape)} by param_shapes, and {there}",
+            kind="mixed-saves",
+            hint=side_by_side.ANOTHER_SAVE,
+        )
+
+
+def _missing_stages(files: Files) -> Iterator[Remark]:
+    """Say which stages of the pipeline have no file of the engine, of which others have one."""
+    last = max((*files.models, *files.optims), default=-1)
+    if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
+        what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"
+        yield Remark("CK153", what, "Without it, the weights are as the files of the layers have them.")
 
 
 def _with(builder: TreeBuilder, module: Call, masters: dict[str, TensorInfo]) -> Inert:

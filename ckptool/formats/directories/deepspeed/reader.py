@@ -139,7 +139,9 @@ class Reader:
         if extra:
             what = f"{counted(len(extra), 'file')} of ranks that this run has not, {world:,} are its: {some(extra)}"
             remarks.append(Remark("CK150", what, "They are of a run with more ranks that was saved here before."))
-        return Engine(found, files, Partitions(self.folder, model, files)), remarks
+        partitions = Partitions(self.folder, model, files)
+        remarks += _of_other_ranks(files, partitions)
+        return Engine(found, files, partitions), remarks
 
 
 def finished(
@@ -177,8 +179,34 @@ def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
         yield Remark("CK148", what, side_by_side.ANOTHER_SAVE)
 
 
+def _of_other_ranks(files: Sequence[OptimStates], partitions: Partitions) -> Iterator[Remark]:
+    """
+    Compare the parameters that each rank says it has parts of with those that lie in its place.
+
+    Raises:
+        MalformedFile: A file is that of another rank.
+    """
+    if any(one.slices is None for one in files):
+        return
+    expected = [partitions.names_of(rank) for rank in range(len(files))]
+    wrong = [rank for rank, one in enumerate(files) if one.slices != expected[rank]]
+    for rank in wrong:
+        other = next((one for one in range(len(files)) if files[rank].slices == expected[one]), None)
+        if other is not None:
+            raise MalformedFile(
+                f"{files[rank].name!r} holds the parameters of rank {other}, not of rank {rank}",
+                kind="mixed-saves",
+                hint="Its name is that of another file: get the folder again.",
+            )
+    if wrong:
+        what = f"{files[wrong[0]].name!r} names other parameters than those whose place is in it"
+        yield Remark("CK148", what, side_by_side.ANOTHER_SAVE)
+
+
 def _without_masters(inside: str, model: ModelStates) -> Remark:
-    what = f"no *_optim_states.pt in {inside or 'the folder'!r}: the weights are those of module in {model.name!r}"
+    there = f" in {inside!r}" if inside else f" beside {model.name!r}"
+    whose = f"those of module in {model.name!r}" if model.module is not None else "as the files of the layers have them"
+    what = f"no *_optim_states.pt{there}: the weights are {whose}"
     return Remark("CK151", what, "They may be rounded to the type that the model was trained in.")
 
 

@@ -23,7 +23,7 @@ from ckptool.tensors.tensor import TensorInfo, is_size
 MODEL_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")
 OPTIM_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt")
 LAYER_FILE: Final = re.compile(r"layer_(\d{1,6})-(?:model_(\d{1,6})-)?model_states\.pt")
-EXPERT_FILE: Final = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{1,6}_model_states\.pt")
+EXPERT_FILE: Final = re.compile(r"(?:layer_(\d{1,6})_)?expert_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
 
 _STRUCTURE: Final = frozenset(
     (
@@ -211,6 +211,14 @@ class OptimStates(_File):
         if not isinstance(said, list) or not all(isinstance(one, list) and all(map(is_size, one)) for one in said):
             raise self.malformed("param_alignment_paddings are no sizes")
         return said
+
+    @cached_property
+    def slices(self) -> list[frozenset[str]] | None:
+        """The parameters that it says it has parts of, by group; None where it does not say."""
+        said = nodes.lookup(self.inner, "param_slice_mappings")
+        if not isinstance(said, list) or len(said) != len(self.flats):
+            return None
+        return [frozenset(name for name, _ in nodes.mapping_pairs(one) or [] if type(name) is str) for one in said]
 
     @cached_property
     def _base(self) -> Pairs:

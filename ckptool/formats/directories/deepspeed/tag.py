@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.formats.directories import side_by_side
-from ckptool.formats.directories.deepspeed import merged, pipeline
+from ckptool.formats.directories.deepspeed import experts, merged, pipeline
 from ckptool.formats.directories.deepspeed.reader import NAME, TRAITS, Files, Reader, find, finished, missing_files
 from ckptool.formats.directories.deepspeed.states import ModelStates
 from ckptool.formats.directories.tree import TreeBuilder
@@ -30,6 +30,9 @@ def read_tag(folder: FolderSource, probe: Probe, inside: str) -> Parsed:
         raise missing_files(
             inside, "files of model-parallel ranks", world, world - len(missing), f"Not there: {missing[:8]}."
         )
+    found = experts.read(reader, files, first) if files.experts and len(ranks) == 1 else None
+    if found is not None:
+        return found
     if len(ranks) > 1 or files.experts:
         return _apart(reader, files)
     engine, remarks = reader.engine(inside, files.models[0], files.optims.get(0, {}))

@@ -1,0 +1,142 @@
+"""
+What lies in a source that packs others, as far as it can be unpacked: gzip and the like, zips, tars.
+
+All that is in memory at one time, level by level, is bounded by what the file may grow to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, TypeAlias
+
+from ckptool.archives import tars, zip_remains, zips
+from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import Compression, compression_of, decompress_as_far
+from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.checkpoints.parsed import Stream
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, UnsupportedFeature
+from ckptool.formats import torch_tar
+from ckptool.limits import Limits
+from ckptool.sources.source import BytesSource, SliceSource, Source
+
+Content: TypeAlias = "Archive | Stream | Callable[[], Source]"
+"""An archive whose members follow; pickles between other things, where these are known; or what opens a source."""
+
+_MOST_SEARCHED: Final = 1 << 28
+"""Bytes of zips that have no single reading, in which members are searched for."""
+_ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
+_LZ4: Final = b"\x04\x22\x4d\x18"
+_UNPACKABLE: Final = "packed with Zstandard or LZ4"
+
+
+def place(record: str, name: str) -> str:
+    """Return the place of what has this name in a record."""
+    return "::".join(filter(None, (record, name)))
+
+
+class Unpacking:
+    """Unpacks what lies in the sources of one file, level by level."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.file_nbytes = 0
+        """Of the file itself."""
+        self._held_nbytes = 0
+        """Of what is unpacked in memory now."""
+        self._searched = 0
+
+    def of_file(self, source: Source) -> None:
+        """Take a source for a part of the file, unless it was unpacked from it."""
+        if not self._held_nbytes:
+            self.file_nbytes = max(self.file_nbytes, source.nbytes)
+
+    def contents(self, source: Source, head: bytes, record: str) -> Iterator[tuple[str, Content]] | None:
+        """
+        Return what lies in a source, each with its place; None if it packs nothing.
+
+        The iterator raises what is wrong with the source once it has yielded what can be had.
+        """
+        compression = compression_of(head)
+        if compression is not None:
+            return self._compressed(source, compression, record)
+        if head.startswith(_ZSTANDARD):
+            return self._zstandard(source, record)
+        if head.startswith(_LZ4):
+            raise UnsupportedFeature(_UNPACKABLE)
+        if head.startswith(LOCAL_MAGIC):
+            return self._zip(source, record)
+        return self._tar(source, record) if tars.is_tar(head) else None
+
+    def _left(self) -> Limits:
+        """Return limits that allow to unpack what the file may grow to, less what is in memory already."""
+        left = max(0, self.limits.inflated(self.file_nbytes) - self._held_nbytes)
+        return self.limits._replace(inflated_nbytes=left, inflation_ratio=0)
+
+    def _holding(self, content: bytes | bytearray, packed: Source, record: str) -> Iterator[tuple[str, Content]]:
+        self._held_nbytes += len(content)
+        try:
+            inner = BytesSource(content, packed.cancellation, packed_nbytes=packed.nbytes)
+            yield record, lambda: inner
+        finally:
+            self._held_nbytes -= len(content)
+
+    def _compressed(self, source: Source, compression: Compression, record: str) -> Iterator[tuple[str, Content]]:
+        content, wrong = decompress_as_far(source, compression, self._left())
+        yield from self._holding(content, source, record)
+        if wrong is not None:
+            raise MalformedFile(wrong)
+
+    def _zstandard(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
+        from ckptool.archives import zstandard  # few have it
+
+        try:
+            content = zstandard.unpack(source.read(0, source.nbytes), self._left())
+        except MissingPackage as error:
+            raise UnsupportedFeature(_UNPACKABLE) from error
+        yield from self._holding(content, source, record)
+
+    def _zip(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
+        try:
+            archive = zips.read_zip(source, self._left())
+        except Cancelled:
+            raise
+        except CkptoolError:
+            yield from self._remains(source, record)
+            raise
+        yield from self.members(archive, record)
+
+    def _remains(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
+        """Yield what lies in a zip that has no single reading."""
+        self._searched += min(source.nbytes, zip_remains.SEARCHED)
+        if self._searched > _MOST_SEARCHED:
+            return
+        for name, content in zip_remains.members(source, self._left()):
+            yield place(record, name), partial(SliceSource, content, 0, content.nbytes)
+
+    def _tar(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
+        archive, wrong = None, None
+        try:
+            archive = tars.read_tar(source, self._left())
+        except Cancelled:
+            raise
+        except CkptoolError as error:
+            wrong = error
+        if archive is not None:
+            yield from self.members(archive, record)
+        yield from self.others(source, archive, record)
+        if wrong is not None:
+            raise wrong
+
+    def others(self, source: Source, archive: Archive | None, record: str) -> Iterator[tuple[str, Content]]:
+        """Yield what other readers may take for members of a tar that ``archive`` has not; nothing of what is none."""
+        if tars.is_tar(source.read(0, min(tars.BLOCK, source.nbytes))):
+            for name, content in tars.others(source, archive):
+                yield place(record, name), partial(SliceSource, content, 0, content.nbytes)
+
+    def members(self, archive: Archive, record: str) -> Iterator[tuple[str, Content]]:
+        """Yield an archive, and its members."""
+        yield record, archive
+        tables = {one.record: one for one in torch_tar.streams_as_far(archive)} if torch_tar.has_tables(archive) else {}
+        for name in archive:
+            yield place(record, name), tables.get(name) or partial(archive.open, name)

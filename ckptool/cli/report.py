@@ -1,0 +1,172 @@
+"""``ckptool report``: a page to look at, of one checkpoint or of two."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import click
+
+from ckptool import __version__
+from ckptool.checking.check import check as check_file
+from ckptool.checking.value_statistics import statistics_of
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.cli.page.comparison import comparison_columns, comparison_facts
+from ckptool.cli.page.document import document
+from ckptool.cli.page.facts import file_facts, report_facts
+from ckptool.cli.page.packing import packed
+from ckptool.cli.page.tensors import statistics_columns, tensor_columns
+from ckptool.cli.paths import AnyPath, far_options
+from ckptool.cli.progress import ProgressLine
+from ckptool.cli.text import error_text, say
+from ckptool.diffing.diff import diff as diff_files
+from ckptool.diffing.sides import side_of
+from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.formats import open_checkpoint
+from ckptool.messages import show
+from ckptool.migration.output import Output
+from ckptool.sources.paths import is_same_file
+from ckptool.tensors.reading import LazyTensor
+
+SCHEMA = "ckptool.page/1"
+
+
+class _Asked(NamedTuple):
+    """What is to be on the page beside what the indexes say."""
+
+    values: bool | None
+    """None: of two files, compared; of one, not looked at."""
+    key_a: str | None
+    key_b: str | None
+    ignore_wrappers: bool
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=AnyPath())
+@click.argument("other", metavar="[OTHER]", required=False, type=AnyPath())
+@click.option("-o", "--output", required=True, metavar="PAGE", type=AnyPath(), help="Write the page here.")
+@click.option(
+    "--values/--no-values",
+    default=None,
+    help="Read the values, too: statistics and histograms, and of two files how alike tensors are. Needs numpy. "
+    "Those of two files are compared in any case, unless --no-values.",
+)
+@click.option("--key-a", metavar="PATH", help="Which state dict of FILE to compare with OTHER.")
+@click.option("--key-b", metavar="PATH", help="Which state dict of OTHER to compare.")
+@click.option("--ignore-wrappers", is_flag=True, help="Compare names without what training wrappers added to them.")
+@click.option("--force", is_flag=True, help="Overwrite what exists.")
+@far_options
+def report(file: str, other: str | None, output: str, *, force: bool, **options: Any) -> None:
+    """
+    Write a page to look at: what is in a checkpoint, or where two differ.
+
+    One file of HTML that needs no network: what the file is, what is notable about it with commands to copy, its
+    modules by size, and all tensors in a table to search and sort. With OTHER, what differs and by how much. The same
+    files make the same page. Exit code 2 means that a file could not be read; if it is there, the page says why.
+    """
+    asked = _Asked(**options)
+    if other is None and (asked.key_a or asked.key_b or asked.ignore_wrappers):
+        raise click.UsageError("--key-a, --key-b and --ignore-wrappers are about two files: give OTHER, too.")
+    line = ProgressLine()
+    error: CkptoolError | None = None
+    with Output(_page_path(output, (file, other)), force=force, shown=output) as page:
+        # It is there before anything is read: a name that cannot be written to is said at once.
+        try:
+            if other is None:
+                content, error = _of_one(file, asked, line)
+            else:
+                content = _of_two(file, other, asked, line)
+        finally:
+            line.clear()
+        page.write(content)
+        page.publish()
+    if error is not None:
+        say(error_text(error), err=True)
+    say(f"{show(output)}: written")
+    sys.exit(0 if error is None else 2)
+
+
+def _page_path(output: str, files: tuple[str, str | None]) -> str:
+    """Return the path of the page; refuse one under which something else was meant, or that is read."""
+    if "://" in output:
+        raise click.BadParameter("an address, and pages are written to files here", param_hint="--output")
+    stem, suffix = os.path.splitext(output)  # noqa: PTH122
+    if suffix.lower() not in (".html", ".htm"):
+        raise click.BadParameter(f"a page is a file of HTML: name it {show(stem)}.html", param_hint="--output")
+    if any(one is not None and is_same_file(output, one.partition("::")[0]) for one in files):
+        raise click.BadParameter(f"{show(output)} is what is read: write to another file", param_hint="--output")
+    return output
+
+
+def _of_one(path: str, asked: _Asked, line: ProgressLine) -> tuple[bytes, CkptoolError | None]:
+    """Return a page of one file, and why that cannot be opened."""
+    found = check_file(path)
+    if found.error is not None:
+        if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):  # noqa: PTH112 - of a folder, a part
+            raise found.error
+        return _page([report_facts(found)]), found.error
+    with open_checkpoint(path) as checkpoint:
+        columns = tensor_columns(checkpoint)
+        if asked.values:
+            line.next(path)
+            columns["values"] = [_statistics(checkpoint, checkpoint.tensors, list(checkpoint.tensors), line)]
+        facts = file_facts(checkpoint, found)
+        checkpoint.check_unchanged()
+    return _page([facts], columns), None
+
+
+def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine) -> bytes:
+    """Return a page of two files, and of where they differ."""
+    line.next(b)
+    compared = diff_files(
+        a,
+        b,
+        key_a=asked.key_a,
+        key_b=asked.key_b,
+        ignore_wrappers=asked.ignore_wrappers,
+        values=asked.values is not False,
+        stat=bool(asked.values),
+        progress=line,
+    )
+    with ExitStack() as stack:
+        checkpoints = [stack.enter_context(open_checkpoint(path)) for path in (a, b)]
+        sides = []
+        for one, key, label in zip(checkpoints, (asked.key_a, asked.key_b), "ab", strict=True):
+            side = side_of(one, compared.scope, key, label, aligned=asked.ignore_wrappers)
+            sides.append(side.tensors | side.attributes)
+        names, columns = comparison_columns(compared, sides[0], sides[1])
+        if asked.values:
+            columns["values"] = [
+                _statistics(one, tensors, names, line) for one, tensors in zip(checkpoints, sides, strict=True)
+            ]
+        facts = [file_facts(one, check_file(path)) for one, path in zip(checkpoints, (a, b), strict=True)]
+        for one in checkpoints:
+            one.check_unchanged()
+    return _page(facts, columns, comparison_facts(compared))
+
+
+def _statistics(
+    checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor], names: Sequence[str], line: ProgressLine
+) -> dict[str, object]:
+    """Return what the values of tensors are like, as columns with a row for each of these names."""
+    line.next(checkpoint.path)
+    found = statistics_of(checkpoint, list(tensors.values()), depth=None, progress=line)
+    rows = dict(zip(tensors, found, strict=True))
+    return statistics_columns([rows.get(name) for name in names])
+
+
+def _page(
+    files: list[dict[str, object]], columns: dict[str, object] | None = None, compared: dict[str, object] | None = None
+) -> bytes:
+    title = " and ".join(str(file["name"]) for file in files)
+    content = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "files": files,
+        "compared": compared,
+        "tensors": None if columns is None else packed(columns),
+    }
+    return document(title, content)

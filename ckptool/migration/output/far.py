@@ -1,0 +1,243 @@
+"""
+Objects of stores as outputs: they get their name only when they are complete, and were read back.
+
+How an object is written is ``sources.remote.upload``'s; here is when. A folder is a prefix: its files are written under
+a temporary one, and get their names one after the other; the last of them makes the others a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ckptool.errors import OutputExists, OutputFailed
+from ckptool.sources.remote.address import Remote
+from ckptool.sources.remote.upload import Stored, Upload, exists, fits_copy, temporary
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Progress = Callable[[int, int], None]
+
+
+class _Object:
+    """An object being written under one name, which may be a temporary one."""
+
+    takes_any_order = False
+    other_names = 0
+
+    def __init__(self, stored: Stored, shown: str, key: str, progress: Progress | None) -> None:
+        self.path = shown
+        self.position = 0
+        self._stored = stored
+        self._key = key
+        self._progress = progress
+        self._expected = 0
+        self._upload: Upload | None = None
+
+    def reserve(self, nbytes: int) -> None:
+        """
+        Say how large it will be.
+
+        Raises:
+            OutputFailed: The store cannot give so large an object another name.
+        """
+        self._expected = nbytes
+        if not fits_copy(self._stored, nbytes):
+            what = f"a file of {nbytes:,} bytes, and the store copies no more than 5 GiB at once"
+            hint = "Make shards smaller, with `max_shard_size=`, or write a single file."
+            raise OutputFailed(what, kind="too-large-to-copy", path=self.path, hint=hint, actual=nbytes)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """
+        Append bytes.
+
+        Raises:
+            OutputFailed: The store does not take them.
+        """
+        self.fill(self.leave(len(data)), memoryview(data))
+        self.filled(len(data))
+
+    def flush(self) -> None:
+        """Bytes are handed on as they come."""
+
+    def leave(self, nbytes: int) -> int:
+        """Return where the next bytes are."""
+        start, self.position = self.position, self.position + nbytes
+        return start
+
+    def fill(self, position: int, view: memoryview) -> None:  # noqa: ARG002 - in order alone
+        """Append bytes that were left out."""
+        self._begun().write(view)
+
+    def filled(self, nbytes: int) -> None:  # noqa: ARG002 - all of them were
+        """Say how far it is."""
+        if self._progress is not None:
+            self._progress(self.position, self._expected)
+
+    @property
+    def nbytes(self) -> int:
+        """Size so far."""
+        return self.position
+
+    def reading_path(self) -> Remote:
+        """Return the address of what was written, for reading back after ``sync``."""
+        return self._stored.address_of(self._key)
+
+    def sync(self) -> None:
+        """Let the object appear under the name that it is written under."""
+        if not self._begun().is_there:
+            self._begun().end()
+
+    def publish(self) -> None:
+        """It has its name."""
+        self.sync()
+        self._upload = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave nothing of it, unless it was published."""
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.give_up()
+
+    def _begun(self) -> Upload:
+        if self._upload is None:
+            self._upload = Upload(self._stored, self._key, self._expected)
+        return self._upload
+
+
+class FarOutput(_Object):
+    """One object being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+
+    def __init__(self, address: Remote, *, force: bool = False, progress: Progress | None = None) -> None:
+        stored = Stored(address)
+        self._own = stored.key
+        self._force = force
+        super().__init__(stored, address.shown, temporary(stored.key), progress)
+        self._refuse_what_is_there()
+
+    def reserve(self, nbytes: int) -> None:
+        """Say how large it will be: whether the store can copy it then."""
+        self._expected = nbytes
+        if not fits_copy(self._stored, nbytes):
+            self._key = self._own
+
+    def sync(self) -> None:
+        """
+        Let the object appear where it can be read back.
+
+        Raises:
+            OutputExists: It has its own name already, and something took that in the meantime.
+            OutputFailed: The store does not have all of it.
+        """
+        if self._key == self._own and not self._begun().is_there:
+            self._refuse_what_is_there()
+        super().sync()
+
+    def publish(self) -> None:
+        """
+        Give the object its name, in one step.
+
+        Raises:
+            OutputExists: Something took the name in the meantime.
+            OutputFailed: The store refused.
+        """
+        self.sync()
+        if self._key != self._own:
+            self._refuse_what_is_there()
+            self._stored.copy(self._key, self._own, force=self._force)
+            with suppress(OutputFailed):  # the result is there; what stays has a name that says what it is
+                self._stored.delete(self._key)
+        self._upload = None
+
+    def _refuse_what_is_there(self) -> None:
+        if not self._force and self._stored.has(self._own):
+            raise exists(self.path)
+
+
+class FarFolder:
+    """One prefix being written to. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+
+    def __init__(self, address: Remote, *, progress: Progress | None = None) -> None:
+        self.path = f"{address.shown.rstrip('/')}/"
+        self.replaced: list[str] = []
+        self._stored = Stored(address.elsewhere(f"{address.rstrip('/')}/"))
+        self._own = self._stored.key
+        self._temporary = f"{temporary(self._own.rstrip('/'))}/"
+        self._progress = progress
+        self._expected = 0
+        self._files: dict[str, _Object] = {}
+        self._refuse_what_is_there()
+
+    def reserve(self, nbytes: int) -> None:
+        """Say how large all files will be together."""
+        self._expected = nbytes
+
+    def file(self, name: str) -> _Object:
+        """Return a file to be written; it is in the folder once that is published."""
+        before = sum(one.position for one in self._files.values())
+
+        def progress(written: int, _: int) -> None:
+            if self._progress is not None:
+                self._progress(before + written, self._expected)
+
+        made = self._files[name] = _Object(self._stored, self.path + name, self._temporary + name, progress)
+        return made
+
+    def path_of(self, name: str) -> Remote:
+        """Return the address of a file while the folder is written, for reading back; of the folder without a name."""
+        return self._stored.address_of(self._temporary + name)
+
+    def publish(self) -> None:
+        """
+        Give the files their names, the last of them last.
+
+        Raises:
+            OutputExists: Something took a name in the meantime. What has its name already is deleted again.
+            OutputFailed: The store refused.
+        """
+        self._refuse_what_is_there()
+        done: list[str] = []
+        try:
+            for name in self._files:
+                self._stored.copy(self._temporary + name, self._own + name, force=False)
+                done.append(name)
+        except BaseException:
+            self._delete(self._own + name for name in reversed(done))
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete what has a temporary name."""
+        names, self._files = list(self._files), {}
+        self._delete(self._temporary + name for name in names)
+
+    def _delete(self, keys: Iterator[str]) -> None:
+        for key in keys:
+            with suppress(OutputFailed):
+                self._stored.delete(key)
+
+    def _refuse_what_is_there(self) -> None:
+        if not self._stored.is_empty(self._own):
+            raise OutputExists(
+                "there are objects already, and objects of another checkpoint are not replaced one by one",
+                path=self.path,
+                hint="Choose another prefix, or delete them first.",
+            )

@@ -1,0 +1,102 @@
+"""What every output has: a file here, or an object of a store."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Sink(Protocol):
+    """One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+
+    path: str
+    """What to call it."""
+    position: int
+    """Bytes appended so far."""
+    other_names: int
+    takes_any_order: bool
+    """Whether ``fill`` may be called in any order, and by several threads at once."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Make sure that so many bytes will fit."""
+        ...
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        ...
+
+    def flush(self) -> None:
+        """Hand on the bytes that wait."""
+        ...
+
+    def leave(self, nbytes: int) -> int:
+        """Leave a gap that ``fill`` will write, and return where it begins."""
+        ...
+
+    def fill(self, position: int, view: memoryview) -> None:
+        """Write bytes into a gap that was left for them."""
+        ...
+
+    def filled(self, nbytes: int) -> None:
+        """Count bytes that ``fill`` has written."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size so far."""
+        ...
+
+    def reading_path(self) -> str:
+        """Return a path or an address of what was written, once it was begun to be put where it stays."""
+        ...
+
+    def sync(self) -> None:
+        """Begin to put what was written where it stays; it can be read back then."""
+        ...
+
+    def publish(self) -> None:
+        """Give it its name, in one step."""
+        ...
+
+    def close(self) -> None:
+        """Remove it if it has no name yet."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class SinkFolder(Protocol):
+    """One folder being written. Used in a ``with`` block; without ``publish`` it leaves nothing."""
+
+    path: str
+    replaced: list[str]
+    """Names of the files in the folder that is to be replaced."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Make sure that so many bytes will fit."""
+        ...
+
+    def file(self, name: str) -> Sink:
+        """Return a file to be written; it is in the folder once it is published."""
+        ...
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file while the folder is written, for reading back."""
+        ...
+
+    def publish(self) -> None:
+        """Give the folder its name."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

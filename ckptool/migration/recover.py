@@ -1,0 +1,22 @@
+"""Make a file what it was before an edit in place that did not end."""
+
+from __future__ import annotations
+
+import os
+
+from ckptool.migration.output.editing import roll_back
+
+
+def recover(path: str | os.PathLike[str]) -> int:
+    """
+    Make a file what it was before ``migrate(path, in_place=True)`` was cut off, from the journal beside it.
+
+    Return how many bytes were written back: 0 where the edit had not begun. If this is cut off, do it again.
+
+    Raises:
+        FileUnavailable: There is no such file, or no journal of it (``no-journal``).
+        MigrationRefused: It is being edited now, or the journal is another file's.
+        DamagedFile: The journal is not what was written. The file was not changed.
+        OutputFailed: The system refused; the journal is still there.
+    """
+    return roll_back(os.fspath(path))

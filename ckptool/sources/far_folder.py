@@ -1,0 +1,209 @@
+"""A prefix of a store as a folder: one listing says what is in it and below, and its files are read by ranges."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+from ckptool.cancellation import Cancellation, check_cancelled
+from ckptool.errors import FileUnavailable, LimitExceeded
+from ckptool.sources.files import FileSource
+from ckptool.sources.folder import FolderSource
+from ckptool.sources.remote.address import Remote, as_remote
+from ckptool.sources.remote.bucket import Bucket
+from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers
+from ckptool.sources.remote.source import RemoteSource
+from ckptool.sources.remote.store import StoredFile
+from ckptool.sources.remote.transport import Tail
+from ckptool.sources.siblings import components
+
+_MOST_OBJECTS: Final = 100_000
+_KEPT_NBYTES: Final = 32 << 20
+
+
+class Beginnings:
+    """The first bytes of files: layouts look at them one after the other, and each opens a file anew."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, memoryview] = {}
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, key: str) -> memoryview | None:
+        """Return what is kept of a file."""
+        return self._kept.get(key)
+
+    def keep(self, key: str, data: memoryview) -> None:
+        """Keep the first bytes of a file, and give up others for them."""
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = data
+            self._nbytes += data.nbytes
+            while self._nbytes > _KEPT_NBYTES:
+                self._nbytes -= self._kept.pop(next(iter(self._kept))).nbytes
+
+
+class _ListedFile(StoredFile):
+    """A file of a folder, of which the first bytes are fetched but once."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        bucket: Bucket,
+        listed: tuple[str | None, int],
+        beginnings: Beginnings,
+        cancellation: Cancellation | None,
+    ) -> None:
+        super().__init__(remote, cancellation, bucket=bucket, listed=listed)
+        self._beginnings = beginnings
+
+    def fetch(self, start: int, stop: int) -> memoryview:
+        """Return the bytes of a range."""
+        known = self._beginnings.find(self._key) if start == 0 else None
+        if known is not None and known.nbytes >= stop:
+            return known[:stop]
+        found = super().fetch(start, stop)
+        if start == 0:
+            self._beginnings.keep(self._key, found)
+        return found
+
+
+class Listing(NamedTuple):
+    """What is in a folder and below: names in order, and of each its tag and its size."""
+
+    bucket: Bucket
+    names: Sequence[str]
+    """Whole keys."""
+    facts: dict[str, tuple[str | None, int]]
+    beginnings: Beginnings
+
+    def below(self, prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the files, and of the folders, that a folder has in it."""
+        files: list[str] = []
+        folders: dict[str, None] = {}
+        for name in self.names[bisect_left(self.names, prefix) :]:
+            if not name.startswith(prefix):
+                break
+            own, slash, _ = name[len(prefix) :].partition("/")
+            if slash and own:
+                folders[own] = None
+            elif own:
+                files.append(own)
+        return tuple(files), tuple(folders)
+
+
+def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFolder:
+    """
+    Return the folder that an address with a slash at its end stands for.
+
+    Raises:
+        FileUnavailable: It cannot be listed, or nothing is in it.
+        LimitExceeded: There are too many objects.
+    """
+    remote = as_remote(address)
+    bucket = Bucket(remote)
+    facts: dict[str, tuple[str | None, int]] = {}
+    try:
+        for chunk in bucket.library.list(bucket.store, bucket.key or None):
+            check_cancelled(cancellation)
+            facts.update((one["path"], (one["e_tag"], one["size"])) for one in chunk)
+            if len(facts) > _MOST_OBJECTS:
+                hint = "Name a folder in it."
+                raise LimitExceeded(f"a folder of more than {_MOST_OBJECTS:,} objects", hint=hint, actual=_MOST_OBJECTS)
+    except Exception as error:
+        raise bucket.explained(error) from error
+    if not facts:
+        raise FileUnavailable("no object has a name that begins so", kind="missing", hint="Check the address.")
+    return FarFolder(remote, Listing(bucket, sorted(facts), facts, Beginnings()), cancellation)
+
+
+class FarFolder(FolderSource):
+    """A prefix. Its files share threads and memory; a change of one since it was listed is an error."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        listing: Listing,
+        cancellation: Cancellation | None = None,
+        shared: Fetchers | None = None,
+    ) -> None:
+        check_cancelled(cancellation)
+        self.path = remote.shown.rstrip("/")
+        self.cancellation = cancellation
+        self._remote = remote
+        self._prefix = remote.partition("://")[2].partition("/")[2]
+        self._listing = listing
+        self._owned = Fetchers(remote.connections) if shared is None else None
+        self._fetchers = shared or cast("Fetchers", self._owned)
+        self._opened = {}
+        self._others = []
+        self._lock = threading.Lock()
+        self._listed = {}
+        self._is_closed = False
+        self.files, self.folders = self.names("")
+
+    def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the files, and of the folders, in a folder below this one; empty for this one itself."""
+        known = self._listed.get(folder)
+        if known is None:
+            known = self._listed[folder] = self._listing.below(self._prefix + (f"{folder}/" if folder else ""))
+        return known
+
+    def detached(self, name: str) -> FileSource:
+        """
+        Return the file under a name; it does not end with the folder.
+
+        Raises:
+            MalformedFile: The name could lead out of the folder.
+            FileUnavailable: There is no such object. The message has its name.
+        """
+        self._check_open()
+        return cast("FileSource", self._file(name))  # which it is in all that a folder's files are asked for
+
+    def _file(self, name: str) -> RemoteSource:
+        components(name)
+        facts = self._listing.facts.get(self._prefix + name)
+        if facts is None:
+            raise FileUnavailable(f"{name!r}: no such file", kind="missing", hint="Check the address.")
+        remote = self._remote.elsewhere(self._remote + name)
+        listing = self._listing
+        transport = _ListedFile(remote, listing.bucket, facts, listing.beginnings, self.cancellation)
+        place = name.rpartition("/")[0]
+
+        def open_named(other: str) -> RemoteSource:
+            return self._file(f"{place}/{other}".lstrip("/"))
+
+        nbytes = facts[1]
+        first = nbytes if nbytes <= PART_NBYTES else LEAST_NBYTES
+        tail = Tail(b"", nbytes)
+        return RemoteSource(transport, tail, self._fetchers, open_named, self.cancellation, shares=True, first=first)
+
+    def below(self, name: str) -> FarFolder:
+        """Return a folder in this one, which does not end with it."""
+        self._check_open()
+        components(name)
+        remote = self._remote.elsewhere(f"{self._remote}{name}/")
+        return FarFolder(remote, self._listing, self.cancellation)
+
+    def is_link(self, name: str) -> bool:  # noqa: ARG002 - as in a folder here
+        """Say that nothing is a link: stores have none."""
+        return False
+
+    def nbytes_of(self, name: str) -> int | None:
+        """Return the size of a file in it; None if there is none."""
+        facts = self._listing.facts.get(self._prefix + name)
+        return None if facts is None else facts[1]
+
+    def check_unchanged(self) -> None:
+        """Each answer says whether it is of the version that was listed."""
+
+    def close(self) -> None:
+        """Close its files, and end the threads."""
+        self._is_closed = True
+        for one in (*self._opened.values(), *self._others):
+            one.close()
+        if self._owned is not None:
+            self._owned.close()

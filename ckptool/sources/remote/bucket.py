@@ -1,0 +1,140 @@
+"""
+Buckets of stores (Amazon's S3 and what speaks like it, Google's, Azure's), reached through ``obstore``.
+
+Keys come from the environment, from the machine, or from the profiles of AWS where boto3 is there to read them. What
+the library says in its errors is not passed on: it may have an address with a signature in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from typing import Any, Final
+
+from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
+from ckptool.sources.remote.address import Remote
+from ckptool.sources.remote.transport import changed_far, missing_far
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+_CONNECTING: Final = timedelta(seconds=10)
+_ANSWERING: Final = timedelta(seconds=120)
+"""For one answer, of 8 MiB at most."""
+_COPYING: Final = timedelta(seconds=900)
+"""For one answer where an object may be copied inside the store meanwhile, of 5 GiB at most."""
+_COMMAND: Final = "pip install 'ckptool[remote]'"
+_KEYS: Final = {
+    "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "Set GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Where keys are looked for, by scheme."""
+
+
+class Bucket:
+    """A bucket, how it is reached, and what its errors mean. ``key`` is the rest of the address: a name or a prefix."""
+
+    def __init__(self, remote: Remote, *, writes: bool = False) -> None:
+        self.remote = remote
+        self.scheme = remote.scheme
+        self.library = _library()
+        self.name, mark, self.key = remote.partition("://")[2].partition("/")
+        if not self.name or not mark:
+            hint = f"Give all of it: {self.scheme}://BUCKET/NAME"
+            raise FileUnavailable("an address without the name of a file", kind="address", hint=hint)
+        self._writes = writes
+        self.store = self._reached()
+
+    def explained(self, error: Exception) -> CkptoolError:
+        """Return the error for one of the library's, by its class and the words that are known to be in it."""
+        if isinstance(error, CkptoolError):
+            return error
+        known, text = self.library.exceptions, str(error)
+        found = _STATUS.search(text)
+        status = int(found[1]) if found is not None else 0
+        if isinstance(error, known.PreconditionError):
+            return changed_far()
+        if isinstance(error, known.NotFoundError | FileNotFoundError):
+            return missing_far("Check the address; that of a folder ends with a slash.")
+        if isinstance(error, known.UnauthenticatedError) or status == 401:
+            return FileUnavailable("the store does not accept the keys (401)", kind="credentials", hint=self._keys())
+        if isinstance(error, known.PermissionDeniedError) or status == 403:
+            public = "" if self._writes else "; a public bucket is read with `anonymous=True`"
+            hint = f"Check the address and the rights of the keys{public}."
+            return FileUnavailable("the store refuses access (403)", kind="permission", hint=hint)
+        if status == 301 or "redirect" in text:
+            return FileUnavailable("the bucket is in another region", kind="region", hint="Name it with `region=`.")
+        if status == 416 or isinstance(error, known.NotSupportedError):
+            return FileUnavailable("the store gives no ranges", kind="no-ranges", hint="Download the file first.")
+        if not status and any(word in text for word in ("credential", "169.254.169.254", "metadata")):
+            return self._without_keys()
+        what = f"the store answers {status}" if status else "the store cannot be reached"
+        return FileUnavailable(what, kind="network", hint="Check the address, `endpoint=` and the network.")
+
+    def _keys(self) -> str:
+        if self._writes:
+            return f"{_KEYS[self.scheme]}."
+        public = "a public bucket" if self.scheme != "az" else "what is public"
+        return f"{_KEYS[self.scheme]}, or read {public} with `anonymous=True`."
+
+    def _without_keys(self) -> FileUnavailable:
+        return FileUnavailable("no keys for the store were found", kind="credentials", hint=self._keys())
+
+    def _reached(self) -> Any:
+        """Return what the library calls a store: a bucket, and how it is reached."""
+        stores, remote = self.library.store, self.remote
+        answering = _COPYING if self._writes else _ANSWERING
+        client: dict[str, Any] = {"connect_timeout": _CONNECTING, "timeout": answering}
+        if (remote.endpoint or "").startswith("http://"):
+            client["allow_http"] = True
+        options: dict[str, Any] = {"client_options": client, "retry_config": _RETRIES}
+        if remote.anonymous:
+            options["skip_signature"] = True
+        kind, endpoint = {
+            "s3": (stores.S3Store, "endpoint"),
+            "gs": (stores.GCSStore, "base_url"),
+            "az": (stores.AzureStore, "endpoint"),
+        }[self.scheme]
+        if remote.endpoint is not None:
+            options[endpoint] = remote.endpoint
+        if self.scheme == "s3":
+            options |= self._amazon()
+        try:
+            return kind(self.name, **options)
+        except self.library.exceptions.BaseError as error:
+            hint = self._keys()
+            raise FileUnavailable("the store cannot be set up", kind="credentials", hint=hint) from error
+
+    def _amazon(self) -> dict[str, Any]:
+        """Return where a bucket is, and who signs: the library reads the environment, and boto3 everything else."""
+        options = {} if self.remote.region is None else {"region": self.remote.region}
+        if self._writes:
+            options["copy_if_not_exists"] = "multipart"  # a copy is completed only where nothing has its name
+        if self.remote.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
+            return options
+        try:
+            from obstore.auth.boto3 import Boto3CredentialProvider
+        except ImportError:
+            return options
+        try:
+            provider = Boto3CredentialProvider()
+        except Exception as error:  # it found no keys, or profiles that it cannot read
+            raise self._without_keys() from error
+        return {**options, "credential_provider": provider}
+
+
+def _library() -> Any:
+    """
+    Return the module ``obstore``.
+
+    Raises:
+        MissingPackage: It is not installed.
+    """
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as error:
+        raise MissingPackage.named("obstore", _COMMAND) from error
+    return obstore

@@ -1,0 +1,192 @@
+"""What programs in archives do that reaches the system: TorchScript, exported programs, packages of source."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptool import CheckReport, check
+from ckptool.archives.zips import read_zip
+from ckptool.checking.programs import programs
+from ckptool.sources.source import BytesSource
+from tests.build import zip_file
+
+
+class Writes(torch.nn.Module):
+    """Writes a file whenever it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[str, bool]:
+        return (self.path, self.training)
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        torch.save(torch.zeros(1), state[0])
+        self.path = state[0]
+        self.training = state[1]
+
+
+class Adds(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0) + x.shape[0]
+
+
+def codes(report: CheckReport) -> set[str]:
+    return {one.code for one in report.findings}
+
+
+def changed(data: bytes, change: Callable[[str], str]) -> bytes:
+    """Return a zip with its text changed."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
+        for info in old.infolist():
+            content = old.read(info)
+            if info.filename.endswith((".json", ".py")):
+                content = change(content.decode()).encode()
+            new.writestr(info.filename, content)
+    return stream.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_that_writes_a_file_when_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+    path, mark = tmp_path / "x.pt", tmp_path / "mark"
+    torch.jit.script(Writes(str(mark))).save(str(path))
+    torch.jit.load(str(path))
+    assert mark.exists()
+
+    report = check(path)
+    assert "CK216" in codes(report)
+    assert report.grade == "system"
+    assert "which has torch.save(" in str(report.loading)
+    assert "it only makes data" in str(report.loading)
+
+
+@pytest.fixture(scope="module")
+def exported() -> bytes:
+    sizes = {"x": {0: torch.export.Dim("b", min=2, max=99)}}
+    program = torch.export.export(Adds(), (torch.zeros(4, 3),), dynamic_shapes=sizes)
+    stream = io.BytesIO()
+    torch.export.save(program, stream)
+    return stream.getvalue()
+
+
+def test_a_symbolic_size_that_is_evaluated_as_text_is_an_error(exported: bytes, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    text = f"__import__('os').mkdir('{mark}')"
+
+    def evil(program: str) -> str:
+        return program.replace(formula, text)
+
+    with zipfile.ZipFile(io.BytesIO(exported)) as archive:
+        name = next(one for one in archive.namelist() if one.endswith("model.json"))
+        program = archive.read(name).decode()
+    at = program.index('"expr_str": "') + len('"expr_str": "')
+    formula = program[at : program.index('"', at)]
+    data = changed(exported, evil)
+    with pytest.raises(Exception):  # noqa: B017 - what it is does not matter, it was evaluated
+        torch.export.load(io.BytesIO(data))
+    assert mark.exists()
+
+    assert "CK216" in codes(check(data))
+    assert "CK216" in codes(check(changed(exported, lambda one: evil(one).replace("expr_str", "expr\\u005fstr"))))
+    assert "CK216" not in codes(check(exported))
+
+
+def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes) -> None:
+    for target in ("torch.serialization.os.system", "torch.ops.aten.from_file.default", "torch.ops.image.write_file"):
+        data = changed(exported, lambda one: one.replace("torch.ops.aten.sum.dim_IntList", target))  # noqa: B023
+        assert "CK216" in codes(check(data)), target
+
+
+SCRIPTS = {
+    "torch.save(x, '/x')": True,
+    "ops.aten.save(x, '/x')": True,
+    "torch . from_file('/x')": True,
+    "torch.\\\n  from_file('/x')": True,
+    "f = torch\n    f.save(x, '/x')": True,
+    "ops.image.write_file('/x', x)": True,
+    "ops.torchaudio.sox_io_save_audio_file('/x')": True,
+    "a = '\"'; torch.save(x, a); b = '\"'": True,
+    "'it was saved by torch.save()'": False,
+    "torch.add(x, x)  # not torch.save(x)": False,
+    "ops.image.decode_png(x)": False,
+    "ops.quantized.linear_prepack(x)": False,
+    "(self).save(x)": False,
+}
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+def test_operators_that_open_files_are_found_in_code(line: str) -> None:
+    text = f"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    y = {line}\n    return x\n"
+    archive = read_zip(BytesSource(zip_file({"m/code/__torch__.py": text.encode()})))
+    assert bool(list(programs(archive, ""))) == SCRIPTS[line]
+
+
+def test_operators_of_byte_code_are_found() -> None:
+    for name, opens in (("aten::save", True), ("aten::add", False), ("image::read_file", True)):
+        archive = read_zip(BytesSource(zip_file({"m/bytecode.pkl": b"\x80\x02X" + name.encode() + b"."})))
+        assert bool(list(programs(archive, ""))) == opens
+
+
+FORMULAS = {
+    "Symbol('s77', positive=True, integer=True)": True,
+    "Add(Mul(Integer(2), Symbol('s0')), Integer(1))": True,
+    "2*s0 + Max(1, s1)//2": True,
+    "floor(s0*0.5)": True,
+    "eval('1')": False,
+    "(1).__class__": False,
+    "s0.free_symbols": False,
+    "[exec(x) for x in [1]]": False,
+    "S('__import__(1)')": False,
+    "lambda: 1": False,
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_formula_only_reckons(formula: str) -> None:
+    text = json.dumps({"as_expr": {"expr_str": formula, "hint": None}}).encode()
+    archive = read_zip(BytesSource(zip_file({"p/models/model.json": text})))
+    assert bool(list(programs(archive, ""))) != FORMULAS[formula]
+
+
+GUARDS = {
+    "2 <= L['x'].size()[0] and L['x'].size()[0] <= 99": True,
+    "Mod(L['args'][0][0].size()[1], 16) == 0": True,
+    "__import__('os').system('true')": False,
+    "open('/x', 'w')": False,
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_only_compares(guard: str) -> None:
+    text = json.dumps({"guards_code": [guard]}).encode()
+    archive = read_zip(BytesSource(zip_file({"p/models/model.json": text})))
+    assert bool(list(programs(archive, ""))) != GUARDS[guard]
+
+
+def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:
+    from torch.package import PackageExporter
+
+    path = tmp_path / "x.pt"
+    with PackageExporter(str(path)) as exporter:
+        exporter.save_source_string("mypkg.net", "import os\nVALUE = 1\n")
+        exporter.save_pickle("model", "model.pkl", {"w": 1})
+    report = check(path)
+    assert report.error is not None
+    finding = next(one for one in report.findings if one.code == "CK217")
+    assert "mypkg.net" in finding.message
+    assert report.grade == "code"
+    assert "runs code of mypkg" in report.verdict

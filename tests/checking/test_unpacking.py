@@ -1,0 +1,113 @@
+"""Calls are named however deep they are packed, and in each way that somebody's reader unpacks."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable
+
+import pytest
+
+from ckptool import CheckReport, check
+from tests.build import call, named, pickled, raw, tar_file, zip_file
+
+CALLS = pickled(call(named("os", "system"), "true"))
+METHODS = {"bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA, "deflate": zipfile.ZIP_DEFLATED}
+
+
+def system(report: CheckReport) -> list[str]:
+    return [act.text for act in report.acts if act.grade == "system" and act.how != "refers"]
+
+
+def zipped(content: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        archive.writestr("a.pkl", content)
+    return stream.getvalue()
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zlib": zlib.compress,
+    "zip": zipped,
+    "tar": lambda content: tar_file({"a.pkl": content}),
+    "a pickle": lambda content: pickled(raw(content)),
+}
+
+
+@pytest.mark.parametrize("levels", [1, 5, 9, 15])
+@pytest.mark.parametrize("packer", PACKERS)
+def test_calls_are_named_however_deep_they_are_packed(packer: str, levels: int) -> None:
+    data = CALLS
+    for _ in range(levels):
+        data = PACKERS[packer](data)
+    report = check(data)
+    assert system(report) == ["os.system('true')"]
+    assert report.grade == "system"
+
+
+def test_what_is_deeper_is_said() -> None:
+    data = CALLS
+    for _ in range(20):
+        data = tar_file({"a": data})
+    report = check(data)
+    assert report.error is not None
+    assert "CK209" in {one.code for one in report.findings}
+    assert "more than 16 levels deep" in report.unseen[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_members_of_zips_are_unpacked_as_python_does(method: str) -> None:
+    data = zipped(CALLS + bytes(5000), METHODS[method])
+    assert zipfile.ZipFile(io.BytesIO(data)).read("a.pkl")[: len(CALLS)] == CALLS
+    assert system(check(data)) == ["os.system('true')"]
+
+
+def test_members_and_files_of_zstandard_are_unpacked() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.compress(CALLS)
+    member = bytearray(zip_file({"a.pkl": packed}))
+    member[8:10] = member[member.index(b"PK\1\2") + 10 :][:2] = (93).to_bytes(2, "little")
+    for data in (packed, bytes(member), zip_file({"a.pth": pickled([1]), "b.joblib": packed})):
+        assert system(check(data)) == ["os.system('true')"]
+
+
+def entry(name: str, content: bytes, kind: bytes, extensions: dict[str, str] | None = None) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.pax_headers = len(content), kind, extensions or {}
+    return info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % 512)
+
+
+TARS = {
+    "two of one name": entry("a.pkl", pickled([1]), b"0") + entry("a.pkl", CALLS, b"0"),
+    "a kind of its own": entry("w.pth", pickled([1]), b"0") + entry("a.pkl", CALLS, b"Z"),
+    "a sparse file": entry("a.pkl", CALLS, b"0", {"GNU.sparse.major": "0", "GNU.sparse.minor": "1"}),
+    "a sparse file with its list": entry(
+        "a.pkl", b"1\n0\n90\n".ljust(512, b"\0") + CALLS, b"0", {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    ),
+    "a member that is cut": entry("b.pkl", CALLS + bytes(5000), b"0")[:-4000],
+    "a damaged header behind it": entry("b.pkl", CALLS, b"0") + b"\1" * 512,
+}
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_all_of_a_tar_is_looked_at_that_some_reader_takes_for_a_file(name: str) -> None:
+    assert system(check(TARS[name] + bytes(1024))) == ["os.system('true')"]
+
+
+def test_levels_of_bombs_share_one_budget() -> None:
+    zeros = gzip.compress(bytes(25 << 20), 1)
+    bomb = gzip.compress(tar_file({str(one): zeros for one in range(6)}))
+    tracemalloc.start()
+    check(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 80 << 20

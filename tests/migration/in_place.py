@@ -1,0 +1,195 @@
+"""Files to be edited in place, of each layout; what stock readers find in a file; a record of what an edit does."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ckptool.limits import DEFAULT_LIMITS
+from ckptool.migration.changes import Changes
+from ckptool.migration.in_place.run import migrate_in_place
+from ckptool.migration.output.operations import OPERATIONS, Operations
+from ckptool.migration.report import MigrationReport
+from ckptool.sources.unfinished import journal_path
+
+SHORTER: Final = Changes(strip_module=True)
+LONGER: Final = Changes(rename=[("^", "wrapped.in.longer.names.")], to="cuda:1")
+
+
+class Layout(NamedTuple):
+    """One way in which the bytes of an edit lie in a file."""
+
+    suffix: str
+    changes: Changes
+    save: Callable[[Any, Path], None]
+
+
+def _legacy(tensors: Any, path: Path) -> None:
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+
+
+def _safetensors(tensors: Any, path: Path) -> None:
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+LAYOUTS: Final = {
+    "slot": Layout(".pth", SHORTER, torch.save),
+    "tail": Layout(".pth", LONGER, torch.save),
+    "header": Layout(".safetensors", SHORTER, _safetensors),
+    "stream": Layout(".pth", SHORTER._replace(to="cuda:1"), _legacy),
+}
+
+
+def weights(count: int = 8) -> OrderedDict[str, torch.Tensor]:
+    """Return the weights of a wrapped model."""
+    return OrderedDict((f"module.block{number}.weight", torch.full((5,), float(number))) for number in range(count))
+
+
+def write(layout: str, folder: Path, count: int = 8) -> Path:
+    """Write a file that is to be edited."""
+    path = folder / f"model{LAYOUTS[layout].suffix}"
+    LAYOUTS[layout].save(weights(count), path)
+    return path
+
+
+def edit(path: Path, changes: Changes, operations: Operations = OPERATIONS) -> MigrationReport:
+    """Edit a file in place."""
+    return migrate_in_place(str(path), changes, dry_run=False, deep=False, limits=DEFAULT_LIMITS, operations=operations)
+
+
+def readings(path: Path) -> Iterator[object]:
+    """Yield what each stock reader makes of a file; nothing of one that refuses it."""
+    readers: list[Callable[[Path], object]] = [_plain, _trusting, _mapped, _zip]
+    for reader in [_reference] if path.suffix == ".safetensors" else readers:
+        with suppress(Exception):
+            yield reader.__name__, reader(path)
+
+
+def _loaded(path: Path, **named: Any) -> object:
+    found = torch.load(path, map_location="cpu", **named)
+    assert type(found) is OrderedDict
+    return [(name, tensor.tolist()) for name, tensor in found.items()], sorted(vars(found))
+
+
+def _plain(path: Path) -> object:
+    return _loaded(path, weights_only=True)
+
+
+def _trusting(path: Path) -> object:
+    return _loaded(path, weights_only=False)
+
+
+def _mapped(path: Path) -> object:
+    return _loaded(path, weights_only=True, mmap=True)
+
+
+def _zip(path: Path) -> object:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _reference(path: Path) -> object:
+    with safe_open(path, framework="pt") as opened:
+        return opened.metadata(), {name: opened.get_tensor(name).tolist() for name in opened.keys()}  # noqa: SIM118
+
+
+class Entry(NamedTuple):
+    """One operation; ``file`` is the name of what it is about."""
+
+    what: str
+    file: str
+    offset: int = 0
+    data: bytes = b""
+    other: str = ""
+
+
+class Recorder(Operations):
+    """Does everything, and keeps a log."""
+
+    def __init__(self, path: Path) -> None:
+        self.log: list[Entry] = []
+        self._path = path
+        self._created: dict[int, str] = {}
+
+    def _name(self, fd: int) -> str:
+        return self._created.get(fd, self._path.name)
+
+    def create(self, path: str) -> int:
+        """Log it."""
+        fd = super().create(path)
+        self._created[fd] = Path(path).name
+        self.log.append(Entry("create", Path(path).name))
+        return fd
+
+    def write(self, fd: int, offset: int, data: bytes) -> None:
+        """Log it."""
+        super().write(fd, offset, data)
+        self.log.append(Entry("write", self._name(fd), offset, bytes(data)))
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """Log it."""
+        super().truncate(fd, nbytes)
+        self.log.append(Entry("truncate", self._name(fd), nbytes))
+
+    def sync(self, fd: int) -> None:
+        """Log it."""
+        super().sync(fd)
+        self.log.append(Entry("sync", self._name(fd)))
+
+    def rename(self, old: str, new: str) -> None:
+        """Log it."""
+        super().rename(old, new)
+        self._created.clear()  # closed by now: another file may have its number
+        self.log.append(Entry("rename", Path(old).name, other=Path(new).name))
+
+    def unlink(self, path: str) -> None:
+        """Log it."""
+        super().unlink(path)
+        self.log.append(Entry("unlink", Path(path).name))
+
+    def sync_folder(self, path: str) -> None:
+        """Log it."""
+        super().sync_folder(path)
+        self.log.append(Entry("sync_folder", ""))
+
+
+Files = dict[str, bytes]
+"""What is in a folder, by name."""
+
+
+def done(files: Files, entry: Entry) -> Files:
+    """Return what is in a folder after an operation."""
+    files = dict(files)
+    if entry.what == "create":
+        files[entry.file] = b""
+    elif entry.what == "write":
+        old = files[entry.file].ljust(entry.offset, b"\0")
+        files[entry.file] = old[: entry.offset] + entry.data + old[entry.offset + len(entry.data) :]
+    elif entry.what == "truncate":
+        files[entry.file] = files[entry.file][: entry.offset].ljust(entry.offset, b"\0")
+    elif entry.what == "rename":
+        files[entry.other] = files.pop(entry.file)
+    elif entry.what == "unlink":
+        del files[entry.file]
+    return files
+
+
+def put(files: Files, path: Path) -> None:
+    """Make a folder hold these files; the one that is edited stays the same file."""
+    journal = journal_path(str(path))
+    for name in (journal, f"{journal}.new"):
+        Path(name).unlink(missing_ok=True)
+    for name, data in files.items():
+        there = path.parent / name
+        with there.open("r+b" if there.exists() else "wb") as stream:
+            stream.truncate(0)
+            stream.write(data)

@@ -1,0 +1,374 @@
+"""Edits in place: what comes out is what a copy would be, and what cannot be edited so is refused by name."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+
+import ckptool
+from ckptool import CkptoolError, MigrationRefused, diff, load, migrate, open_checkpoint, recover
+from ckptool.checking.check import check
+from ckptool.cli import cli
+from ckptool.errors import DamagedFile, FileUnavailable, UnfinishedEdit
+from ckptool.migration.changes import Changes
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reader import read_pickle
+from ckptool.pickles.writer import write_pickle
+from ckptool.sources.source import BytesSource
+from ckptool.sources.unfinished import journal_path
+from tests import build
+from tests.each import each
+from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, weights, write
+
+LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@LAYOUT
+def test_an_edit_is_what_a_copy_is(layout: str, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    changes = LAYOUTS[layout].changes
+    copy = tmp_path / f"copy{path.suffix}"
+    migrate(path, copy, changes)
+    inode = path.stat().st_ino
+    done = migrate(path, in_place=True, **{k: v for k, v in changes._asdict().items() if v})  # type: ignore[arg-type]
+
+    assert diff(path, copy).same
+    assert (done.written, done.verified, done.how, done.target) == (True, True, "in place", str(path))
+    assert path.stat().st_ino == inode
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([path.name, copy.name])
+    with open_checkpoint(path) as found, open_checkpoint(copy) as expected:
+        assert list(found.tensors) == list(expected.tensors)
+        assert [t.info.location for t in found.tensors.values()] == [t.info.location for t in expected.tensors.values()]
+        assert not found.notes
+        assert done.after.file_nbytes == path.stat().st_size == done.nbytes
+        assert done.after == done.after._replace(format=found.format, tensors=len(found.tensors))
+    before = check(copy, deep=True).findings if layout in ("slot", "tail") else ()
+    assert [one.code for one in check(path, deep=True).findings if one.severity != "info"] == [
+        one.code for one in before if one.severity != "info"
+    ]
+    assert len(dict(readings(path))) == {"header": 1, "stream": 2}.get(layout, 4)
+
+
+def test_a_file_can_be_edited_again_and_again(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    for number in range(4):
+        edit(path, Changes(rename=[("^", f"a.much.longer.prefix.{number}.")]))
+        edit(path, Changes(rename=[(f"^a.much.longer.prefix.{number}.", "")]))
+    edit(path, SHORTER)
+
+    found = torch.load(path)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name.removeprefix("module."): tensor.tolist() for name, tensor in weights().items()
+    }
+    assert sorted(name for name in zipfile.ZipFile(path).namelist() if ".unused" in name) == ["model/.unused0"]
+    assert torch._C.PyTorchFileReader(str(path)).has_record("data.pkl")
+
+
+def test_old_pickles_are_not_kept_without_end(tmp_path: Path) -> None:
+    path = write("slot", tmp_path, 2)
+
+    def edit_until_refused() -> None:
+        for _ in range(60):
+            edit(path, Changes(rename=[("$", "00")]))
+
+    with pytest.raises(MigrationRefused) as refused:
+        edit_until_refused()
+
+    assert refused.value.kind == "not-in-place"
+    assert len([name for name in zipfile.ZipFile(path).namelist() if ".unused" in name]) == 36
+    assert len(dict(readings(path))) == 4
+    assert not open_checkpoint(path).notes
+
+
+def test_what_is_dropped_from_a_zip_is_named_as_unused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    torch.save({"model": weights(), "optimizer": {"state": {0: {"m": torch.ones(100)}}, "param_groups": []}}, path)
+    nbytes = path.stat().st_size
+    done = migrate(path, in_place=True, drop=["optimizer"])
+
+    assert (done.unused_nbytes, path.stat().st_size) == (400, nbytes)
+    assert [note for note in done.notes if "unused" in note]
+    assert list(torch.load(path)) == ["model"]
+    assert not open_checkpoint(path).notes
+
+
+def test_ties_views_and_objects_stay(tmp_path: Path) -> None:
+    for number, legacy in enumerate((False, True)):
+        path = tmp_path / f"{number}.pth"
+        base = torch.arange(12.0)
+        shared = ["one", "list"]
+        tree = {"module.a": base, "module.b": base, "module.c": base[3:9].view(2, 3)}
+        saved: Any = {"state_dict": tree, "x": shared, "y": shared, "p": torch.nn.Parameter(torch.ones(2))}
+        torch.save(saved, path, _use_new_zipfile_serialization=not legacy)
+        edit(path, SHORTER._replace(to="cuda:0"))
+        found = torch.load(path, map_location="cpu")
+        again = found["state_dict"]
+
+        assert list(again) == ["a", "b", "c"]
+        assert again["a"].data_ptr() == again["b"].data_ptr() == again["c"].data_ptr() - 12
+        assert again["c"].tolist() == base[3:9].view(2, 3).tolist()
+        assert found["x"] is found["y"]
+        assert isinstance(found["p"], torch.nn.Parameter)
+
+
+@each("way", [{"rename": [("^", "x.")]}, {"exclude": ["*packed*"]}, {"exclude": ["*packed*"], "rename": [("^", "x.")]}])
+def test_tensors_inside_an_entry_go_where_it_goes(way: dict[str, Any], tmp_path: Path) -> None:
+    path, copy = tmp_path / "model.pth", tmp_path / "copy.pth"
+    torch.save(OrderedDict({"fc.packed": (torch.ones(2), torch.zeros(3)), "fc.weight": torch.ones(4)}), path)
+    migrate(path, copy, **way)
+    migrate(path, in_place=True, **way)
+
+    assert diff(path, copy).same
+    assert list(torch.load(path)) == list(torch.load(copy))
+
+
+def test_a_legacy_stream_has_room_for_every_length_up_to_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    torch.save(OrderedDict(a=torch.ones(3), b=torch.ones(2)), path, _use_new_zipfile_serialization=False)
+    data, fits = path.read_bytes(), []
+    for length in range(1, 40):
+        path.write_bytes(data)
+        try:
+            edit(path, Changes(rename=[("^a$", "a" * length + "x")]))
+        except MigrationRefused:
+            fits.append(False)
+        else:
+            fits.append(True)
+            assert [one.sum().item() for one in torch.load(path).values()] == [3, 2]
+
+    most = fits.index(False)  # one byte less than there is room for cannot be padded, nor three
+    assert most > 20
+    assert not any(fits[most + 4 :])
+
+
+@each("nbytes", range(40))
+def test_a_pickle_is_padded_to_any_length_but_two(nbytes: int) -> None:
+    import pickle
+
+    tree: Inert = [("a", "b"), ["a", 1.5, None]]
+    plain = write_pickle(tree)
+    padded = write_pickle(tree, nbytes=len(plain) + nbytes)
+
+    assert len(padded) == len(plain) + (0 if nbytes in (1, 3) else nbytes)
+    assert pickle.loads(padded) == tree
+    assert read_pickle(BytesSource(padded)).root == tree
+    assert len(write_pickle(tree, nbytes=len(plain) - 5)) == len(plain)
+
+
+def refused(path: Path, **changes: Any) -> CkptoolError:
+    """Return the error for an edit that is refused, with the file as it was."""
+    before, names = path.read_bytes(), sorted(os.listdir(path.parent))  # noqa: PTH208
+    with pytest.raises(CkptoolError) as error:
+        migrate(path, in_place=True, **changes)
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(path.parent)) == names  # noqa: PTH208
+    assert error.value.hint
+    return error.value
+
+
+def test_what_others_share_or_hold_is_refused(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    link = tmp_path / "link.pth"
+    link.symlink_to(path)
+    assert refused(link, to="cpu").kind == "link"
+    os.link(path, tmp_path / "other.pth")
+    assert refused(path, to="cpu").kind == "hard-links"
+    (tmp_path / "other.pth").unlink()
+    path.chmod(0o444)
+    assert refused(path, to="cpu").kind == "read-only"
+    path.chmod(0o644)
+    with path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        assert refused(path, to="cpu").kind == "locked"
+    Path(journal_path(str(path))).write_bytes(b"")
+    assert refused(path, to="cpu").kind == "unfinished-edit"
+
+
+OTHERS = {
+    "deflated": lambda: build.zip_file(
+        {"m/data.pkl": build.pickled({"a": 1}), "m/version": b"3\n"}, deflated=["m/data.pkl"]
+    ),
+    "notes": lambda: build.torch_zip(build.ops({})) + b"behind",
+    "tar": build.torch_tar,
+    "torchscript": build.torchscript,
+}
+
+
+@each("name", OTHERS)
+def test_other_layouts_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    path.write_bytes(OTHERS[name]())
+
+    assert refused(path, to="cuda").kind == "not-in-place"
+
+
+@each(
+    "changes",
+    [{"dtype": "float16"}, {"form": "safetensors"}, {"key": "a"}, {"weights": "ema"}, {"max_shard_size": "1GB"}],
+)
+def test_changes_of_what_is_stored_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert refused(write("slot", tmp_path), **changes).kind == "not-in-place"
+
+
+def test_what_has_no_room_is_refused(tmp_path: Path) -> None:
+    longer = {"rename": LONGER.rename}
+    for layout in ("header", "stream"):
+        error = refused(write(layout, tmp_path), **longer)
+        assert error.kind == "no-room"
+        assert (error.needed or 0) > (error.actual or 0) > 0
+    for layout in ("header", "stream"):
+        error = refused(write(layout, tmp_path), exclude=["*block1*"])
+        assert error.kind == "not-in-place"
+
+
+def test_a_zip_inside_the_zip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    inner = build.torch_zip(build.ops({}))
+    torch.save({"module.a": torch.frombuffer(bytearray(inner), dtype=torch.uint8)}, path)
+
+    assert refused(path, strip_module=True).kind == "not-in-place"
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    path = write("tail", tmp_path)
+    before = path.read_bytes()
+    planned = migrate(path, in_place=True, dry_run=True, to="cuda:1")
+
+    assert path.read_bytes() == before
+    assert (planned.written, planned.retagged) == (False, {"cpu": 8})
+    assert str(migrate(path, in_place=True, to="cpu")).count("the file has all that was asked for") == 1
+    assert path.read_bytes() == before
+
+
+def test_deep_compares_checksums_first(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    data = bytearray(path.read_bytes())
+    with open_checkpoint(path) as found:
+        storage = found.tensors["module.block3.weight"].info.storage
+        assert storage is not None
+        data[storage.offset] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFile):
+        migrate(path, in_place=True, deep=True, to="cuda")
+    assert path.read_bytes() == data
+
+    assert migrate(path, in_place=True, to="cuda").written
+
+
+@LAYOUT
+def test_who_mapped_the_file_before_goes_on_reading(layout: str, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    with open_checkpoint(path) as found:
+        places = [(storage.offset, storage.nbytes) for one in found.tensors.values() if (storage := one.info.storage)]
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        before = [mapped[offset : offset + nbytes] for offset, nbytes in places]
+        edit(path, LAYOUTS[layout].changes)
+        assert [mapped[offset : offset + nbytes] for offset, nbytes in places] == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_two_processes_at_once_make_two_edits_or_one(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    children = []
+    for name in ("one", "two"):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                edit(path, Changes(rename=[("^module", name)]))
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+
+    firsts = {name.partition(".")[0] for name in torch.load(path)}
+    assert len(firsts) == 1
+    assert firsts <= {"one", "two"}
+    assert 0 in codes
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_whatever_meets_a_journal_refuses_the_file(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    other = tmp_path / "other.pth"
+    shutil.copy(path, other)
+    Path(journal_path(str(path))).write_bytes(b"")
+    link = tmp_path / "link.pth"
+    link.symlink_to(path)
+    names = sorted(os.listdir(tmp_path))  # noqa: PTH208
+    calls: list[Any] = [
+        lambda: open_checkpoint(path),
+        lambda: load(path),
+        lambda: migrate(path, tmp_path / "new.pth"),
+        lambda: migrate(other, path, force=True),
+        lambda: diff(other, path),
+    ]
+    for call in calls:
+        with pytest.raises(UnfinishedEdit) as met:
+            call()
+        assert met.value.command == f"ckptool recover {path}"
+    for verb in (["inspect"], ["check"], ["stat"], ["diff", str(other)], ["migrate", "--in-place", "--to", "cpu"]):
+        done = CliRunner().invoke(cli, [*verb, str(path)])
+        assert done.exit_code == 2
+        assert "ckptool recover" in done.output
+    assert sorted(os.listdir(tmp_path)) == names  # noqa: PTH208
+
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UnfinishedEdit):
+        open_checkpoint(link)
+
+
+def test_shards_that_are_being_edited_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_bytes(build.index_of_shards({"a": "one.safetensors"}))
+    (tmp_path / ".one.safetensors.ckptool-undo").write_bytes(b"")
+
+    with pytest.raises(UnfinishedEdit):
+        open_checkpoint(tmp_path / "model.safetensors.index.json")
+
+
+def test_recover_says_what_there_is_to_recover(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    with pytest.raises(FileUnavailable) as missing:
+        recover(path)
+    assert missing.value.kind == "no-journal"
+    incomplete = Path(journal_path(str(path)) + ".new")
+    incomplete.write_bytes(b"half a jour")
+    done = CliRunner().invoke(cli, ["recover", str(path)])
+
+    assert (done.exit_code, incomplete.exists()) == (0, False)
+    assert "no edit had begun" in done.output
+    assert CliRunner().invoke(cli, ["recover", str(path)]).exit_code == 2
+    assert ckptool.recover is recover
+
+
+def test_names_that_are_long_have_a_journal_too(tmp_path: Path) -> None:
+    path = tmp_path / f"{'é' * 120}.pth"
+    torch.save(weights(), path)
+    edit(path, SHORTER)
+
+    assert len(os.fsencode(Path(journal_path(str(path))).name)) <= 255
+    assert journal_path("a/b.pth") == "a/.b.pth.ckptool-undo"
+
+
+def test_the_command_line_edits_many(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    paths = [write("slot", tmp_path), write("slot", tmp_path / "a")]
+    done = CliRunner().invoke(cli, ["migrate", "--in-place", "--strip-module", *map(str, paths)])
+
+    assert (done.exit_code, done.output.count("edited in place")) == (0, 2)
+    for option in ("--force", "--no-verify", "--out-dir=x"):
+        assert CliRunner().invoke(cli, ["migrate", "--in-place", option, str(paths[0])]).exit_code == 2
+    assert CliRunner().invoke(cli, ["migrate", "--deep", str(paths[0])]).exit_code == 2

@@ -1,0 +1,411 @@
+"""
+An edit in place that is cut off anywhere: the old file or the new one comes out, bit for bit, and no reader is fooled.
+
+The operations of an edit are recorded, and every state of the folder that a stop could leave is made from them. Of
+each: what stock readers make of it before anything is recovered, what ours do, and what ``recover`` makes of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from ckptool import UnreadableFile, open_checkpoint, recover
+from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
+from ckptool.migration.output.editing import roll_back
+from ckptool.migration.output.operations import Operations
+from ckptool.sources.unfinished import journal_path
+from tests import scale
+from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, done, edit, put, readings, write
+from tests.scale import times
+
+SECTOR = 512
+
+
+def every(small: int, full: int) -> int:
+    """Return which of many states to look at: every so manyth, on a larger scale than a full run every one."""
+    return (small, full)[scale.scale] if scale.scale < 2 else 1
+
+
+LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+class Recorded:
+    """An edit that was made, with its log, and the two files that may be met."""
+
+    def __init__(self, layout: str, folder: Path, count: int = 8) -> None:
+        self.path = write(layout, folder, count)
+        self.old = self.path.read_bytes()
+        known = dict(readings(self.path))
+        recorder = Recorder(self.path)
+        edit(self.path, LAYOUTS[layout].changes, recorder)
+        self.log = recorder.log
+        self.new = self.path.read_bytes()
+        self.known = [known, dict(readings(self.path))]
+        assert self.old != self.new
+        assert all(len(one) == len(known) >= 1 for one in self.known)
+
+    def start(self) -> Files:
+        return {self.path.name: self.old}
+
+    def check(self, files: Files) -> str:
+        """Look at a state through the eyes of every reader, recover it, and return what came out."""
+        put(files, self.path)
+        for reader, found in readings(self.path):
+            assert found in (self.known[0][reader], self.known[1][reader]), reader
+        journal = Path(journal_path(str(self.path)))
+        if journal.exists():
+            with pytest.raises(UnfinishedEdit, match="edited in place") as refused:
+                open_checkpoint(self.path)
+            assert refused.value.command == f"ckptool recover {self.path}"
+            assert self.path.read_bytes() == files[self.path.name]
+            recover(self.path)
+            assert self.path.read_bytes() == self.old
+        found = self.path.read_bytes()
+        assert found in (self.old, self.new)
+        assert not journal.exists()
+        open_checkpoint(self.path).close()
+        return "old" if found == self.old else "new"
+
+
+def torn(entry: Entry, size: int) -> Iterator[Entry]:
+    """Yield a write of which the first or the last blocks are missing, cut at each multiple of a size."""
+    first = -entry.offset % size or size
+    for cut in range(first, len(entry.data), size):
+        yield entry._replace(data=entry.data[:cut])
+        yield entry._replace(offset=entry.offset + cut, data=entry.data[cut:])
+
+
+@LAYOUT
+def test_a_stop_before_and_after_each_operation_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
+    edited = Recorded(layout, tmp_path)
+    files, met = edited.start(), []
+    for entry in edited.log:
+        met.append(edited.check(files))
+        files = done(files, entry)
+    met.append(edited.check(files))
+
+    assert met == sorted(met, reverse=True)  # first the old one, then the new one
+    assert set(met) == {"old", "new"}
+    assert [entry.what for entry in edited.log].count("sync") == 4
+
+
+@LAYOUT
+def test_a_write_that_is_torn_at_a_sector_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
+    edited = Recorded(layout, tmp_path, count=12)
+    files = edited.start()
+    states = 0
+    for entry in edited.log:
+        for part in torn(entry, SECTOR) if entry.what == "write" else ():
+            edited.check(done(files, part))
+            states += 1
+        files = done(files, entry)
+
+    assert states > 5
+
+
+@LAYOUT
+def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
+    edited = Recorded(layout, tmp_path, count=3)
+    files = edited.start()
+    for entry in edited.log:
+        parts = list(torn(entry, 1)) if entry.what == "write" else []
+        # A short write is of the guard: each of its bytes, always.
+        for part in parts if len(parts) < 20 else parts[:: every(173, 11)]:
+            edited.check(done(files, part))
+        files = done(files, entry)
+
+
+@LAYOUT
+def test_without_the_poison_a_torn_pickle_would_be_taken(layout: str, tmp_path: Path) -> None:
+    if layout in ("header", "tail"):
+        pytest.skip("a torn header is no JSON, a torn tail has no end")
+    edited = Recorded(layout, tmp_path, count=30)
+    writes = [entry for entry in edited.log if entry.what == "write" and entry.file == edited.path.name]
+    pickled = max(writes, key=lambda entry: len(entry.data))
+    silent = 0
+    for cut in range(1, len(pickled.data), every(41, 7)):
+        put(done(edited.start(), pickled._replace(data=pickled.data[:cut])), edited.path)
+        silent += any(found not in (edited.known[0][one], edited.known[1][one]) for one, found in readings(edited.path))
+
+    assert silent  # so the tests above can fail
+
+
+@LAYOUT
+def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Path) -> None:
+    edited = Recorded(layout, tmp_path)
+    files = edited.start()
+    before: list[Files] = []
+    for entry in edited.log:
+        before.append(files)
+        files = done(files, entry)
+    for files in before[:: every(4, 2)]:
+        put(files, edited.path)
+        if not Path(journal_path(str(edited.path))).exists():
+            continue
+        recorder = Recorder(edited.path)
+        roll_back(str(edited.path), recorder)
+        for entry in recorder.log:
+            edited.check(files)
+            for part in torn(entry, SECTOR) if entry.what == "write" else ():
+                edited.check(done(files, part))
+            files = done(files, entry)
+        edited.check(files)
+
+
+def lost(log: list[Entry], start: Files, chosen: random.Random) -> Files:
+    """Return what may be on a disk when the power fails after a log: what was synced, and of the rest any sectors."""
+    files = dict(start)
+    synced = {
+        name: max((at for at, entry in enumerate(log) if entry.what == "sync" and entry.file == name), default=-1)
+        for name in {entry.file for entry in log}
+    }
+    folder = max((at for at, entry in enumerate(log) if entry.what == "sync_folder"), default=-1)
+    keeps_names = chosen.random() < 0.5
+    for at, entry in enumerate(log):
+        if entry.what in ("rename", "unlink"):
+            if at < folder or keeps_names:
+                files = done(files, entry)
+                synced[entry.other] = synced.get(entry.file, -1)
+        elif entry.what != "write" or at < synced[entry.file]:
+            files = done(files, entry)
+        else:
+            kept = [part for part in sectors(entry) if chosen.random() < 0.5]
+            for part in kept:
+                files = done(files, part)
+    return files
+
+
+def sectors(entry: Entry) -> Iterator[Entry]:
+    start = 0
+    while start < len(entry.data):
+        stop = start + SECTOR - (entry.offset + start) % SECTOR
+        yield entry._replace(offset=entry.offset + start, data=entry.data[start:stop])
+        start = stop
+
+
+@LAYOUT
+def test_power_that_fails_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
+    edited = Recorded(layout, tmp_path, count=12)
+    chosen = random.Random(layout)
+    for _ in range(times(1, 5)):
+        for stop in range(len(edited.log) + 1):
+            edited.check(lost(edited.log[:stop], edited.start(), chosen))
+
+
+class Refusing(Operations):
+    """A disk on which one operation fails, and, where it is full for good, each one after it that needs room."""
+
+    def __init__(self, number: int, error: int, *, for_good: bool) -> None:
+        self._left = number
+        self._error = error
+        self._for_good = for_good
+        self.failed = False
+
+    def _next(self) -> None:
+        self._left -= 1
+        if self._left == -1 or (self._left < 0 and self._for_good):
+            self.failed = True
+            raise OSError(self._error, os.strerror(self._error))
+
+    def create(self, path: str) -> int:
+        """Do it, or fail."""
+        self._next()
+        return super().create(path)
+
+    def write(self, fd: int, offset: int, data: bytes) -> None:
+        """Do half of it, then all, or fail."""
+        super().write(fd, offset, data[: len(data) // 2])
+        self._next()
+        super().write(fd, offset, data)
+
+    def sync(self, fd: int) -> None:
+        """Do it, or fail."""
+        self._next()
+        super().sync(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """Do it, or fail."""
+        self._next()
+        super().rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """Do it, or fail."""
+        if not self._for_good:
+            self._next()
+        super().unlink(path)
+
+
+@LAYOUT
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_full_disk_leaves_the_old_file(layout: str, for_good: bool, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    old = path.read_bytes()
+    failures = 0
+    for number in range(100):
+        put({path.name: old}, path)
+        operations = Refusing(number, errno.ENOSPC, for_good=for_good)
+        kind = ""
+        try:
+            edit(path, LAYOUTS[layout].changes, operations)
+        except CkptoolError as error:
+            kind = error.kind
+        if not operations.failed:
+            break
+        assert kind in ("disk-full", "unfinished-edit")
+        if kind == "unfinished-edit":
+            recover(path)
+        failures += 1
+        assert path.read_bytes() == old
+        assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+    assert failures >= 8
+    assert path.read_bytes() != old
+
+
+@LAYOUT
+def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: str, tmp_path: Path) -> None:
+    class Flipping(Operations):
+        def write(self, fd: int, offset: int, data: bytes) -> None:
+            is_edit = len(data) > 20 and os.fstat(fd).st_ino == inode and not self.has_flipped
+            self.has_flipped = self.has_flipped or is_edit
+            super().write(fd, offset, bytes([data[0] ^ 1]) + data[1:] if is_edit else data)
+
+        has_flipped = False
+
+    path = write(layout, tmp_path)
+    old, inode = path.read_bytes(), path.stat().st_ino
+    with pytest.raises(OutputFailed) as failed:
+        edit(path, LAYOUTS[layout].changes, Flipping())
+
+    assert failed.value.kind == "verification-failed"
+    assert path.read_bytes() == old
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+class Killed(Operations):
+    """Ends its process at an operation, in the middle of it if it writes."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def _next(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            _kill_myself()
+
+    def write(self, fd: int, offset: int, data: bytes) -> None:
+        """Write a part, then end or go on."""
+        cut = random.randrange(len(data))
+        super().write(fd, offset, data[:cut])
+        self._next()
+        super().write(fd, offset, data)
+
+    def sync(self, fd: int) -> None:
+        """End, or go on."""
+        self._next()
+        super().sync(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """End, or go on."""
+        self._next()
+        super().rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """End, or go on."""
+        self._next()
+        super().unlink(path)
+
+
+def _kill_myself() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@LAYOUT
+def test_a_process_that_is_killed_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
+    edited = Recorded(layout, tmp_path)
+    operations = len([entry for entry in edited.log if entry.what in ("write", "sync", "rename", "unlink")])
+    met = set()
+    for number in range(times(3, 30)):
+        put(edited.start(), edited.path)
+        child = os.fork()
+        if child == 0:
+            try:
+                edit(edited.path, LAYOUTS[layout].changes, Killed(number % (operations + 1)))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        files = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+        met.add(edited.check(files))
+
+    assert "old" in met
+
+
+def test_a_damaged_journal_changes_nothing(tmp_path: Path) -> None:
+    edited = Recorded("slot", tmp_path)
+    files = edited.start()
+    for entry in edited.log[:7]:
+        files = done(files, entry)
+    journal = Path(journal_path(str(edited.path)))
+    for at in range(0, len(files[journal.name]), 97):
+        data = bytearray(files[journal.name])
+        data[at] ^= 1
+        put({**files, journal.name: bytes(data)}, edited.path)
+        with pytest.raises(UnreadableFile) as refused:
+            recover(edited.path)
+        assert refused.value.kind == "damaged-journal"
+        assert edited.path.read_bytes() == files[edited.path.name]
+        assert journal.exists()
+
+
+def test_a_journal_is_of_one_file_alone(tmp_path: Path) -> None:
+    edited = Recorded("slot", tmp_path)
+    files = edited.start()
+    for entry in edited.log[:7]:
+        files = done(files, entry)
+    put(files, edited.path)
+    (tmp_path / "other").write_bytes(b"another file")
+    (tmp_path / "other").rename(edited.path)
+
+    with pytest.raises(CkptoolError) as refused:
+        recover(edited.path)
+    assert refused.value.kind == "another-file"
+    assert edited.path.read_bytes() == b"another file"
+
+
+def test_a_file_that_was_written_anew_under_its_journal_is_left_alone(tmp_path: Path) -> None:
+    edited = Recorded("tail", tmp_path)
+    files = edited.start()
+    for entry in edited.log[:7]:
+        files = done(files, entry)
+    for data in (edited.old * 2, edited.old[:-1]):
+        put({**files, edited.path.name: data}, edited.path)
+        with pytest.raises(CkptoolError) as refused:
+            recover(edited.path)
+        assert refused.value.kind == "another-file"
+        assert edited.path.read_bytes() == data
+
+
+def test_an_edit_that_goes_on_is_not_recovered(tmp_path: Path) -> None:
+    edited = Recorded("slot", tmp_path)
+    files = edited.start()
+    for entry in edited.log[:7]:
+        files = done(files, entry)
+    put(files, edited.path)
+    with edited.path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(CkptoolError) as refused:
+            recover(edited.path)
+    assert refused.value.kind == "locked"
+    assert edited.path.read_bytes() == files[edited.path.name]

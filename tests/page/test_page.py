@@ -1,0 +1,267 @@
+"""What `report` writes: one file that forbids everything but itself, with what the other verbs say, and no more."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ckptool.cli import cli
+from ckptool.cli.page.document import ASSETS, SCRIPTS, joined_script
+from tests.page.pages import HOSTILE, columns_of, content_of, mixture, names_in, report, write_safetensors
+
+VALID = Path(__file__).parents[2] / "fixtures/valid"
+FINE = VALID / "lenet-state-dict-cpu-zip.pth"
+TRAINING = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
+
+
+class Elements(HTMLParser):
+    """The elements of a page, as a browser takes them."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.policy = ""
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"] or ""
+
+
+def made(tmp_path: Path, *arguments: object) -> bytes:
+    path = tmp_path / "page.html"
+    done = report(*arguments, "--force", "-o", path)
+    assert done.exit_code == 0, done.output
+    return path.read_bytes()
+
+
+def as_json(*arguments: object) -> Any:
+    return json.loads(CliRunner().invoke(cli, [*map(str, arguments), "--json"]).stdout)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hostile") / "</title><script>x.pth".replace("/", "\u2215")
+    torch.save({name: torch.ones(number + 2) for number, name in enumerate(HOSTILE)}, path)
+    return path
+
+
+def test_nothing_runs_but_what_the_policy_names(tmp_path: Path) -> None:
+    page = made(tmp_path, FINE)
+    policy = Elements(page).policy
+    inside = (rb"<style>(.*?)</style>", rb'<script type="module">(.*?)</script>')
+    texts = [match[1] for match in (re.search(pattern, page, re.DOTALL) for pattern in inside) if match]
+    hashes = [f"'sha256-{base64.b64encode(sha256(text).digest()).decode()}'" for text in texts]
+
+    assert policy == (
+        f"default-src 'none'; style-src {hashes[0]}; script-src {hashes[1]}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_names_are_never_markup(tmp_path: Path, hostile: Path) -> None:
+    page = made(tmp_path, hostile)
+
+    assert Elements(page).tags == Elements(made(tmp_path, FINE)).tags
+    shown = [name.encode("unicode_escape").decode() if "\0" in name or "\u202e" in name else name for name in HOSTILE]
+    for name, expected in zip(names_in(columns_of(page)), shown, strict=True):
+        assert name == (expected or "(root)") or name.startswith(expected[:1024] + "…")
+
+
+def test_the_same_file_makes_the_same_page(tmp_path: Path) -> None:
+    assert made(tmp_path, TRAINING, "--values") == made(tmp_path, TRAINING, "--values")
+
+
+def test_it_says_what_inspect_says(tmp_path: Path) -> None:
+    page = made(tmp_path, TRAINING)
+    columns, found = columns_of(page), as_json("inspect", TRAINING)
+    kinds = [columns["kinds"][kind] for kind in columns["kind"][0]]
+
+    assert names_in(columns) == [one["name"] for one in found["tensors"]]
+    for kind, one in zip(kinds, found["tensors"], strict=True):
+        assert kind[:6] == [one[name] for name in ("shape", "dtype", "device", "nbytes", "numel", "kind")]
+    ties = [[row, columns["ties"][0][1]] for row, _ in columns["ties"]]
+    assert ties == columns["ties"]
+    assert len(ties) == found["summary"]["tied"]
+    roles = {columns["role"]["roles"][one] for one in columns["role"]["of"]}
+    assert roles == {one["role"] for one in found["state_dicts"]}
+    text = CliRunner().invoke(cli, ["inspect", "-q", str(TRAINING)]).stdout
+    for label, items in content_of(page)["files"][0]["facts"]:
+        assert f"  {label:<13}{items[0]}" in text
+
+
+def test_it_says_what_check_says(tmp_path: Path) -> None:
+    file = content_of(made(tmp_path, TRAINING))["files"][0]
+    found = as_json("check", TRAINING)
+
+    assert [list(one.values()) for one in file["findings"]] == [
+        [one[name] for name in ("code", "severity", "message", "hint", "command")] for one in found["findings"]
+    ]
+    assert (file["verdict"], file["loading"]) == (found["verdict"], found["loading"])
+
+
+def test_values_are_those_of_stat(tmp_path: Path) -> None:
+    (values,) = columns_of(made(tmp_path, FINE, "--values"))["values"]
+    rows = as_json("stat", FINE)["rows"]
+
+    for name in ("mean", "std", "min", "max", "norm", "zeros", "nan", "infinite", "total"):
+        assert values[name] == pytest.approx([row["values"][name] for row in rows], rel=1e-5)
+    assert values["histogram"] == [count for row in rows for count in row["values"]["histogram"]]
+
+
+def test_values_that_are_no_numbers_have_a_reason(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "b": torch.ones(3).to_sparse()}, tmp_path / "sparse.pth")
+    (values,) = columns_of(made(tmp_path, tmp_path / "sparse.pth", "--values"))["values"]
+
+    assert (values["mean"], len(values["histogram"])) == ([1, None], 8)
+    assert values["why"][0][0] == 1
+
+
+def test_two_files_show_what_diff_says(tmp_path: Path) -> None:
+    a = {name: torch.arange(1.0, 5.0) for name in ("same", "values", "shape", "dtype", "gone", "nan", "inf")}
+    b = {**a, "values": a["values"] + 0.5, "shape": torch.ones(3), "dtype": a["dtype"].half(), "new": torch.ones(2)}
+    b |= {"nan": torch.tensor([1, torch.nan, 3, 4]), "inf": torch.tensor([1, 2, 3, torch.inf])}
+    del b["gone"]
+    torch.save(a, tmp_path / "a.pth")
+    torch.save(b, tmp_path / "b.pth")
+    page = made(tmp_path, tmp_path / "a.pth", tmp_path / "b.pth", "--values")
+    columns, found = columns_of(page), as_json("diff", tmp_path / "a.pth", tmp_path / "b.pth", "--stat")
+    change, measures = columns["change"], columns["measures"]
+    names = names_in(columns)
+    status = dict(zip(names, (change["statuses"][one] for one in change["of"]), strict=True))
+
+    assert status == {
+        "same": "same",
+        **dict.fromkeys(("values", "nan", "inf"), "values"),
+        "shape": "shape",
+        "dtype": "dtype",
+        "gone": "only in A",
+        "new": "only in B",
+    }
+    assert [names[row] for row in measures["row"]] == [one["name"] for one in found["values"]]
+    for field in ("differing", "nan", "max_abs", "max_rel", "at", "a", "b"):
+        rounded = [
+            float(f"{one[field]:.6g}") if isinstance(one[field], float) else one[field] for one in found["values"]
+        ]
+        assert measures[field] == rounded
+    assert measures["cosine"] == pytest.approx([one["cosine"] for one in found["likeness"]], rel=1e-5)
+    assert [columns["kind"][side][names.index(name)] for side, name in ((0, "new"), (1, "gone"))] == [-1, -1]
+    assert content_of(page)["compared"]["verdict"].startswith("different: 2 names in one alone")
+    assert [one["mean"][names.index("same")] for one in columns["values"]] == [2.5, 2.5]
+
+
+def test_values_that_were_not_compared_are_not_called_the_same(tmp_path: Path) -> None:
+    change = columns_of(made(tmp_path, FINE, FINE, "--no-values"))["change"]
+
+    assert {change["statuses"][one] for one in change["of"]} == {"not compared"}
+
+
+def test_a_file_that_cannot_be_opened_has_a_page_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "cut.pth").write_bytes(FINE.read_bytes()[:90_000])
+    done = report(tmp_path / "cut.pth", "-o", tmp_path / "page.html")
+    content = content_of((tmp_path / "page.html").read_bytes())
+
+    assert done.exit_code == 2
+    assert "truncated" in done.stderr
+    assert content["tensors"] is None
+    assert content["files"][0]["error"]["code"] == "truncated-zip"
+    assert content["files"][0]["findings"][0]["code"] == "CK106"
+
+
+def test_a_folder_that_lacks_a_part_has_a_page_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-00001-of-00001.safetensors"}}')
+    done = report(tmp_path, "-o", tmp_path / "page.html")
+
+    assert done.exit_code == 2
+    assert "model-00001-of-00001" in content_of((tmp_path / "page.html").read_bytes())["files"][0]["error"]["message"]
+
+
+def test_a_folder_of_several_has_a_page_that_lists_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.save({f"{name}.w": torch.ones(2)}, tmp_path / f"{name}.pth")
+    facts = dict(content_of(made(tmp_path, tmp_path))["files"][0]["facts"])
+
+    assert [item.partition(":")[0] for item in facts["members"]] == ["a.pth", "b.pth"]
+
+
+@pytest.mark.parametrize("files", [["absent.pth"], ["absent.pth", FINE], [FINE, "absent.pth"]])
+def test_what_cannot_be_shown_leaves_no_page(tmp_path: Path, files: list[object]) -> None:
+    done = report(*files, "-o", tmp_path / "page.html")
+
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+
+
+@pytest.mark.parametrize("output", ["s3://bucket/page.html", "page", "page.pth"])
+def test_pages_have_names_of_pages(tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert report(FINE, "-o", output).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_replaced_without_being_asked(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    done = report(FINE, "-o", page)
+
+    assert (done.exit_code, page.read_text()) == (2, "mine")
+    assert "exists already" in done.stderr
+    assert "--force" in done.stderr
+    assert report(FINE, "-o", page, "--force").exit_code == 0
+
+
+def test_nothing_but_pages_is_written(tmp_path: Path) -> None:
+    model, linked = tmp_path / "model.pth", tmp_path / "model.html"
+    model.write_bytes(FINE.read_bytes())
+    linked.hardlink_to(model)
+    for output in (model, linked):
+        done = report(model, "-o", output, "--force")
+        assert (done.exit_code, model.read_bytes()) == (2, FINE.read_bytes()), done.output
+
+
+def test_pages_of_20000_tensors_are_small(tmp_path: Path) -> None:
+    path = write_safetensors(tmp_path / "moe.safetensors", mixture())
+    page = made(tmp_path, path)
+
+    assert len(content_of(page)["files"][0]["facts"]) > 3
+    assert len(names_in(columns_of(page))) == 20_419
+    assert len(page) <= 100_000
+
+
+def test_scripts_import_what_is_there_and_stands_before_them() -> None:
+    exported: dict[str, set[str]] = {}
+    assert {f"{name}.js" for name in SCRIPTS} == {path.name for path in ASSETS.glob("*.js")}
+    for name in SCRIPTS:
+        text = (ASSETS / f"{name}.js").read_text("utf-8")
+        for names, module in re.findall(r'^import \{ (.*) \} from "\./(\w+)\.js";$', text, re.MULTILINE):
+            assert set(names.split(", ")) <= exported[module]
+            for one in names.split(", "):
+                assert len(re.findall(rf"\b{one}\b", text)) > 1, f"{name} imports {one} and does not use it"
+        exported[name] = set(re.findall(r"^export (?:async )?(?:function\*?|class|const) (\w+)", text, re.MULTILINE))
+        assert text.startswith("/** "), "a module says what it is"
+        assert text.count("\n") <= 400
+
+
+def test_names_are_unique_in_the_joined_script() -> None:
+    texts = "".join((ASSETS / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
+    names = re.findall(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", texts, re.MULTILINE)
+
+    assert len(set(names)) == len(names) > 50
+    assert {"import", "export"}.isdisjoint(re.findall(r"^\w+", joined_script(), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function(", "fetch(", "http", "src"],
+)
+def test_no_script_makes_markup_or_asks_for_anything(what: str) -> None:
+    assert what not in joined_script().replace("http://www.w3.org/2000/svg", "")
