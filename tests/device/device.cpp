@@ -431,6 +431,32 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   auto here = bias ? std::optional<Tensor>(bias->cpu()) : bias;
   return at::convolution(input.cpu(), weight.cpu(), here, stride, padding, dilation, transposed, output_padding, groups).to(input.device());
 }
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+Three convolution_backward(const Tensor& grad, const Tensor& input, const Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                           bool transposed, at::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
+  std::vector<int64_t> bias{grad.size(1)};
+  auto [a, b, c] = at::convolution_backward(grad.cpu(), input.cpu(), weight.cpu(), at::IntArrayRef(bias), stride, padding, dilation, transposed, output_padding, groups, mask);
+  auto there = [&](const Tensor& one) { return one.defined() ? one.to(grad.device()) : one; };
+  return {there(a), there(b), there(c)};
+}
+Three lstm_cell(const Tensor& from_input, const Tensor& from_state, const Tensor& cx, const std::optional<Tensor>& b_ih, const std::optional<Tensor>& b_hh) {
+  auto gates = from_input.cpu() + from_state.cpu();
+  for (auto& bias : {b_ih, b_hh}) if (bias && bias->defined()) gates = gates + bias->cpu();
+  auto part = gates.chunk(4, 1);
+  auto i = part[0].sigmoid(), f = part[1].sigmoid(), g = part[2].tanh(), o = part[3].sigmoid();
+  auto cy = f * cx.cpu() + i * g;
+  auto to = cx.device();
+  return {(o * cy.tanh()).to(to), cy.to(to), at::cat({i, f, g, o}, 1).to(to)};
+}
+Three lstm_cell_backward(const std::optional<Tensor>& grad_hy, const std::optional<Tensor>& grad_cy, const Tensor& cx, const Tensor& cy, const Tensor& workspace, bool has_bias) {
+  auto part = workspace.cpu().chunk(4, 1);
+  auto &i = part[0], &f = part[1], &g = part[2], &o = part[3];
+  auto there = [&](const std::optional<Tensor>& one) { return one && one->defined() ? one->cpu() : at::zeros_like(i); };
+  auto dh = there(grad_hy), t = cy.cpu().tanh(), dc = there(grad_cy) + dh * o * (1 - t * t);
+  auto gates = at::cat({dc * g * i * (1 - i), dc * cx.cpu() * f * (1 - f), dc * i * (1 - g * g), dh * t * o * (1 - o)}, 1);
+  auto to = cx.device();
+  return {gates.to(to), (dc * f).to(to), has_bias ? gates.sum(0).to(to) : Tensor()};
+}
 at::Scalar item(const Tensor& self) { return self.to(c10::kCPU).item(); }
 Tensor& set_storage(Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(source.device() == self.device(), "Expected storage on ", self.device(), ", not on ", source.device());
@@ -457,7 +483,8 @@ TORCH_LIBRARY_IMPL(aten, SIM_KEY, m) {
   m.impl("_copy_from", copy_from); m.impl("_copy_from_and_resize", copy_from_and_resize); m.impl("_local_scalar_dense", item);
   m.impl("set_.source_Storage", set_all); m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Tensor", set_tensor); m.impl("set_", set_nothing); m.impl("record_stream", record_stream);
-  m.impl("convolution_overrideable", convolution);
+  m.impl("convolution_overrideable", convolution); m.impl("convolution_backward_overrideable", convolution_backward);
+  m.impl("_thnn_fused_lstm_cell", lstm_cell); m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
 }
 TORCH_LIBRARY_IMPL(_, SIM_KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 }  // namespace

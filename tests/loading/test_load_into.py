@@ -70,8 +70,6 @@ KINDS = ("zip", "legacy", "safetensors", "model", "script")
 )
 @pytest.mark.filterwarnings("ignore")
 def test_real_nets_answer_as_the_ones_that_were_saved(net: str, kind: str, tmp_path: Path) -> None:
-    if net == "tied" and where.device.startswith("sim"):
-        pytest.skip("the device for tests has no fused LSTM")
     build, shape = NETS[net]
     torch.manual_seed(1)
     trained = build().eval()
