@@ -15,6 +15,9 @@ from hypothesis import is_hypothesis_test, settings
 
 from tests import scale, where
 from tests.against_torch.strangers import Strangers
+from tests.where import built_there
+
+__all__ = ["built_there"]
 
 # Threads of torch's that wait for work sleep; else they take a third of the processor's time, here and in children.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

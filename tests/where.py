@@ -6,10 +6,24 @@ Which device tests of loading and serving are on: the CPU, or with ``--device NA
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 device = "cpu"
 on_any = pytest.mark.on_any_device
+
+
+@pytest.fixture
+def built_there() -> Iterator[None]:
+    """Let a test make its tensors on the device, where it does not say another."""
+    if device == "cpu":
+        yield
+        return
+    import torch
+
+    with torch.device(device):
+        yield
 
 
 def register(name: str) -> None:

@@ -16,7 +16,7 @@ from ckptool.checking.programs import programs
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
 from ckptool.checking.unpacking import Content, Unpacking
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -35,6 +35,8 @@ _INSIDE_RATIO: Final = 4
 """Strings of pickles that are looked into may come to so many bytes, or to so many times the file's, inside each other:
 the same byte counts once for each level."""
 _MOST_LISTED: Final = 1000
+_MOST_UNFOLLOWED: Final = 100_000
+"""Calls of None, each of which is of the third grade already, and which no unpickler makes."""
 _MOST_NAMES: Final = 100_000
 _MOST_MEMBERS: Final = 100_000
 _MOST_STRINGS: Final = 100_000
@@ -69,6 +71,7 @@ class Search:
         self._unpacking = Unpacking(limits)
         self._inside_nbytes = 0
         self._strings_unseen = False
+        self._nothing_called = 0
         self._called = 0
         """How often something was done beyond making data."""
         self._legacy_head = b""
@@ -145,6 +148,10 @@ class Search:
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
                 self._name(one.module, one.name, record, one.offset, nested_at)
+            if effect.how == "calls" and target is None:
+                self._nothing_called += 1
+                if self._nothing_called > _MOST_UNFOLLOWED:
+                    raise LimitExceeded(f"more than {_MOST_UNFOLLOWED:,} calls of nothing", kind="pickle-bomb")
             for verdict in self._judged(effect):
                 self._is_wary = self._is_wary or grading.is_wary(verdict)
                 self._note(verdict, record, effect.offset, nested_at)

@@ -12,6 +12,7 @@ from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
+from ckptool.messages import FORMS, counted, show_nbytes
 from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
@@ -228,7 +229,11 @@ class Checkpoint:
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
 
     def _repr_html_(self) -> str:
-        return _html(repr(self), self.tensors)
+        numel = sum({identity(one.info): one.info.numel for one in self.tensors.values()}.values())
+        facts = f"{FORMS[self.form]}, {self.format}, {show_nbytes(self.file_nbytes)}"
+        return _html(
+            f"{self.path}: {facts}; {counted(len(self.tensors), 'tensor')}, {counted(numel, 'parameter')}", self.tensors
+        )
 
 
 def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Iterator[StateDict]:
@@ -242,5 +247,9 @@ def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
     from ckptool.tables import html_table
 
-    rows = ((name, str(list(one.shape)), one.dtype, one.device) for name, one in tensors.items())
-    return html_table(caption, ("name", "shape", "dtype", "device"), rows, len(tensors))
+    headers = ("name", "shape", "dtype", "device", "parameters", "size")
+    rows = (
+        (name, str(list(one.shape)), one.dtype, one.device, f"{one.info.numel:,}", show_nbytes(one.info.total_nbytes))
+        for name, one in tensors.items()
+    )
+    return html_table(caption, headers, rows, len(tensors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import click
@@ -24,6 +24,7 @@ from ckptool.migration.changes import Changes
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
+from ckptool.sources.meter import Progress
 from ckptool.sources.naming import below, is_far
 
 _Pair: TypeAlias = tuple[str, str | None]
@@ -297,7 +298,7 @@ def _run(
         line = ProgressLine(len(work), shown=shows_progress)
         for source, target in work:
             line.next(source)
-            outcome = _outcome(source, target, arguments, line)
+            outcome = _outcome(source, target, arguments, line, line.read_back)
             line.clear()
             yield source, outcome
         return
@@ -312,7 +313,7 @@ def _run(
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            outcomes = pool.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop), work)
+            outcomes = pool.map(lambda pair: _outcome(pair[0], pair[1], arguments, stop, stop), work)
             yield from zip((source for source, _ in work), outcomes, strict=True)
         except BaseException:
             stopped.set()  # only the main thread is interrupted
@@ -320,9 +321,9 @@ def _run(
 
 
 def _outcome(
-    source: str, target: str | None, arguments: dict[str, Any], progress: Callable[[int, int], None] | None
+    source: str, target: str | None, arguments: dict[str, Any], progress: Progress, read_back: Progress
 ) -> MigrationReport | CkptoolError:
     try:
-        return migrate_file(source, target, progress=progress, **arguments)
+        return migrate_file(source, target, progress=progress, read_back=read_back, **arguments)
     except CkptoolError as error:
         return error

@@ -35,15 +35,20 @@ class ProgressLine:
         self._files = files
         self._number = 0
         self._name = ""
+        self._read_back_begun: float | None = None
         self._begun = self._file_begun = time.monotonic()
         self._last = 0.0
 
     def next(self, path: str) -> None:
         self._number += 1
+        self._read_back_begun = None
         self._file_begun = time.monotonic()
         self._name = show(os.path.basename(local_name(path).rstrip(os.sep)) or path)  # noqa: PTH119 - a path as it was given
 
     def __call__(self, done: int, total: int) -> None:
+        self._show(done, total, self._file_begun)
+
+    def _show(self, done: int, total: int, begun: float, what: str = "") -> None:
         if not self._is_shown:
             return
         now = time.monotonic()
@@ -51,8 +56,14 @@ class ProgressLine:
             return
         self._last = now
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
-        line = self._line(done, total, now - self._file_begun, columns or _ROOM_FOR_BAR)
+        line = self._line(done, total, now - begun, columns or _ROOM_FOR_BAR, what)
         click.echo(f"{_CLEAR}{line}", nl=False, err=True)
+
+    def read_back(self, done: int, total: int) -> None:
+        """Show how far the reading of what was written has come."""
+        if self._read_back_begun is None:
+            self._read_back_begun = time.monotonic()
+        self._show(done, total, self._read_back_begun, "reading back ")
 
     def clear(self) -> None:
         """Make room for what is printed next."""
@@ -60,7 +71,7 @@ class ProgressLine:
             click.echo(_CLEAR, nl=False, err=True)
             self._last = 0.0
 
-    def _line(self, done: int, total: int, seconds: float, columns: int) -> str:
+    def _line(self, done: int, total: int, seconds: float, columns: int, what: str) -> str:
         share = min(1.0, done / total) if total else 1.0
         rate = done / seconds if seconds > 0 else 0.0
         facts = f"{share:4.0%}  {show_nbytes(min(done, total))} of {show_nbytes(total)}"
@@ -68,6 +79,7 @@ class ProgressLine:
         is_steady = share >= _SHARE_OF_A_RATE or seconds >= _SECONDS_OF_A_RATE
         facts += f"  {_clock((total - done) / rate)} left" if rate and is_steady and done < total else ""
         number = f"{self._number:,}/{self._files:,} " if self._files > 1 else ""
+        number += what
         bar = f"{_bar(share)} " if columns >= _ROOM_FOR_BAR else ""
         room = max(8, columns - 1 - len(number) - len(bar) - len(facts) - 2)
         return f"{number}{cut_middle(self._name, room)}  {bar}{facts}"[: columns - 1]

@@ -83,10 +83,10 @@ def load_into(
     fit without that, they are tried on such a copy first, unless they use the model itself.
 
     Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
-    file itself breaks, the call is cancelled, or ``progress`` raises, while the model's memory is read into: then some
-    of it may be new. So it may where a model that takes part in loading cannot be copied, or fails after its copy did
-    not; the error says so. What a hook raises after loading is raised as it is, as is a KeyMismatch for names that it
-    adds: then all weights are new, and what hooks make of them may not be.
+    file itself breaks, a device fails, the call is cancelled, or ``progress`` raises, while the model's memory is read
+    into: then some of it may be new. So it may where a model that takes part in loading cannot be copied, or fails
+    after its copy did not; the error says so. What a hook raises after loading is raised as it is, as is a KeyMismatch
+    for names that it adds: then all weights are new, and what hooks make of them may not be.
     ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
     file does not have all that the ``state_dict()`` of its own model would hold.
 

@@ -30,6 +30,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Work, write_file, write_folder
 from ckptool.pickles.gc_pause import gc_paused
+from ckptool.sources.meter import Meter
 from ckptool.sources.naming import is_far
 from ckptool.torch_ops.needed import check_installed
 
@@ -39,7 +40,7 @@ elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
 OnWritten: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes that are written and the bytes that there will be."""
+"""Called with the bytes that are written, or read back, and the bytes that there will be."""
 
 
 def migrate(
@@ -54,6 +55,7 @@ def migrate(
     deep: bool = False,
     reflink: bool = True,
     progress: OnWritten | None = None,
+    read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[ChangeOptions],
 ) -> MigrationReport:
@@ -66,8 +68,8 @@ def migrate(
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
     source holds; by default it goes by the suffix of ``dst``. ``dst`` is a folder that is written, with
     ``max_shard_size`` of shards, with ``form="dcp"`` of torch.distributed.checkpoint. ``progress`` is called with the
-    bytes written and to come. Memory stays bounded whatever the size, and torch is not imported, unless values are cast
-    or a model is built.
+    bytes written and to come, ``read_back`` with those of what was written that were read back, and all of these.
+    Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
     With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries, while no
     tensor is read or moved; ``deep`` compares their checksums first. Readers meet the old file, the new one or an
@@ -104,7 +106,7 @@ def migrate(
         return migrate_in_place(os.fspath(src), asked, dry_run=dry_run, deep=deep, limits=limits)
     if deep:
         raise ValueError("deep is for in_place: what is copied is compared in any case")
-    wanted = _Wanted(force, verify, dry_run, reflink, progress)
+    wanted = _Wanted(force, verify, dry_run, reflink, progress, read_back)
     return _migrate(os.fspath(src), target, asked, wanted, limits)
 
 
@@ -116,6 +118,7 @@ class _Wanted(NamedTuple):
     dry_run: bool
     reflink: bool
     progress: OnWritten | None
+    read_back: OnWritten | None
 
 
 def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limits: Limits) -> MigrationReport:
@@ -140,7 +143,8 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
             return planned
         every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
-        work = Work(checkpoint, plan, asked, limits if wanted.verify else None)
+        meter = Meter(wanted.read_back, (plan.folder or plan.file).nbytes)
+        work = Work(checkpoint, plan, asked, limits if wanted.verify else None, meter)
         on_written = _cancellable(wanted.progress, limits.cancellation)
         if plan.folder is not None:
             with open_folder(plan.target, force=wanted.force, progress=on_written) as folder:

@@ -23,6 +23,7 @@ from ckptool.limits import Limits
 from ckptool.migration.output.sink import Sink
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.checksums import checksums_of_file
+from ckptool.sources.meter import Meter
 from ckptool.sources.naming import is_far
 from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload, payload_of
@@ -87,7 +88,7 @@ class SafetensorsPlan(NamedTuple):
         output.flush()
         return found
 
-    def verify(self, path: str, checksums: list[int], limits: Limits) -> str | None:
+    def verify(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> str | None:
         """
         Read the file back, with our reader and with the reference library's, and compare every tensor.
 
@@ -97,10 +98,10 @@ class SafetensorsPlan(NamedTuple):
         Raises:
             OutputFailed: The file does not hold what was to be written.
         """
-        self._compare(path, checksums, limits)
+        self._compare(path, checksums, limits, meter)
         return None if is_far(path) else _open_with_reference(path, [name for name, _ in self.tensors])
 
-    def _compare(self, path: str, checksums: list[int], limits: Limits) -> None:
+    def _compare(self, path: str, checksums: list[int], limits: Limits, meter: Meter) -> None:
         from ckptool.formats import open_checkpoint
 
         with open_checkpoint(path, limits=limits) as written:
@@ -113,7 +114,7 @@ class SafetensorsPlan(NamedTuple):
             for _, payload in self.tensors:
                 ranges.append((start, start + payload.nbytes))
                 start += payload.nbytes
-            found, _ = checksums_of_file(written.source, ranges)
+            found, _ = checksums_of_file(written.source, ranges, meter)
             for (name, _), checksum, expected in zip(self.tensors, found, checksums, strict=True):
                 if name not in written.tensors or checksum != expected:
                     raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")

@@ -25,6 +25,7 @@ from ckptool.migration.zip_writer import WrittenZip, torch_zip_nbytes, write_tor
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.sharing import shared_nodes
 from ckptool.pickles.writer import write_pickle
+from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
@@ -92,9 +93,9 @@ class TorchPlan(NamedTuple):
         output.flush()
         return written
 
-    def verify(self, path: str, written: WrittenZip, limits: Limits) -> None:
+    def verify(self, path: str, written: WrittenZip, limits: Limits, meter: Meter) -> None:
         """Read the file back; see ``verify.verify``."""
-        verify.verify(path, written, self.storages, self.expected, limits)
+        verify.verify(path, written, self.storages, self.expected, limits, meter)
 
 
 def plan_weights(

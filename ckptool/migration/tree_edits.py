@@ -6,7 +6,7 @@ Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -151,7 +151,23 @@ def _rename_state_dicts(
         head = f"{state_dict.key}." if state_dict.key else ""
         new_names |= {head + name: head + renamed.get(name, name) for name in state_dict if name not in gone}
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
+        others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
+        for name, entry in _deeper(checkpoint, others) if others else ():
+            if entry[len(head) :] in gone:
+                left_out[name] = None
+            else:
+                new_names[name] = others[entry] + name[len(entry) :]
     return new_names, left_out
+
+
+def _deeper(checkpoint: Checkpoint, entries: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that lie deeper in some entries, in a tuple say, each with the path of its entry."""
+    for name in checkpoint.tensors:
+        at = len(name)
+        while (at := name.rfind(".", 0, at)) > 0:
+            if name[:at] in entries:
+                yield name, name[:at]
+                break
 
 
 def _drop(checkpoint: Checkpoint, drop: tuple[str, ...], edits: _Edits) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
+from ckptool.sources.meter import Meter
 from ckptool.sources.source import BytesSource, SliceSource, prefetch
 from ckptool.tensors.payloads import CHUNK_NBYTES, StoragePayload
 from ckptool.tensors.reading import LazyTensor
@@ -39,6 +40,7 @@ def verify(
     storages: Sequence[StoragePayload],
     expected: Sequence[tuple[str | None, TensorInfo]],
     limits: Limits,
+    meter: Meter,
 ) -> None:
     """
     Read a zip back: every byte, and every tensor with its name, type, shape and position in its storage.
@@ -51,7 +53,7 @@ def verify(
         prefetch(source, [(0, source.nbytes)])
         members = written.members
         ranges = [(member.offset, member.offset + member.nbytes) for member in members]
-        checksums, frame = checksums_of_file(source, ranges)
+        checksums, frame = checksums_of_file(source, ranges, meter)
         for member, checksum in zip(members, checksums, strict=True):
             if checksum != member.crc32:
                 raise _failed(f"{member.name!r} was not written as it was read")
@@ -66,7 +68,7 @@ def verify(
             raise _failed("the tensors in it are not those that were to be written")
 
 
-def verify_model(path: str, weights: Weights, limits: Limits) -> None:
+def verify_model(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:
     """
     Read back a whole model that torch saved, and compare every tensor's bytes with the weights.
 
@@ -79,6 +81,7 @@ def verify_model(path: str, weights: Weights, limits: Limits) -> None:
         for name, tensor in weights.tensors.items():
             if name not in found.tensors or found.tensors[name].read() != tensor.read():
                 raise OutputFailed(f"tensor {name!r} was not written as it was read", kind="verification-failed")
+            meter.read(tensor.info.nbytes)
 
 
 class _WrittenStorages:

@@ -18,6 +18,7 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.migration.verify import verify_model
+from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.reading import LazyTensor
 
@@ -30,6 +31,8 @@ class Work(NamedTuple):
     changes: Changes
     limits: Limits | None
     """Those for reading it back; None where it is not to be verified."""
+    meter: Meter
+    """Counts what is read back."""
 
 
 class Done(NamedTuple):
@@ -47,7 +50,7 @@ def write_file(work: Work, output: Sink) -> Done:
     verifies = limits is not None
     output.reserve(plan.file.nbytes)
     path = output.reading_path()
-    check: Callable[[Limits], str | None]
+    check: Callable[[Limits, Meter], str | None]
     copied: Sequence[Payload] = ()
     readers: tuple[str, ...] = ()
     if plan.builds_model and plan.weights is not None and work.changes.model is not None:
@@ -67,7 +70,7 @@ def write_file(work: Work, output: Sink) -> Done:
     work.checkpoint.check_unchanged()
     if limits is not None:
         output.sync()
-        other = _verify(work.checkpoint, output.path, partial(check, limits))
+        other = _verify(work.checkpoint, output.path, partial(check, limits, work.meter))
         readers = ("ckptool", other) if other else ("ckptool",)
     nbytes = output.nbytes
     output.publish()
@@ -90,7 +93,9 @@ def write_folder(work: Work, plan: FolderPlan, folder: SinkFolder) -> Done:
             if limits is not None or folder.replaced:  # what is replaced goes: the new one must be on the disk first
                 output.sync()
             if limits is not None:
-                other = _verify(checkpoint, folder.path, partial(file.verify, output.reading_path(), written, limits))
+                other = _verify(
+                    checkpoint, folder.path, partial(file.verify, output.reading_path(), written, limits, work.meter)
+                )
                 readers |= {other: None} if other else {}
             nbytes += output.nbytes
             if before is not None:  # the disk had the time of this file for it

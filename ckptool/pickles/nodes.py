@@ -99,11 +99,13 @@ class Dict:
         self.pairs: Pairs = pairs if pairs is not None else _NO_PAIRS
 
     def update(self, pairs: Pairs) -> None:
-        """Add pairs, from a list that is the dict's from now on."""
-        if self.pairs:
-            self.pairs.extend(pairs)
-        else:
+        """Add pairs, from a list that is the dict's from now on. A tuple takes less, where one pair is all there is."""
+        if not self.pairs:
             self.pairs = pairs
+        elif len(self.pairs) == 1:
+            self.pairs = [*self.pairs, *pairs]
+        else:
+            self.pairs.extend(pairs)
 
     def __repr__(self) -> str:
         return f"<Dict of {len(self.pairs)}>"

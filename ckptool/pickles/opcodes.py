@@ -279,7 +279,7 @@ def op_dict(machine: Machine) -> None:
 def op_setitem(machine: Machine) -> None:
     machine.pos += 1
     value, key = machine.stack.pop(), machine.stack.pop()
-    _update(machine, machine.stack[-1], [(key, value)])
+    _update(machine, machine.stack[-1], ((key, value),))
 
 
 def op_setitems(machine: Machine) -> None:
@@ -288,7 +288,7 @@ def op_setitems(machine: Machine) -> None:
     _update(machine, machine.stack[-1], _pairs(machine, flat))
 
 
-def _update(machine: Machine, target: Inert, pairs: Pairs) -> None:
+def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     if isinstance(target, Dict):
         target.update(pairs)
     elif isinstance(target, Call):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
-from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 from ckptool.pickles.reader import Pickle
 from ckptool.sources.source import Source
 
@@ -50,19 +49,15 @@ def _met_again(root: Inert, candidates: set[int]) -> set[int]:
             met.add(key)
         if isinstance(node, (tuple, list)):
             if not _ATOMS.issuperset(map(type, node)):  # as those of shapes and strides
-                todo += node
+                todo += [one for one in node if type(one) not in _ATOMS]
         elif isinstance(node, PersistentId):
             todo.append(node.pid)
-        elif type(node) not in _ATOMS:
-            todo += _held(node)
+        elif isinstance(node, Call):
+            todo += [one for one in (node.func, node.args, node.kwargs, node.state) if type(one) not in _ATOMS]
+            todo += node.items or ()
+            todo += chain.from_iterable(node.pairs or ())
+        elif isinstance(node, Dict):
+            todo += chain.from_iterable(node.pairs)
+        elif isinstance(node, Set):
+            todo += node.items
     return again
-
-
-def _held(node: Inert) -> Iterator[Inert]:
-    """Yield all that a container refers to: keys and what is called, too."""
-    if isinstance(node, Call):
-        yield node.func
-    if isinstance(node, Call | Dict):
-        for key, _ in node.pairs or ():
-            yield key
-    yield from nodes.held(node)

@@ -72,7 +72,7 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
         tensor = tensor.int_repr()
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
     flat = tensor.as_strided((tensor.numel(),), (1,))  # reshape keeps an odd stride where there is one element
-    return bytes(flat.view(torch.uint8).numpy())
+    return bytes(flat.view(torch.uint8).cpu().numpy())
 
 
 def assert_same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> None:

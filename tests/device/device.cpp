@@ -426,6 +426,11 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
   copy_(const_cast<Tensor&>(to), self, true);  // what a kernel computed is there late
   return to;
 }
+Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, at::IntArrayRef stride, at::IntArrayRef padding,
+                   at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups) {
+  auto here = bias ? std::optional<Tensor>(bias->cpu()) : bias;
+  return at::convolution(input.cpu(), weight.cpu(), here, stride, padding, dilation, transposed, output_padding, groups).to(input.device());
+}
 at::Scalar item(const Tensor& self) { return self.to(c10::kCPU).item(); }
 Tensor& set_storage(Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(source.device() == self.device(), "Expected storage on ", self.device(), ", not on ", source.device());
@@ -452,6 +457,7 @@ TORCH_LIBRARY_IMPL(aten, SIM_KEY, m) {
   m.impl("_copy_from", copy_from); m.impl("_copy_from_and_resize", copy_from_and_resize); m.impl("_local_scalar_dense", item);
   m.impl("set_.source_Storage", set_all); m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Tensor", set_tensor); m.impl("set_", set_nothing); m.impl("record_stream", record_stream);
+  m.impl("convolution_overrideable", convolution);
 }
 TORCH_LIBRARY_IMPL(_, SIM_KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 }  // namespace

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
+from tests import where
 from tests.against_torch import oracle
 
 
 def torch_load(source: Any, **options: Any) -> Any:
-    """Return what torch itself reads, on the CPU; bytes are files here."""
+    """Return what torch itself reads, on the device of the tests; bytes are files here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         source = io.BytesIO(source) if isinstance(source, bytes) else source
-        return torch.load(source, **({"map_location": "cpu", "weights_only": True} | options))
+        return torch.load(source, **({"map_location": where.device, "weights_only": True} | options))
 
 
 def saved(content: Any, path: Path | None = None, *, legacy: bool = False) -> bytes:

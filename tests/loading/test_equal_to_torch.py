@@ -23,7 +23,7 @@ import ckptool
 from ckptool.loading.memory import assembly
 from ckptool.reference.nets import CifarNet, LeNet, TiedReader
 from ckptool.reference.wraps import process_group
-from tests import build
+from tests import build, where
 from tests.against_torch import oracle
 from tests.against_torch import test_byte_order as big
 from tests.against_torch.test_saved_tensors import (
@@ -51,11 +51,12 @@ MMAPS: list[Any] = [True, False, "auto"]
 SPARSE = [kind for kind in KINDS if kind.startswith("sparse")]
 
 
-def load(source: Any, *where: Any, **options: Any) -> Any:
-    """Return what is loaded under the names in the file."""
-    return ckptool.load(source, *where, **({"strip": None} | options))
+def load(source: Any, device: Any = None, **options: Any) -> Any:
+    """Return what is loaded under the names in the file, on the device of the tests."""
+    return ckptool.load(source, device or where.device, **({"strip": None} | options))
 
 
+@where.on_any
 @pytest.mark.parametrize("mmap", MMAPS, ids=str)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_every_element_type_is_loaded_as_torch_loads_it(legacy: bool, mmap: Any, tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_every_element_type_is_loaded_as_torch_loads_it(legacy: bool, mmap: Any,
     assert_same(load(tmp_path / "x.pth", mmap=mmap), torch_load(data))
 
 
+@where.on_any
 @pytest.mark.parametrize("mmap", MMAPS, ids=str)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_every_view_is_loaded_as_torch_loads_it(legacy: bool, mmap: Any, tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_every_view_is_loaded_as_torch_loads_it(legacy: bool, mmap: Any, tmp_pat
     assert_same(load(tmp_path / "x.pth", mmap=mmap), torch_load(data))
 
 
+@where.on_any
 @pytest.mark.parametrize("mmap", MMAPS, ids=str)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_tensors_that_share_memory_share_it_again(legacy: bool, mmap: Any, tmp_path: Path) -> None:
@@ -96,6 +99,7 @@ def test_tensors_that_share_memory_share_it_again(legacy: bool, mmap: Any, tmp_p
     assert found["alone"].eq(1).all()
 
 
+@where.on_any
 @pytest.mark.parametrize("mmap", [True, False], ids=str)
 def test_one_storage_seen_as_two_types_is_shared_whole(mmap: bool, tmp_path: Path) -> None:
     raw = torch.arange(11, dtype=torch.uint8)
@@ -137,6 +141,7 @@ def test_quantised_tensors_are_loaded_as_torch_loads_them(legacy: bool, mmap: bo
     assert all(torch.equal(found[name].dequantize(), expected[name].dequantize()) for name in expected)
 
 
+@where.on_any
 def test_quantised_tensors_are_refused_on_devices_that_have_none(tmp_path: Path) -> None:
     for name, content in (("some", quantised_per_tensor(torch.qint8)), ("none", quantised_per_tensor(torch.qint8)[:0])):
         saved({name: content, "w": torch.rand(4)}, tmp_path / "x.pth")
@@ -211,6 +216,7 @@ def group() -> Iterator[None]:
 TORCH_FIXTURES = sorted(path.name for path in FIXTURES.glob("*.pth"))
 
 
+@where.on_any
 @pytest.mark.parametrize("name", one_of_twins(TORCH_FIXTURES))
 @pytest.mark.usefixtures("group")
 def test_every_fixture_is_loaded_as_torch_loads_it(name: str) -> None:
@@ -267,6 +273,7 @@ def test_a_whole_model_is_loaded_without_its_class(tmp_path: Path, monkeypatch: 
         torch_load(tmp_path / "x.pth", weights_only=False)
 
 
+@where.on_any
 @pytest.mark.parametrize("key", [None, "model", "inner.net"])
 def test_a_key_picks_a_state_dict(key: str | None, tmp_path: Path) -> None:
     model, other = LeNet(), nn.Linear(5, 5)
@@ -285,9 +292,9 @@ def test_a_key_picks_a_state_dict(key: str | None, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*[Qq]uantiz")
-@pytest.mark.parametrize("where", ["", "model"])
+@pytest.mark.parametrize("place", ["", "model"])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, where: str, tmp_path: Path) -> None:
+def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, place: str, tmp_path: Path) -> None:
     def quantised() -> nn.Module:
         plain = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
         return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})  # type: ignore[no-any-return]
@@ -295,7 +302,7 @@ def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, whe
     model, fresh = quantised(), quantised()
     state = model.state_dict()
     x = torch.rand(2, 4)
-    saved({where: state, "epoch": 1} if where else state, tmp_path / "x.pth")
+    saved({place: state, "epoch": 1} if place else state, tmp_path / "x.pth")
     found = load(tmp_path / "x.pth")
     assert list(found) == list(state)
     fresh.load_state_dict(found)
@@ -305,9 +312,10 @@ def test_weights_that_are_all_quantised_dynamically_need_no_key(layers: int, whe
     assert torch.equal(again(x), model(x))
     ckptool.migrate(tmp_path / "x.pth", tmp_path / "y.pth", form="state_dict")
     assert list(torch_load(tmp_path / "y.pth")) == list(state)
-    assert list(load(saved({where or "net": dict(state), "epoch": 1}))) == list(state)  # who copies loses _metadata
+    assert list(load(saved({place or "net": dict(state), "epoch": 1}))) == list(state)  # who copies loses _metadata
 
 
+@where.on_any
 def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path) -> None:
     state = LeNet().state_dict()
     several = saved({"a": state, "b": state, "optimizer": {"state": {}, "param_groups": []}})
@@ -327,6 +335,7 @@ def test_weights_that_nobody_can_choose_are_told_with_their_keys(tmp_path: Path)
     assert (nothing.value.candidates, nothing.value.kind) == ((), "which-weights")
 
 
+@where.on_any
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.bool, torch.complex64, torch.quint8, "bfloat16", torch.float4_e2m1fn_x2], ids=str
 )
@@ -344,6 +353,7 @@ def test_a_type_that_weights_cannot_be_cast_to_is_refused_before_anything_is_rea
             verb()
 
 
+@where.on_any
 def test_hints_name_the_command_that_tells_more(tmp_path: Path) -> None:
     path = tmp_path / "it's new.pth"
     data = bytearray(saved({"a": torch.arange(1000.0), "b": torch.arange(999.0)}))
@@ -430,6 +440,7 @@ def test_old_tars_are_loaded(tmp_path: Path) -> None:
     assert_same(found, dict(oracle.named_tensors(expected)))
 
 
+@where.on_any
 @pytest.mark.parametrize("mmap", MMAPS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -483,6 +494,7 @@ def test_casts_of_more_than_one_batch_are_whole(tmp_path: Path, monkeypatch: pyt
     assert told == sorted(told)
 
 
+@where.on_any
 @pytest.mark.parametrize("mmap", [True, False, "auto"], ids=str)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_writing_to_what_was_loaded_changes_nobody_else(mmap: Any, dtype: Any, tmp_path: Path) -> None:
@@ -518,6 +530,7 @@ def test_bytes_paths_file_objects_and_members_hold_the_same(tmp_path: Path) -> N
         assert not stream.closed
 
 
+@where.on_any
 def test_bytes_can_be_thrown_away_after_loading() -> None:
     data = bytearray(saved({"a": torch.arange(4.0)}))
 
@@ -527,6 +540,7 @@ def test_bytes_can_be_thrown_away_after_loading() -> None:
     assert found["a"].tolist() == [0, 1, 2, 3]
 
 
+@where.on_any
 def test_wrappers_are_taken_off_only_where_every_name_has_them(tmp_path: Path) -> None:
     model = LeNet()
     plain = model.state_dict()
@@ -544,6 +558,7 @@ def test_wrappers_are_taken_off_only_where_every_name_has_them(tmp_path: Path) -
     assert list(ckptool.load(compiled, strip="module")) == list(ckptool.load(compiled, strip=None))
 
 
+@where.on_any
 def test_verify_finds_a_flipped_bit_and_a_plain_load_does_not(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     data = bytearray(saved({"a": torch.full((1000,), 1.5), "b": torch.ones(2)}))
@@ -556,6 +571,7 @@ def test_verify_finds_a_flipped_bit_and_a_plain_load_does_not(tmp_path: Path) ->
         load(path, verify=True)
 
 
+@where.on_any
 def test_verify_finds_a_damaged_index(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     data = saved({"weight": torch.ones(5)})
@@ -574,6 +590,7 @@ def test_verify_passes_sound_files(legacy: bool) -> None:
     assert_same(load(data, verify=True), torch_load(data))
 
 
+@where.on_any
 def test_an_entry_that_only_code_can_make_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     data = build.torch_zip(
         {"weight": build.tensor(build.storage()), "extra": build.call(build.named("strange", "Thing"), 1), "n": 3},
@@ -588,6 +605,7 @@ def test_an_entry_that_only_code_can_make_is_left_out_and_named(caplog: pytest.L
     assert "'extra'" in caplog.text
 
 
+@where.on_any
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     saved({str(n): torch.rand(1000) for n in range(10)}, tmp_path / "x.pth")
     told: list[tuple[int, int]] = []
@@ -598,6 +616,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     assert told[-1] == (40_000, 40_000)
 
 
+@where.on_any
 @pytest.mark.parametrize("option", [{"weights": "best"}, {"strip": False}, {"mmap": "no"}, {"dtype": "float16"}])
 def test_an_option_that_is_misspelt_is_refused(option: dict[str, Any], tmp_path: Path) -> None:
     saved({"a": torch.ones(1)}, tmp_path / "x.pth")

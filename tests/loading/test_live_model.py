@@ -25,18 +25,20 @@ from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
 from ckptool.loading.serving.digest import digest_of
 from ckptool.reference.nets import MLP, LeNet, TiedReader
+from tests import where
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
 from tests.scale import scaled, times
 
 Commit = Literal["in_place", "swap"]
+pytestmark = where.on_any
 COMMITS: list[Commit] = ["in_place", "swap"]
-IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0)).to(where.device)
 every_commit = pytest.mark.parametrize("commit", COMMITS)
 
 
 def lenet(seed: int) -> LeNet:
     torch.manual_seed(seed)
-    return LeNet().eval()
+    return LeNet().eval().to(where.device)
 
 
 @pytest.fixture
@@ -60,9 +62,9 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
 def test_a_reload_replaces_the_weights(commit: Commit, meta: bool, files: tuple[Path, Path]) -> None:
     a, b = files
-    with torch.device("meta" if meta else "cpu"):
+    with torch.device("meta" if meta else where.device):
         model = LeNet().eval()
-    live = LiveModel(model, a, commit=commit)
+    live = LiveModel(model, a, commit=commit, map_location=where.device)
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
     first = live.digest
 
@@ -328,7 +330,7 @@ def old_names(seed: int) -> dict[str, torch.Tensor]:
 def test_a_copy_of_a_model_with_code_of_its_own_loads_and_is_swapped_in(meta: bool, mmap: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     saved(old_names(1), path)
-    with torch.device("meta" if meta else "cpu"):
+    with torch.device("meta" if meta else where.device):
         model = Renaming().eval()
     model.seen = torch.ones(2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -359,7 +361,7 @@ def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_pa
     saved(old_names(1), tmp_path / "x.pth")
     state = old_names(2)
     data = bytearray(saved(state))
-    data[data.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    data[data.index(state["fc1.weight"].cpu().numpy().tobytes()[:64]) + 9] ^= 1
     contents: dict[str, tuple[bytes, type[ckptool.CkptoolError]]] = {
         "flipped": (bytes(data), ckptool.DamagedFile),
         "names": (saved({name: tensor for name, tensor in state.items() if name != "fc1.bias"}), ckptool.KeyMismatch),
@@ -377,7 +379,7 @@ def test_a_bad_file_leaves_a_model_with_code_of_its_own_serving(how: str, tmp_pa
 
 def test_a_copy_of_a_model_with_code_of_its_own_keeps_its_types(tmp_path: Path) -> None:
     saved(lenet(1).state_dict(), tmp_path / "x.pth")
-    live = LiveModel(Renaming().bfloat16().eval(), tmp_path / "x.pth", commit="swap")
+    live = LiveModel(Renaming().bfloat16().eval().to(where.device), tmp_path / "x.pth", commit="swap")
 
     assert_same(live.model.state_dict(), lenet(1).bfloat16().state_dict())
 
@@ -385,7 +387,7 @@ def test_a_copy_of_a_model_with_code_of_its_own_keeps_its_types(tmp_path: Path) 
 def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path) -> None:
     saved(lenet(1).state_dict(), tmp_path / "x.pth")
     saved(nn.DataParallel(lenet(1)).state_dict(), tmp_path / "y.pth")
-    live = LiveModel(nn.DataParallel(Renaming()).eval(), tmp_path / "x.pth", commit="swap")
+    live = LiveModel(nn.DataParallel(Renaming()).eval().to(where.device), tmp_path / "x.pth", commit="swap")
     first = live.digest
 
     assert live.reload(tmp_path / "y.pth").digest == first
@@ -394,7 +396,7 @@ def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path
 
 def test_in_place_a_model_with_code_of_its_own_loads_once_a_copy_could(tmp_path: Path) -> None:
     saved(old_names(1), tmp_path / "x.pth")
-    live = LiveModel(Renaming(), tmp_path / "x.pth")
+    live = LiveModel(Renaming().to(where.device), tmp_path / "x.pth")
     model, digest = live.model, live.digest
     places = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
 
@@ -436,7 +438,7 @@ def test_what_comes_from_the_meta_device_is_of_the_type_asked_for(commit: Commit
     plain = LiveModel(LeNet().eval(), files[0]).digest
     with torch.device("meta"):
         model = LeNet().eval()
-    live = LiveModel(model, files[0], commit=commit, dtype=torch.bfloat16, map_location="cpu")
+    live = LiveModel(model, files[0], commit=commit, dtype=torch.bfloat16, map_location=where.device)
 
     for number in (1, 2):  # a model keeps its type
         wanted = {name: tensor.bfloat16() for name, tensor in lenet(number).state_dict().items()}
@@ -522,7 +524,7 @@ def test_in_place_only_a_model_without_memory_is_mapped_and_only_at_first(files:
 def damaged(b: bytes) -> dict[str, tuple[bytes, type[ckptool.CkptoolError]]]:
     state = lenet(2).state_dict()
     flipped = bytearray(b)
-    flipped[b.index(state["fc1.weight"].numpy().tobytes()[:64]) + 9] ^= 1
+    flipped[b.index(state["fc1.weight"].cpu().numpy().tobytes()[:64]) + 9] ^= 1
     return {
         "truncated": (b[:-1000], ckptool.TruncatedFile),
         "half": (b[: len(b) // 2], ckptool.UnreadableFile),
@@ -532,7 +534,7 @@ def damaged(b: bytes) -> dict[str, tuple[bytes, type[ckptool.CkptoolError]]]:
         "names": (saved({"x": torch.ones(3)}), ckptool.KeyMismatch),
         "page": (b"<html><body>404</body></html>", ckptool.NotACheckpoint),
         "empty": (b"", ckptool.UnreadableFile),
-        "sparse": (saved(state | {"out.bias": state["out.bias"].to_sparse()}), ckptool.UnsupportedFeature),
+        "sparse": (saved(state | {"out.bias": state["out.bias"].cpu().to_sparse()}), ckptool.UnsupportedFeature),
     }
 
 
@@ -745,7 +747,7 @@ def test_a_model_that_cannot_be_copied_is_refused_to_swap(files: tuple[Path, Pat
 
 def test_other_types_are_cast_to_the_model_s(files: tuple[Path, Path]) -> None:
     for commit in COMMITS:
-        live = LiveModel(LeNet().bfloat16(), files[0], commit=commit)
+        live = LiveModel(LeNet().bfloat16().to(where.device), files[0], commit=commit)
         live.reload(files[1])
         wanted = {name: tensor.bfloat16() for name, tensor in lenet(2).state_dict().items()}
         assert_same(live.model.state_dict(), wanted)
@@ -1057,7 +1059,7 @@ def test_without_a_path_it_is_the_one_that_was_loaded_last(files: tuple[Path, Pa
 def test_a_default_device_without_memory_changes_nothing(commit: Any, tmp_path: Path) -> None:
     saved(lenet(1).state_dict(), tmp_path / "x.pth")
     with torch.device("meta"):
-        live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit)
+        live = LiveModel(LeNet().eval(), tmp_path / "x.pth", commit=commit, map_location=where.device)
 
     assert_same(live.model.state_dict(), lenet(1).state_dict())
 

@@ -14,11 +14,13 @@ from torch import nn
 
 import ckptool
 from ckptool import LiveModel
+from tests import where
 from tests.loading.same import assert_same, saved
 from tests.loading.test_live_model import every_commit, within
 
 Commit = Literal["in_place", "swap"]
 Hook = Callable[[nn.Module, Any], Any]
+pytestmark = where.on_any
 real_or_meta = pytest.mark.parametrize("device", ["cpu", "meta"])
 plain_or_own = pytest.mark.parametrize("own", [False, True], ids=["plain", "own"])
 
@@ -48,7 +50,7 @@ class Cached(nn.Module):
 
 
 def built(device: str, build: Callable[[], nn.Module]) -> Any:
-    with torch.device(device):
+    with torch.device(where.device if device == "cpu" else device):
         return build()
 
 

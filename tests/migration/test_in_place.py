@@ -122,6 +122,17 @@ def test_ties_views_and_objects_stay(tmp_path: Path) -> None:
         assert isinstance(found["p"], torch.nn.Parameter)
 
 
+@each("way", [{"rename": [("^", "x.")]}, {"exclude": ["*packed*"]}, {"exclude": ["*packed*"], "rename": [("^", "x.")]}])
+def test_tensors_inside_an_entry_go_where_it_goes(way: dict[str, Any], tmp_path: Path) -> None:
+    path, copy = tmp_path / "model.pth", tmp_path / "copy.pth"
+    torch.save(OrderedDict({"fc.packed": (torch.ones(2), torch.zeros(3)), "fc.weight": torch.ones(4)}), path)
+    migrate(path, copy, **way)
+    migrate(path, in_place=True, **way)
+
+    assert diff(path, copy).same
+    assert list(torch.load(path)) == list(torch.load(copy))
+
+
 def test_a_legacy_stream_has_room_for_every_length_up_to_its_own(tmp_path: Path) -> None:
     path = tmp_path / "model.pth"
     torch.save(OrderedDict(a=torch.ones(3), b=torch.ones(2)), path, _use_new_zipfile_serialization=False)

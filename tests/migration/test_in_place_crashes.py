@@ -8,6 +8,7 @@ each: what stock readers make of it before anything is recovered, what ours do, 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -381,3 +382,30 @@ def test_a_journal_is_of_one_file_alone(tmp_path: Path) -> None:
         recover(edited.path)
     assert refused.value.kind == "another-file"
     assert edited.path.read_bytes() == b"another file"
+
+
+def test_a_file_that_was_written_anew_under_its_journal_is_left_alone(tmp_path: Path) -> None:
+    edited = Recorded("tail", tmp_path)
+    files = edited.start()
+    for entry in edited.log[:7]:
+        files = done(files, entry)
+    for data in (edited.old * 2, edited.old[:-1]):
+        put({**files, edited.path.name: data}, edited.path)
+        with pytest.raises(CkptoolError) as refused:
+            recover(edited.path)
+        assert refused.value.kind == "another-file"
+        assert edited.path.read_bytes() == data
+
+
+def test_an_edit_that_goes_on_is_not_recovered(tmp_path: Path) -> None:
+    edited = Recorded("slot", tmp_path)
+    files = edited.start()
+    for entry in edited.log[:7]:
+        files = done(files, entry)
+    put(files, edited.path)
+    with edited.path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(CkptoolError) as refused:
+            recover(edited.path)
+    assert refused.value.kind == "locked"
+    assert edited.path.read_bytes() == files[edited.path.name]

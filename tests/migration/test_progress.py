@@ -41,6 +41,24 @@ def test_progress_grows_to_the_size_of_what_is_written(
 
 
 @each(("target", "options"), TARGETS)
+def test_reading_back_is_told_too(source: Path, target: str, options: dict[str, object], tmp_path: Path) -> None:
+    for verify in (True, False):
+        told: list[tuple[int, int]] = []
+        report = ckptool.migrate(
+            source,
+            tmp_path / target,
+            read_back=lambda *now: told.append(now),  # noqa: B023 - it is called at once
+            force=True,
+            verify=verify,
+            **options,  # type: ignore[arg-type]
+        )
+        assert report.nbytes is not None
+        assert [now for now, _ in told] == sorted(now for now, _ in told)
+        assert {total for _, total in told} == ({report.nbytes} if verify else set())
+        assert not verify or told[-1][0] > 0.99 * report.nbytes
+
+
+@each(("target", "options"), TARGETS)
 def test_a_migration_that_is_cancelled_on_the_way_leaves_nothing(
     source: Path, target: str, options: dict[str, object], tmp_path: Path
 ) -> None:

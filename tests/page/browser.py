@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -135,6 +136,12 @@ class Browser:
         self.run(f"{script}; await new Promise((done) => requestAnimationFrame(() => setTimeout(done)))", *arguments)
         return self._worked() - before
 
+    def milliseconds_to_open(self, path: Path) -> float:
+        """Open a page, and return how long all processes of the browser work until it can be used."""
+        before = _processor_time(self._driver.pid)
+        self.open(path)
+        return _processor_time(self._driver.pid) - before
+
     def _worked(self) -> float:
         metrics = self.command("Performance.getMetrics")["metrics"]
         return next(1000 * float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
@@ -162,3 +169,19 @@ class Browser:
                 return json.load(answer)["value"]
         except HTTPError as error:
             raise AssertionError(error.read().decode()) from None
+
+
+def _processor_time(root: int) -> float:
+    """Return the milliseconds that a process, and all below it, have had of the processor: see proc(5)."""
+    found: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        found[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    family = {root}
+    for _ in range(8):  # generations
+        family |= {pid for pid, (parent, _) in found.items() if parent in family}
+    ticks = sum(time for pid, (_, time) in found.items() if pid in family)
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")

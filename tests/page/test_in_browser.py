@@ -47,11 +47,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     weights = torch.load(FINE)
     changed = {**weights, "fc1.weight": weights["fc1.weight"] * 1.5, "fc2.bias": torch.ones(7)}
     torch.save({name: one for name, one in changed.items() if name != "out.bias"}, folder / "b.pth")
+    torch.save({"state_dict": {"model": {"w": torch.ones(30, 30)}}}, folder / "one.pth")
     (folder / "cut.pth").write_bytes(FINE.read_bytes()[:90_000])
     write_safetensors(folder / "moe.safetensors", mixture())
     asked: dict[str, list[object]] = {
         "fine": [FINE, "--values"],
         "training": [TRAINING],
+        "one": [folder / "one.pth"],
         "two": [FINE, folder / "b.pth", "--values"],
         "hostile": [folder / "hostile.pth", "--values"],
         "cut": [folder / "cut.pth"],
@@ -245,6 +247,15 @@ def test_keys_alone_are_enough(browser: Browser, pages: dict[str, Path]) -> None
     assert browser.run(f"return document.getElementById({current}).getAttribute('aria-selected')") == "true"
 
 
+def test_a_file_of_one_tensor_shows_it(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["one"])
+    assert browser.run(ROWS) == ["state_dict.model.w"]
+    point(browser, "hover", 0.5, 0.5)
+    assert browser.run(PANEL) == "state_dict.model.w"
+    point(browser, "click", 0.5, 0.5)
+    assert browser.run(CURRENT) == "state_dict.model.w"
+
+
 def test_only_rows_that_can_be_seen_are_on_the_page(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["moe"])
     browser.run("document.querySelector('#by-module').click()")
@@ -369,14 +380,14 @@ for (let at = 0; at < 100; at += 1) {
 def test_20000_tensors_with_values_are_quick_and_small(browser: Browser, pages: dict[str, Path]) -> None:
     assert pages["moe"].stat().st_size <= 100_000
     assert pages["values"].stat().st_size <= 2_500_000
-    ready = []
-    for _ in range(3):  # the clock of a busy machine tells something at its best
-        browser.open(pages["values"])
-        ready.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
+    ready = [browser.milliseconds_to_open(pages["values"]) for _ in range(3)]
+    clock = browser.run("return performance.getEntriesByName('ready')[0].startTime")
     browser.run("document.querySelector('#fold').click()")  # now there are thousands of boxes
-    searched = [browser.milliseconds(SEARCH, text) for text in ("w", "w1", "layers.3", "float32", "nothing", "")]
+    texts = ("w", "w1", "layers.3", "float32", "nothing", "")
+    rounds = [[browser.milliseconds(SEARCH, text) for text in texts] for _ in range(3)]
+    searched = [min(times) for times in zip(*rounds, strict=True)]
     hover = browser.milliseconds(SWEEP) / 100
-    print(f"ready after {min(ready):.0f} ms, hover {hover:.1f} ms, search {max(searched):.0f} ms")
+    print(f"ready {min(ready):.0f} ms ({clock:.0f} by the clock), hover {hover:.1f} ms, search {max(searched):.0f} ms")
 
     assert min(ready) <= 1000
     assert hover <= 16

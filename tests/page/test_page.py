@@ -177,11 +177,35 @@ def test_a_file_that_cannot_be_opened_has_a_page_that_says_why(tmp_path: Path) -
     assert content["files"][0]["findings"][0]["code"] == "CK106"
 
 
-@pytest.mark.parametrize("files", [["absent.pth"], ["absent.pth", FINE], [FINE, "absent.pth"], [VALID]])
+def test_a_folder_that_lacks_a_part_has_a_page_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-00001-of-00001.safetensors"}}')
+    done = report(tmp_path, "-o", tmp_path / "page.html")
+
+    assert done.exit_code == 2
+    assert "model-00001-of-00001" in content_of((tmp_path / "page.html").read_bytes())["files"][0]["error"]["message"]
+
+
+def test_a_folder_of_several_has_a_page_that_lists_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.save({f"{name}.w": torch.ones(2)}, tmp_path / f"{name}.pth")
+    facts = dict(content_of(made(tmp_path, tmp_path))["files"][0]["facts"])
+
+    assert [item.partition(":")[0] for item in facts["members"]] == ["a.pth", "b.pth"]
+
+
+@pytest.mark.parametrize("files", [["absent.pth"], ["absent.pth", FINE], [FINE, "absent.pth"]])
 def test_what_cannot_be_shown_leaves_no_page(tmp_path: Path, files: list[object]) -> None:
     done = report(*files, "-o", tmp_path / "page.html")
 
-    assert (done.exit_code, list(tmp_path.iterdir())) == (2 if VALID not in files else done.exit_code, [])
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+
+
+@pytest.mark.parametrize("output", ["s3://bucket/page.html", "page", "page.pth"])
+def test_pages_have_names_of_pages(tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert report(FINE, "-o", output).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_file_is_replaced_without_being_asked(tmp_path: Path) -> None:

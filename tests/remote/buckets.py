@@ -110,7 +110,7 @@ class Bucket(Handler):
     def put(self) -> None:
         path, _, query = self.path.partition("?")
         asked = dict(parse_qsl(query, True))
-        copied = self.headers.get("x-amz-copy-source")
+        copied = self.headers.get("x-amz-copy-source") or self.headers.get("x-goog-copy-source")
         data = self.body
         if copied is not None:
             source = f"/{unquote(copied).lstrip('/')}"
@@ -118,7 +118,7 @@ class Bucket(Handler):
                 self.answer(404)
                 return
             data = self.server.files[source]
-        elif hashlib.sha256(data).hexdigest() != self.headers.get("x-amz-content-sha256"):
+        elif self.headers.get("x-amz-content-sha256") not in (None, hashlib.sha256(data).hexdigest()):
             self.answer(400, b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>")
             return
         tag = f'"{md5(data).hexdigest()}"'
@@ -136,7 +136,8 @@ class Bucket(Handler):
     def publish(self, path: str, data: bytes) -> bool:
         """Give an object its name, unless it was to be new and is not."""
         with self.server.lock:
-            if self.headers.get("If-None-Match") == "*" and path in self.server.files:
+            is_new = self.headers.get("If-None-Match") == "*" or self.headers.get("x-goog-if-generation-match") == "0"
+            if is_new and path in self.server.files:
                 taken = True
             else:
                 taken = False

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 
 import pytest
 
-from ckptool import Cancellation, Cancelled, FileUnavailable, Limits, SourceChanged, load, migrate, open_checkpoint
+from ckptool import (
+    Cancellation,
+    Cancelled,
+    FileUnavailable,
+    Limits,
+    Remote,
+    SourceChanged,
+    load,
+    migrate,
+    open_checkpoint,
+)
 from ckptool.sources.remote import retries
 from ckptool.sources.remote.opening import open_remote
 from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
+from ckptool.sources.remote.transport import memory_of
 from tests import scale
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
@@ -62,6 +74,34 @@ def test_a_file_that_changes_is_never_a_mixture(has_etag: bool, checks_tag: bool
                     changed = True
             source.close()
             assert changed
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_throttled_cut_and_changed_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation gives the bytes of the version that it began with, or says that the file was changed."""
+    if scheme == "s3":
+        pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+    versions = [noise(NBYTES, seed) for seed in (4, 5)]
+    chance = random.Random(6)
+    done = changed = 0
+    with serving({"/b/x": versions[0]}) as server:
+        server.cut = lambda: chance.random() < 0.1
+        server.busy = lambda: chance.random() < 0.1
+        path = f"{server.url}/b/x" if scheme == "http" else "s3://b/x"
+        while done < scale.times(20, 300):
+            now = chance.randrange(2)
+            server.files["/b/x"] = versions[now]
+            try:
+                source, _ = open_remote(Remote(path, endpoint=server.url, anonymous=scheme == "s3"))
+                for start, nbytes in ranges(5, done):
+                    if chance.random() < 0.1:
+                        server.files["/b/x"] = versions[chance.randrange(2)]
+                    done += 1
+                    assert source.read(start, nbytes) == versions[now][start : start + nbytes]
+                source.close()
+            except SourceChanged:
+                changed += 1
+    assert 0 < changed < done
 
 
 def test_a_server_that_stays_busy_is_an_error() -> None:
@@ -123,3 +163,10 @@ def test_a_deadline_ends_what_waits_for_a_server() -> None:
         server.seconds = 0.4
         with pytest.raises(Cancelled):
             open_checkpoint(f"{server.url}/x", limits=Limits(cancellation=Cancellation(0.6)))
+
+
+def test_memory_of_parts_goes_back_to_the_system() -> None:
+    """Memory of other kinds is kept for later by the allocator, which took twice what parts hold."""
+    assert isinstance(memory_of(PART_NBYTES).obj, mmap.mmap)
+    assert not isinstance(memory_of(1000).obj, mmap.mmap)
+    assert memory_of(0).nbytes == 0

@@ -12,6 +12,7 @@ from safetensors.torch import save as save_safetensors
 
 from ckptool import AmbiguousFile, MalformedFile, open_checkpoint
 from ckptool.checking.structure import examine
+from ckptool.sources.remote import opening
 from tests.remote.servers import Server, serving
 
 NUMEL = 1 << 14
@@ -66,6 +67,25 @@ def test_an_index_takes_few_requests(
             assert (dtype, shape) == (one.dtype, one.shape)
             assert one.info.storage is not None
             assert (storage.offset, storage.nbytes) == (one.info.storage.offset, one.info.storage.nbytes)
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.exhaustive)])
+def test_many_tiny_tensors_take_two_requests(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = zipped(tensors(count, 32))
+    if count < 20_000:
+        monkeypatch.setattr(opening, "_WHOLE_NBYTES", len(data) - 1)
+    with serving({"/x": data}) as server:
+        assert len(opened(server)) == count
+        assert len(server.requests) == 2
+        assert server.sent == len(data)
+
+
+def test_a_zip_of_larger_tensors_is_not_fetched_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = zipped(tensors(2_000, 512))
+    monkeypatch.setattr(opening, "_WHOLE_NBYTES", len(data) - 1)
+    with serving({"/x": data}) as server:
+        assert len(opened(server)) == 2_000
+        assert server.sent < len(data) / 2
 
 
 @pytest.mark.parametrize("save", [zipped, legacy, save_safetensors])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,6 +288,35 @@ def test_addresses_that_cannot_be_written_to_are_refused_by_name(address: str, s
 def test_a_model_that_torch_saves_is_refused(source: Path) -> None:
     with pytest.raises(MigrationRefused, match="saved by torch"):
         migrate(source, "s3://b/x.pth", model="torch.nn:Linear")
+
+
+def test_googles_store_takes_them_too(store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, kept = store
+    account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps({**account, "private_key_id": ""}))
+    server.modified = "Sun, 22 Nov 2026 00:00:00 GMT"
+
+    def takes(handler) -> bool:
+        if kept.taken and "x-goog-copy-source" in handler.headers:
+            server.files["/b/z.pth"] = b"somebody's"
+        return False
+
+    kept.taken = False  # type: ignore[attr-defined]
+    server.before = takes
+    answer = Bucket.answer
+    monkeypatch.setattr(
+        Bucket,
+        "answer",
+        lambda self, status, body=b"", headers=None: answer(self, status, body, {"ETag": '"x"', **(headers or {})}),
+    )
+    assert migrate(source, Remote("gs://b/y.pth", endpoint=server.url), to="cpu").verified
+    migrate(source, tmp_path / "y.pth", to="cpu")
+    assert server.files == {"/b/y.pth": (tmp_path / "y.pth").read_bytes()}
+    kept.taken = True  # type: ignore[attr-defined]
+    with pytest.raises(OutputExists):
+        migrate(source, Remote("gs://b/z.pth", endpoint=server.url), to="cpu")
+    assert server.files["/b/z.pth"] == b"somebody's"
+    assert not any(".part" in name for name in server.files)
 
 
 def refused(source: Path, address: Remote) -> CkptoolError:

@@ -13,6 +13,7 @@ from ckptool.migration.transfer import Transfer
 from ckptool.migration.zip_writer import append_torch_zip, torch_zip_nbytes
 from ckptool.sources.checksums import checksums_of_file, joined_crc32
 from ckptool.sources.files import open_source
+from ckptool.sources.meter import Meter
 from ckptool.sources.source import prefetch
 from ckptool.tensors.payloads import Payload
 
@@ -87,7 +88,7 @@ class ItemsFile(NamedTuple):
             storage.check(found)
         return written
 
-    def verify(self, path: str, written: WrittenItems, limits: Limits) -> None:
+    def verify(self, path: str, written: WrittenItems, limits: Limits, meter: Meter) -> None:
         """
         Read the file back, every byte of it. Whether its items are what the index says is seen once the index is there.
 
@@ -99,6 +100,6 @@ class ItemsFile(NamedTuple):
             prefetch(source, [(0, source.nbytes)])
             ends = map(sum, zip(written.offsets, written.sizes, strict=True))
             ranges = list(zip(written.offsets, ends, strict=True))
-            found, frame = checksums_of_file(source, ranges)
+            found, frame = checksums_of_file(source, ranges, meter)
         if frame != written.frame_crc32 or found != written.checksums.tolist():
             raise OutputFailed("its items were not written as they were read", kind="verification-failed")

@@ -9,6 +9,7 @@ from ckptool.errors import OutputFailed
 from ckptool.limits import Limits
 from ckptool.migration.output.sink import Sink
 from ckptool.sources.files import open_source
+from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 
@@ -23,7 +24,7 @@ class PlannedFile(Protocol):
         """Write it, and return what ``verify`` needs to know about what was written."""
         ...
 
-    def verify(self, path: str, written: Any, limits: Limits) -> str | None:
+    def verify(self, path: str, written: Any, limits: Limits, meter: Meter) -> str | None:
         """Read it back; return which library read it beside our own reader."""
         ...
 
@@ -67,7 +68,7 @@ class BytesFile(NamedTuple):
         output.write(self.data)
         output.flush()
 
-    def verify(self, path: str, written: None, limits: Limits) -> None:  # noqa: ARG002 - as for other files
+    def verify(self, path: str, written: None, limits: Limits, meter: Meter) -> None:  # noqa: ARG002 - as for other files
         """
         Read the file back.
 

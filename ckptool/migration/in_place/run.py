@@ -6,7 +6,7 @@ from functools import partial
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import CkptoolError, OutputFailed, about
+from ckptool.errors import Cancelled, CkptoolError, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import show_nbytes
@@ -86,7 +86,7 @@ def verify_edit(fd: int, edit: EditPlan, limits: Limits) -> None:
         try:
             with gc_paused(), open_checkpoint(reader, limits=limits) as found:
                 _compare(found, edit)
-        except OutputFailed:
+        except (Cancelled, OutputFailed):
             raise
         except CkptoolError as error:
             raise _failed(f"cannot be read back: {error.message}") from error

@@ -126,9 +126,10 @@ def roll_back(path: str, operations: Operations = OPERATIONS) -> int:
                 return 0
             raise FileUnavailable("it has no journal: no edit in place of it was cut off", kind="no-journal", path=path)
         journal = read_journal(path)
-        if os.fstat(fd).st_ino != journal.inode:
+        status = os.fstat(fd)
+        if status.st_ino != journal.inode or not journal.nbytes <= status.st_size <= journal.new_nbytes:
             raise MigrationRefused(
-                "the journal beside it is of another file, which had this name before",
+                "the journal beside it is of another file, which had this name before, or of what this one was",
                 kind="another-file",
                 path=path,
                 hint="If this file is the one that you want, remove the journal.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -13,7 +14,7 @@ from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_rem
 from ckptool.sources.remote.beside import Beside
 from ckptool.sources.remote.parts import Fetchers
 from ckptool.sources.remote.source import TAIL_NBYTES, RemoteSource
-from ckptool.sources.remote.transport import Transport
+from ckptool.sources.remote.transport import Tail, Transport
 from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 _WHOLE_NBYTES: Final = 8 << 20
 """A file of this size is fetched as a whole: that takes less time than asking for parts of it."""
+_MOSTLY_INDEX: Final = 8
+"""A file of up to twice that size is, too, if the directory at its end is at least an eighth of it: what is read of it
+then, the names once more and headers between small payloads, is most of the file."""
+_END: Final = Struct("<4s8x2L2x")
+"""The last record of a zip without a comment: how large its directory is, and where it begins."""
 
 
 class FetchedSource(Beside, BytesSource):
@@ -158,7 +164,7 @@ def _fetched(
     check_cancelled(cancellation)
     try:
         tail = transport.tail(TAIL_NBYTES)
-        if tail.nbytes > _WHOLE_NBYTES:
+        if tail.nbytes > _WHOLE_NBYTES and not _is_mostly_index(tail):
             return RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
         before = tail.nbytes - len(tail.data)
         data = b"".join((transport.fetch(0, before), tail.data)) if before else bytes(tail.data)
@@ -167,6 +173,14 @@ def _fetched(
         raise
     transport.close()
     return FetchedSource(data, transport.shown, open_named, None if shares else fetchers, cancellation)
+
+
+def _is_mostly_index(tail: Tail) -> bool:
+    """Say whether a zip that is not large has many small members. It is a guess, and decides what is fetched alone."""
+    if tail.nbytes > 2 * _WHOLE_NBYTES or len(tail.data) < _END.size:
+        return False
+    magic, nbytes, start = _END.unpack(tail.data[-_END.size :])
+    return bool(magic == b"PK\5\6" and start + nbytes <= tail.nbytes <= _MOSTLY_INDEX * nbytes)
 
 
 def _downloaded(web: WebFile) -> BinaryIO:

@@ -45,7 +45,7 @@ class Fetchers:
     """Threads that fetch parts, of one file or of several, and how many bytes all of these hold together."""
 
     def __init__(self, connections: int) -> None:
-        self.room = connections * PART_NBYTES
+        self.room = max(1, connections - 2) * PART_NBYTES  # about two more are on their way in pieces, or being read
         self.held = 0
         self._connections = connections
         self._lock = threading.Lock()

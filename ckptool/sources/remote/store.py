@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.bucket import Bucket
-from ckptool.sources.remote.transport import Tail, changed_far
+from ckptool.sources.remote.transport import Tail, changed_far, memory_of
+
+_PIECE_NBYTES: Final = 256 << 10
 
 
 class StoredFile:
@@ -76,16 +78,21 @@ class StoredFile:
         check_cancelled(self._cancellation)
         try:
             answer = self._bucket.library.get(self._bucket.store, self._key, options=options)
-            data = memoryview(answer.bytes())
             meta = answer.meta
+            start, stop = answer.range
+            data = memory_of(stop - start)
+            filled = 0
+            for piece in answer.stream(min_chunk_size=_PIECE_NBYTES):
+                data[filled : filled + len(piece)] = memoryview(piece)
+                filled += len(piece)
         except Exception as error:
             raise self._bucket.explained(error) from error
+        if filled != stop - start:
+            raise FileUnavailable("the answer was cut short", kind="network", hint="Try again later.")
         if not self._nbytes:
             self._tag, self._nbytes = meta["e_tag"], meta["size"]
-            if self._listed is not None and (_bare(self._tag), self._nbytes) != (
-                _bare(self._listed[0]),
-                self._listed[1],
-            ):
+            tag, nbytes = self._listed or (self._tag, self._nbytes)
+            if (_bare(tag), nbytes) != (_bare(self._tag), self._nbytes):
                 raise changed_far("the object was changed since its folder was listed")
         if (meta["e_tag"], meta["size"]) != (self._tag, self._nbytes):
             raise changed_far()

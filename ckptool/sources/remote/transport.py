@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ckptool.errors import FileUnavailable, SourceChanged
+
+_LARGE_NBYTES: Final = 1 << 20
 
 
 class Tail(NamedTuple):
@@ -37,6 +39,15 @@ class Transport(Protocol):
     def close(self) -> None:
         """End every connection. A fetch that is under way fails."""
         ...
+
+
+def memory_of(nbytes: int) -> memoryview:
+    """Return memory for a range; that of a large one goes back to the system when it is given up, all of it."""
+    if nbytes < _LARGE_NBYTES:
+        return memoryview(bytearray(nbytes))
+    import mmap  # an index needs none
+
+    return memoryview(mmap.mmap(-1, nbytes))
 
 
 def changed_far(what: str = "the file was changed while it was being read") -> SourceChanged:

@@ -20,7 +20,7 @@ from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.connections import Connections
 from ckptool.sources.remote.places import follow, place_of
 from ckptool.sources.remote.retries import Passing, retried
-from ckptool.sources.remote.transport import Tail, changed_far, missing_far
+from ckptool.sources.remote.transport import Tail, changed_far, memory_of, missing_far
 from ckptool.sources.source import CLOSED
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class WebFile:
 
     def _read(self, answer: HTTPResponse, nbytes: int) -> memoryview:
         """Return a body of exactly so many bytes."""
-        data = memoryview(bytearray(nbytes))
+        data = memory_of(nbytes)
         filled = 0
         for piece in self._pieces(answer):
             if filled + len(piece) > nbytes:

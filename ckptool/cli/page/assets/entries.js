@@ -94,8 +94,10 @@ export class Entries {
     const waiting = [{ node: this.root, level: -1, label: "" }];
     while (waiting.length) {
       const entry = waiting.pop();
-      entry.node = chained(entry);
-      if (entry.level >= 0) found.push(entry);
+      if (entry.level >= 0) {
+        entry.node = chained(entry);
+        found.push(entry);
+      }
       if (entry.node.isTensor || !(kept || entry.level < 0 || this.opened.has(entry.node))) continue;
       const inside = kept ? entry.node.children.filter((child) => kept[child.at]) : entry.node.children;
       const ordered = this.ordered(inside);

@@ -3,6 +3,7 @@
 import { byId, definitions, element } from "./dom.js";
 import { SIDES } from "./text.js";
 
+const SEVEREST = ["error", "warning", "info"];
 const WORDS = { error: "Error", warning: "Warning", info: "Note" };
 
 export function showHead({ files, compared, version }) {
@@ -38,6 +39,7 @@ function about(file, isAlone) {
   const facts = [...(file.facts ?? [])];
   if (file.loading) facts.push(["loading", [file.loading]]);
   const findings = [...(file.error ? [file.error] : []), ...file.findings];
+  findings.sort((one, other) => SEVEREST.indexOf(one.severity) - SEVEREST.indexOf(other.severity));
   const parts = [facts.length ? definitions(facts, "facts") : null, findings.length ? findingList(findings) : null];
   found.push(...(isAlone ? parts : parts.reverse()).filter(Boolean));
   if (file.extras?.length) {

@@ -119,10 +119,11 @@ export class Group {
   }
 }
 
-/** Return a group, or the one at the end of the chain of single modules that it begins. */
-export function lookedThrough(group, fold) {
+/** Return a group, or the one at the end of the chain that it begins; of the whole, a module in any case. */
+export function lookedThrough(group, fold, isWhole = false) {
   let found = group;
   for (let inside = found.inside(fold); inside.length === 1; inside = found.inside(fold)) {
+    if (isWhole && inside[0].isTensor) break;
     const label = found.label ? `${found.label}.${inside[0].label}` : inside[0].label;
     found = new Group(label, inside[0].nodes);
   }

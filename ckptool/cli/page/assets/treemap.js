@@ -47,7 +47,7 @@ export class Treemap {
   /** Take equal layers together, or not; everything is shown then. */
   setFold(fold) {
     this.fold = fold;
-    this.stack = [lookedThrough(new Group("", [this.root]), fold)];
+    this.stack = [lookedThrough(new Group("", [this.root]), fold, true)];
   }
 
   get focus() {

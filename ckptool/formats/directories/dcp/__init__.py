@@ -23,7 +23,7 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories.dcp import flattened, whole
-from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.items import Items, Value
 from ckptool.formats.directories.dcp.parts import ItemParts
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, is_index, read_indexes

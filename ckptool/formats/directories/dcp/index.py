@@ -17,6 +17,7 @@ from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats.directories.dcp import flattened
+from ckptool.formats.directories.dcp.entries import Entry, Item, Packed, Record, Use
 from ckptool.formats.directories.tree import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted
@@ -25,61 +26,14 @@ from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.files import FileSource
 from ckptool.sources.siblings import components
-from ckptool.tensors.dtypes import DType
 from ckptool.tensors.rebuild_arguments import as_dtype, as_sizes
-from ckptool.tensors.tensor import MAX_RANK, is_size
+from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, is_size
 from ckptool.tensors.tiling import Box, check_tiling
 
 _MOST_TRANSFORMS: Final = 8
 _MOST_FIELDS: Final = 64
 _OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
 _AGAIN: Final = "Get the folder again, from one save."
-
-
-class Item(NamedTuple):
-    """Bytes of a file that are one piece of a tensor, or one value."""
-
-    file: str
-    offset: int
-    nbytes: int
-    transforms: tuple[str, ...] = ()
-    """What to undo before the bytes are those of ``torch.save``, in this order."""
-
-
-class Entry:
-    """
-    A tensor of the index: its boxes, sorted by their offsets, and the item of each.
-
-    No tuple: one of these is as large as a node, and keeps the memory in which it takes the place of one.
-    """
-
-    __slots__ = ("boxes", "dtype", "fault", "items", "shape")
-
-    def __init__(
-        self,
-        dtype: DType,
-        shape: tuple[int, ...],
-        boxes: Sequence[Box],
-        items: Sequence[Item | None],
-        fault: CkptoolError | None = None,
-    ) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.boxes = boxes
-        self.items = items
-        """None where the index has no item for a box."""
-        self.fault = fault
-        """Why its pieces are not the whole tensor."""
-
-
-class Use(NamedTuple):
-    """What the index says about one file."""
-
-    items: int
-    end: int
-    """Where the last of its items ends."""
-    overlap: int | None
-    """Where an item begins before the end of another one; None if none does."""
 
 
 class Index(NamedTuple):
@@ -112,14 +66,17 @@ def read_index(source: FileSource, name: str, limits: Limits) -> Index:
         LimitExceeded: It has too many names.
     """
     try:
-        return _read(source, name, limits)
+        packed, index = _read(source, name, limits)
     except CkptoolError as error:
         if not error.message.startswith(repr(name)):
             error.message = f"{name!r}: {error.message}"
         raise
+    entries, paths, files = packed.made()
+    return index._replace(entries=entries, paths=paths, files=files)
 
 
-def _read(source: FileSource, name: str, limits: Limits) -> Index:
+def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]:
+    """Return what an index says, its entries apart: nothing may keep the memory of the nodes."""
     pickled = read_pickle(source)
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
@@ -127,7 +84,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
     stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True)
     del pickled
     places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
-    entries: dict[str, Entry | Item | None] = {}
+    record = Record()
     whole_shapes = flattened.whole_shapes(nodes.lookup(fields, "mcore_data"))
     described = _pairs(nodes.lookup(fields, "state_dict_metadata"))
     if len(described) > limits.tensors:
@@ -141,18 +98,20 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
             raise _malformed("a name that is no text")
         own = places.pop(key, [])
         if _is(entry, "BytesStorageMetadata"):
-            entries[key] = next((item for offsets, item in own if offsets is None), None)
+            record.value(key, next((item for offsets, item in own if offsets is None), None))
         else:
-            found = entries[key] = _entry(key, _fields(entry), own)
+            found = _entry(key, _fields(entry), own)
             if key in whole_shapes and (fault := flattened.fault(key, whole_shapes[key], found.shape, found.boxes)):
-                found.fault = found.fault or fault
+                found = found._replace(fault=found.fault or fault)
                 del whole_shapes[key]  # it is shown as it stands in the index
             left -= len(found.boxes)
             if left < 0:
                 raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
+            record.tensor(key, found)
     paths = _paths(nodes.lookup(fields, "planner_data"), source.nbytes)
     strays = sum(map(len, places.values()))
-    return Index(entries, paths, uses, stream, strays, whole_shapes, any(name in _OF_MEGATRON for name, _ in fields))
+    is_megatrons = any(name in _OF_MEGATRON for name, _ in fields)
+    return record.packed(paths, uses), Index({}, {}, {}, stream, strays, whole_shapes, is_megatrons)
 
 
 def _places(pairs: nodes.Pairs, limits: Limits) -> tuple[_Places, dict[str, Use]]:
@@ -334,7 +293,7 @@ def _paths(node: Inert, most: int) -> dict[str, Path]:
             most -= len(path)
             if most < 0:
                 raise LimitExceeded("more keys in paths than the index has bytes", kind="index-bomb")
-            if all(type(key) in (str, int) for key in path):
+            if all(type(key) is str or (type(key) is int and -MAX_SIZE < key < MAX_SIZE) for key in path):
                 found[name] = path
     return found
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, TruncatedFile
-from ckptool.formats.directories.dcp.index import Item
+from ckptool.formats.directories.dcp.entries import Item
 from ckptool.formats.directories.dcp.transforms import Undone, check_known
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert

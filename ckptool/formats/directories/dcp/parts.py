@@ -7,7 +7,7 @@ from functools import partial
 
 from ckptool.checkpoints.parsed import Parsed, Part
 from ckptool.errors import CkptoolError
-from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.items import Items
 from ckptool.formats.directories.dcp.ranks import Copy
 

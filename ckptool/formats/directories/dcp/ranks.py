@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
-from ckptool.formats.directories.dcp.index import Entry, Index, Item, Use, read_index
+from ckptool.formats.directories.dcp.entries import Entry, Item, Use
+from ckptool.formats.directories.dcp.index import Index, read_index
 from ckptool.formats.directories.tree import Path
 from ckptool.limits import Limits
 from ckptool.messages import counted, some

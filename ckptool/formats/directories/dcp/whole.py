@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.parsed import Remark
 from ckptool.errors import CkptoolError, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.beside import json_object
-from ckptool.formats.directories.dcp.index import Entry, Item
+from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
