@@ -316,7 +316,7 @@ def _pairs(node: Inert) -> nodes.Pairs:
     pairs = nodes.mapping_pairs(node)
     if pairs is None:
         raise _malformed("no mapping where one has to be")
-    return pairs
+    return list(pairs)  # the caller takes it apart, and that of a single pair is none
 
 
 def _is(node: Inert, name: str) -> bool:
