@@ -50,7 +50,7 @@ def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None
         contents.groups.append(group)
     root.names = [name for name in root.names if name not in taken]
     root.own_keys = frozenset(root.names).union(filter(_EXTRA_STATE.fullmatch, texts))
-    if optimizers:  # they were counted as if they were something else
+    if optimizers or (nested and any("." in name for name in root.names)):  # others were counted with them
         root.kind = "mapping"
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 import ckptool
-from ckptool.errors import MigrationRefused
+from ckptool.errors import IncompleteWeights, MigrationRefused
 from tests.each import each
 from tests.formats.dcp_folder import Writer, rows
 from tests.loading.same import assert_same_tensor
@@ -98,6 +99,15 @@ def test_states_that_torch_flattened_are_no_weights(tmp_path: Path) -> None:
     assert sorted(left) == sorted([*expected, *train])
 
 
+def test_an_optimizer_in_a_dict_of_its_own_is_none_of_the_weights(tmp_path: Path) -> None:
+    weights = {"a.weight": torch.ones(2), "a.bias": torch.zeros(1)}
+    optimizer = {"state.a.weight.exp_avg": torch.ones(2), "param_groups.a.weight.lr": 0.1}
+    others = {"lr_scheduler": {"last_epoch": 3}, "train_state": {"step": torch.tensor(3)}, "dataloader": {"rank": b"x"}}
+    save({**weights, "optimizer": optimizer, **others}, tmp_path / "step-3")
+    assert sorted(ckptool.load(tmp_path / "step-3")) == sorted(weights)
+    ckptool.migrate(tmp_path / "step-3", tmp_path / "weights.safetensors")
+
+
 def test_an_optimizer_alone_has_no_weights(tmp_path: Path) -> None:
     save({"state.a.exp_avg": torch.ones(2), "param_groups.a.lr": 0.1}, tmp_path / "o")
     with ckptool.open_checkpoint(tmp_path / "o") as checkpoint:
@@ -160,3 +170,17 @@ def test_a_rank_whose_index_is_not_there_is_told_of(tmp_path: Path) -> None:
     assert "'__1.metadata': no such file" in report.findings[0].message
     assert report.worst == "error"
     assert "delete" not in str(report)
+
+
+def test_another_state_dict_is_not_taken_for_weights_that_were_lost(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.value("model", {"w": torch.ones(2)}, "__0_0.distcp")
+    writer.value("epoch", 3, "__1_0.distcp")
+    writer.item("__1_0.distcp", MetadataIndex("top"), torch.ones(4))
+    writer.metadata.state_dict_metadata["top"] = BytesStorageMetadata()
+    writer.close()
+    assert list(ckptool.load(tmp_path)) == ["w"]
+    (tmp_path / "__0_0.distcp").unlink()
+    with pytest.raises(IncompleteWeights) as caught:
+        ckptool.load(tmp_path)
+    assert caught.value.missing == ("model",)

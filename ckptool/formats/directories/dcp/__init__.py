@@ -20,6 +20,7 @@ from ckptool.cancellation import each
 from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.companions import Shard
 from ckptool.checkpoints.parsed import Parsed, Traits
+from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories.dcp import flattened, whole
 from ckptool.formats.directories.dcp.entries import Entry, Item
@@ -99,6 +100,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         shards=tuple(_shards(index, files)),
         remarks=tuple(remarks),
         lost=tuple(unread),
+        absent=tuple(name for name in unread if name in WEIGHT_KEYS),
         parts=ItemParts(items, index.entries, index.copies),
     )
 
