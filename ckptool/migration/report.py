@@ -90,7 +90,7 @@ class MigrationReport(NamedTuple):
     how: Literal["copy", "clone", "in place"] = "copy"
     """``clone``: the bytes of the tensors are those of the source, on a file system where files can share them."""
     written_nbytes: int = 0
-    """Bytes that were written: of a clone, those that differ; in place, with the journal."""
+    """Bytes that were written, or would be: of a clone, those that differ; in place, with the journal."""
     unused_nbytes: int = 0
     """Bytes of tensors that are left out, and stay in a file that is edited in place."""
 
@@ -121,6 +121,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         form=plan.form,
         tensors=plan.file.tensor_count,
         nbytes=nbytes,
+        written_nbytes=nbytes,
         retagged=plan.file.retagged,
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.file.renamed,

@@ -69,6 +69,7 @@ def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> Migra
     note = f"{unused} of what is left out stay in the file, unused; a copy is without them"
     return planned._replace(
         nbytes=nbytes,
+        written_nbytes=0 if edit.changes_nothing else edit.edit.written_nbytes,
         after=planned.after._replace(file_nbytes=nbytes),
         notes=(*planned.notes, note) if edit.unused_nbytes else planned.notes,
         unused_nbytes=edit.unused_nbytes,
