@@ -53,6 +53,8 @@ HARMLESS = {
     "object.__setattr__",
 }  # fmt: skip
 ON_OUTPUT = {"os.link", "os.rename", "os.remove", "os.chmod", "os.chown", "os.setxattr", "os.truncate"}
+CLONING = (0x40049409, 0x4020940D)
+"""FICLONE and FICLONERANGE of Linux: share the bytes of another file, from then on copied where one is written."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -88,7 +90,8 @@ class Watch:
                 # Nothing beside the source is read, but for what was written and what the system says of itself.
                 return path == "" or isinstance(path, int) or _within(path, *self._readable)
             return _within(path, self._folder)
-        if event == "fcntl.flock":  # a writer holds a lock on the part that it writes
+        # A writer holds a lock on the part that it writes, and asks if it could share bytes with the source.
+        if event == "fcntl.flock" or (event == "fcntl.ioctl" and args[1] in CLONING):
             return _within(Path(f"/proc/self/fd/{args[0]}").readlink(), self._folder)
         return event in ON_OUTPUT and any(_within(arg, self._folder) for arg in args)
 

@@ -153,6 +153,8 @@ def test_what_happens_and_what_breaks_is_told_of() -> None:
         ("os.system", (b"true",), False),
         ("pickle.find_class", ("os", "system"), False),
         ("socket.connect", (None, None), False),
+        ("fcntl.ioctl", (0, 0x40049409, 5), False),  # on what is not in the folder
+        ("fcntl.ioctl", (0, 0x5412, b"x"), False),
     ],
 )
 def test_the_watch_knows_what_is_needed(event: str, args: tuple[Any, ...], allowed: bool) -> None:

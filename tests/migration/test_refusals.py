@@ -15,6 +15,7 @@ from ckptool.migration.migrate import migrate
 from ckptool.migration.safetensors_plan import _open_with_reference
 from ckptool.migration.verify import verify_model
 from ckptool.names.renaming import substitute
+from ckptool.sources.meter import Meter
 from tests import build
 
 PLAIN = build.tensor(build.storage())
@@ -97,10 +98,10 @@ def test_a_model_that_was_saved_with_other_weights_is_not_published(folder: Path
 
     with open_checkpoint(file("a", w=build.floats(), v=build.floats())) as wanted:
         weights: Any = SimpleNamespace(tensors=wanted.tensors)
-        verify_model(str(file("same", w=build.floats(), v=build.floats())), weights, DEFAULT_LIMITS)
+        verify_model(str(file("same", w=build.floats(), v=build.floats())), weights, DEFAULT_LIMITS, Meter())
         for other in (file("values", w=build.floats(), v=bytes(16)), file("names", w=build.floats())):
             with pytest.raises(OutputFailed) as caught:
-                verify_model(str(other), weights, DEFAULT_LIMITS)
+                verify_model(str(other), weights, DEFAULT_LIMITS, Meter())
             assert "'v'" in str(caught.value)
 
 
