@@ -129,3 +129,15 @@ def test_items_in_any_order_overlap_where_they_do(tmp_path: Path) -> None:
     report = ckptool.check(writer.close(), deep=True)
 
     assert f"overlap at byte {second.offset:,}" in next(one.message for one in report.findings if one.code == "CK146")
+
+
+def test_no_two_names_become_one(tmp_path: Path) -> None:
+    """One has a character of two halves, the other the halves apart; others have what is special in texts."""
+    names = ["w\U0001f600", "w\ud83d\ude00", "w\ud83d", 'w"\\ud83d', "w\0\n\u2028", "\u00e9"]
+    writer = Writer(tmp_path)
+    for number, name in enumerate(names):
+        writer.tensor(name, torch.full((2,), float(number)))
+
+    with ckptool.open_checkpoint(writer.close()) as opened:
+        assert list(opened.tensors) == names
+        assert [tensor.torch()[0] for tensor in opened.tensors.values()] == [0, 1, 2, 3, 4, 5]

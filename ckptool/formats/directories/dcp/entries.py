@@ -114,7 +114,8 @@ class Record:
         """Return all that was added, with where names are in the state dict, and how files are used."""
         # What has no path of its own is under its name.
         keys = [None if paths.get(name, (name,)) == (name,) else paths[name] for name in self._names]
-        texts = json.dumps([self._names, keys, list(self._labels), list(files.items())])
+        # Not as escapes: two halves of a surrogate pair, which pickles can hold apart, would be one character then.
+        texts = json.dumps([self._names, keys, list(self._labels), list(files.items())], ensure_ascii=False)
         return Packed(texts, self._numbers, tuple(self._dtypes), self._faulty)
 
 
