@@ -238,7 +238,7 @@ def _examine(
 
         found += folder_files.unreadable(checkpoint, limits)
     found += _nested(survey)
-    found += would_run.findings(survey, advice.state_dict(checkpoint) if survey.acts else None)
+    found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
     for name, shapes in expected:
         from ckptool.checking import model_fit
 
