@@ -1,4 +1,4 @@
-"""What lies in a zip that has no single reading: whatever a local header says, for readers that go by it."""
+"""What lies in a zip that has no single reading: the members of its local headers, which some readers use."""
 
 from __future__ import annotations
 

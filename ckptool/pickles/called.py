@@ -1,5 +1,5 @@
 """
-What a pickle does, from the list of its calls, once it was read as a tree.
+What a pickle does, judged by the calls in the tree that was read from it.
 
 That is enough for nearly all files: they call what is known by its name, and change no more than what they have made.
 Where there is more to it than that, ``tracer`` has to follow the pickle.
