@@ -12,7 +12,6 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checking.programs import programs
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
 from ckptool.checking.unpacking import Content, Unpacking
 from ckptool.checkpoints.parsed import Stream
@@ -43,6 +42,8 @@ _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 512
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules")
+"""What the names of members end with that may be programs."""
 _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
@@ -287,7 +288,12 @@ class Search:
 
     def programs(self, archive: Archive, record: str = "") -> None:
         """Look at the programs in an archive."""
-        for act in programs(archive, record):
+        names = [name for name in archive if name.endswith(_OF_PROGRAMS)]
+        if not names:
+            return
+        from ckptool.checking.programs import programs  # few archives hold some
+
+        for act in programs(archive, names, record):
             self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
     def others(self, archive: Archive, record: str) -> None:

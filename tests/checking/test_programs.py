@@ -135,13 +135,13 @@ SCRIPTS = {
 def test_operators_that_open_files_are_found_in_code(line: str) -> None:
     text = f"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    y = {line}\n    return x\n"
     archive = read_zip(BytesSource(zip_file({"m/code/__torch__.py": text.encode()})))
-    assert bool(list(programs(archive, ""))) == SCRIPTS[line]
+    assert bool(list(programs(archive, list(archive), ""))) == SCRIPTS[line]
 
 
 def test_operators_of_byte_code_are_found() -> None:
     for name, opens in (("aten::save", True), ("aten::add", False), ("image::read_file", True)):
         archive = read_zip(BytesSource(zip_file({"m/bytecode.pkl": b"\x80\x02X" + name.encode() + b"."})))
-        assert bool(list(programs(archive, ""))) == opens
+        assert bool(list(programs(archive, list(archive), ""))) == opens
 
 
 FORMULAS = {
@@ -162,7 +162,7 @@ FORMULAS = {
 def test_a_formula_only_reckons(formula: str) -> None:
     text = json.dumps({"as_expr": {"expr_str": formula, "hint": None}}).encode()
     archive = read_zip(BytesSource(zip_file({"p/models/model.json": text})))
-    assert bool(list(programs(archive, ""))) != FORMULAS[formula]
+    assert bool(list(programs(archive, list(archive), ""))) != FORMULAS[formula]
 
 
 GUARDS = {
@@ -177,7 +177,7 @@ GUARDS = {
 def test_a_guard_only_compares(guard: str) -> None:
     text = json.dumps({"guards_code": [guard]}).encode()
     archive = read_zip(BytesSource(zip_file({"p/models/model.json": text})))
-    assert bool(list(programs(archive, ""))) != GUARDS[guard]
+    assert bool(list(programs(archive, list(archive), ""))) != GUARDS[guard]
 
 
 def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:
