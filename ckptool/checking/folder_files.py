@@ -27,8 +27,6 @@ _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
 _MOST_BESIDE = 64
-_ITEMS = ".distcp"
-"""Many zips one behind the other: those that an index names are looked at with it."""
 
 
 def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
@@ -87,7 +85,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
         if is_likely(name) and not name.endswith(_NEVER_UNPICKLED):
             unread = (f"{name}: {error.message.removeprefix(f'{name!r}: ')}",)
     found = merged([(name, search.survey())])
-    return found._replace(unseen=() if name.endswith(_ITEMS) else (*found.unseen, *unread))
+    return found._replace(unseen=(*found.unseen, *unread))
 
 
 def _names(folder: FolderSource) -> Iterator[str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import islice
 from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
-from ckptool.checking.unpacking import Content, Unpacking
+from ckptool.checking.unpacking import Content, Unpacking, behind_numpy
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
@@ -44,8 +45,6 @@ _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 512
 _OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules")
 """What the names of members end with that may be programs."""
-_NUMPY: Final = b"\x93NUMPY"
-_NUMPY_SHORTEST: Final = 12
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
@@ -260,10 +259,10 @@ class Search:
             if not head.startswith(LOCAL_MAGIC):
                 self.beginning(source, record, nested_at)
             self._contents(contents, nested_at, depth)
-        elif head.startswith(_NUMPY) and len(head) > _NUMPY_SHORTEST:
-            self._array(source, head, record, nested_at, depth)
-        else:
+        elif (begin := behind_numpy(head)) is None:
             self._pickles(source, head, record, nested_at, depth)
+        elif begin < source.nbytes:  # an array of objects is a pickle, whatever the header says of it
+            self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
@@ -273,14 +272,6 @@ class Search:
                 self.stream(content, place)
             else:
                 self._content(content, place, nested_at, depth)
-
-    def _array(self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int) -> None:
-        """Look behind the header of an array of numpy: one of objects is a pickle, whatever the header says."""
-        width = 2 if head[len(_NUMPY)] == 1 else 4
-        length = len(_NUMPY) + 2
-        begin = length + width + int.from_bytes(head[length : length + width], "little")
-        if begin < source.nbytes:
-            self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def member(self, archive: Archive, name: str, record: str, depth: int) -> None:
         """Look at one member of an archive."""
@@ -367,7 +358,10 @@ class Search:
         return len(self.acts), len(self.names), len(self.unseen), self._called
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
-        """Look at one pickle that no format has read. What only begins like one calls nothing, and is none."""
+        """
+        Look at one pickle that no format has read. What only begins like one calls nothing, and is none; but a file
+        that begins with a name that reaches the system is no text.
+        """
         storage = storage_pickle(source, at) if nested_at is not None else None
         if storage is not None:
             end, asked = storage
@@ -378,6 +372,9 @@ class Search:
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
         if end < 0 and doubtful and self._called == called:
+            found = islice(reversed(self.acts.values()), len(self.acts) - acts)
+            if nested_at is None and any(one.grade == "system" and grading.is_known(one.name) for one in found):
+                return end
             for kept, count in ((self.acts, acts), (self.names, names)):
                 while len(kept) > count:
                     kept.popitem()
