@@ -6,7 +6,7 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import islice
 from typing import Final
@@ -100,7 +100,7 @@ class Search:
             else:
                 at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
 
-    def read(self, stream: Stream, calls: Sequence[Call] | None, scanned: Scan, record: str) -> None:
+    def read(self, stream: Stream, calls: Iterable[tuple[Call, int]] | None, scanned: Scan, record: str) -> None:
         """Judge what the pickles call that a format has read; they are followed where it takes that."""
         is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
         self._allow_strings(stream.source)
