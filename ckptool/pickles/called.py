@@ -7,7 +7,7 @@ Where there is more to it than that, ``tracer`` has to follow the pickle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ckptool.pickles import grading, nodes, results
@@ -31,11 +31,11 @@ class Told(NamedTuple):
     times: int
 
 
-def told(names: Iterable[Global], calls: Sequence[Call]) -> list[Told] | None:
+def told(names: Iterable[Global], calls: Iterable[tuple[Call, int]]) -> list[Told] | None:
     """
     Return what a pickle comes to, in order; None where it has to be followed.
 
-    ``names`` and ``calls`` are all that it asks for, and all that it calls.
+    ``names`` and ``calls`` are all that it asks for, and all that it calls, each with its offset.
     """
     found: dict[tuple[str, str], Told] = {}
     done = {id(name) for name in names if grading.is_done(name.module, name.name)}
@@ -53,7 +53,7 @@ def told(names: Iterable[Global], calls: Sequence[Call]) -> list[Told] | None:
             return None
     known: dict[tuple[int, str], list[Verdict]] = {}
     plain_states: set[int] = set()
-    for call in calls:
+    for call, offset in calls:
         if call.state is not None and id(call.state) not in plain_states:
             if not _is_plain(call.state):
                 return None
@@ -63,27 +63,27 @@ def told(names: Iterable[Global], calls: Sequence[Call]) -> list[Told] | None:
         key = (id(call.func), call.how)
         its = known.get(key) if call.args == () and call.kwargs is None else None
         if its is None:
-            its = _of_call(call)
+            its = _of_call(call, offset)
             if its is None:
                 return None
             if call.args == () and call.kwargs is None:
                 known[key] = its
-        if not note(call.offset, its):
+        if not note(offset, its):
             return None
     return sorted(found.values(), key=lambda one: one.offset)
 
 
-def _of_call(call: Call) -> list[Verdict] | None:
+def _of_call(call: Call, offset: int) -> list[Verdict] | None:
     """Return what a call comes to; None where what it gives is to be followed, or is called."""
     func = nodes.global_of(call.func)
     if func is None:
         return None
-    effect = _effect(call)
+    effect = _effect(call, offset)
     known = results.result(effect)
     if known is not None:
         return [] if type(known) is bytes else None
     if type(call.args) is tuple and len(call.args) == 1 and type(call.args[0]) is Call:
-        inner = results.result(_effect(call.args[0]))
+        inner = results.result(_effect(call.args[0], offset))
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
         return [] if may_hold_pickles(effect.arguments[0]) else None
@@ -92,8 +92,8 @@ def _of_call(call: Call) -> list[Verdict] | None:
     return list(grading.judge(effect, None))
 
 
-def _effect(call: Call) -> Effect:
-    return Effect("calls" if call.how == "reduce" else "builds", call.func, call.args, call.offset, call.kwargs)
+def _effect(call: Call, offset: int) -> Effect:
+    return Effect("calls" if call.how == "reduce" else "builds", call.func, call.args, offset, call.kwargs)
 
 
 def _is_plain(state: Inert) -> bool:

@@ -60,6 +60,7 @@ def _nested(machine: Machine) -> Inert:
         machine.globals.setdefault((found.module, found.name), found)
     machine.persistent_ids += inner.persistent_ids
     machine.calls += inner.calls
+    machine.call_offsets.extend(inner.call_offsets)
     machine.doubled += (*inner.doubled, *(inner.memo.values() if isinstance(inner.memo, Mapping) else inner.memo))
     machine.skip(inner.end - machine.position, opcodes=True)
     return inner.root

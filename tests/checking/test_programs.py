@@ -116,7 +116,8 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
 
 def has_programs(name: str, data: bytes) -> bool:
     """Say whether the member of an archive does what reaches the system."""
-    return bool(list(programs(read_zip(BytesSource(zip_file({name: data}))), "")))
+    archive = read_zip(BytesSource(zip_file({name: data})))
+    return bool(list(programs(archive, list(archive), "")))
 
 
 def of_model(**fields: object) -> bytes:
