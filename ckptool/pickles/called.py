@@ -100,10 +100,9 @@ def _keeps_a_name(call: Call) -> bool:
         return kept is not None
     if type(state) is not tuple or len(state) != 4 or type(state[0]) is not Global:
         return False
-    is_same = (state[0].module, state[0].name) == (kept.module, kept.name)
-    return (
-        is_same and type(state[1]) is tuple and (state[3] is None or (type(state[3]) is Dict and _is_plain(state[3])))
-    )
+    if (state[0].module, state[0].name) != (kept.module, kept.name) or type(state[1]) is not tuple:
+        return False
+    return state[3] is None or (type(state[3]) is Dict and _is_plain(state[3]))
 
 
 def _effect(call: Call, offset: int) -> Effect:
