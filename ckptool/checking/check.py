@@ -154,7 +154,7 @@ def check(
     limits: Limits = DEFAULT_LIMITS,
 ) -> CheckReport:
     """
-    Look for what is wrong with a checkpoint, or will be in somebody's way. Nothing in it runs.
+    Look for what is wrong with a checkpoint, or will make trouble later. Nothing in it runs.
 
     ``deep`` reads every byte and compares it with checksums; ``values`` also looks for NaN, infinities and zeros, which
     needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
@@ -243,7 +243,7 @@ def _examine(
 
         found += folder_files.unreadable(checkpoint, limits)
     found += _nested(survey)
-    found += would_run.findings(survey, advice.state_dict(checkpoint) if survey.acts else None)
+    found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
     for name, shapes in expected:
         from ckptool.checking import model_fit
 

@@ -1,5 +1,5 @@
 """
-Programs that archives hold beside their pickles: what these do that reaches the system. Nothing of them runs.
+Programs that archives hold beside their pickles: which of their actions reach the system. Nothing of them runs.
 
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates.

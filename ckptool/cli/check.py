@@ -68,8 +68,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     Say whether checkpoints are whole and safe, and will load.
 
     Nothing in them runs. One line for each finding, with what to do about it below, and a verdict that claims no more
-    than what was looked at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an
-    error was found, or what --fail-on names; 2, a file cannot be opened.
+    than what was looked at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or
+    an error was found, or what --fail-on names; 2, a file cannot be opened.
     """
     if options["explain"] is not None:
         from ckptool.cli.explain import print_explanations

@@ -1,5 +1,5 @@
 """
-What a pickle does, from the list of its calls, once it was read as a tree.
+What a pickle does, judged by the calls in the tree that was read from it.
 
 That is enough for nearly all files: they call what is known by its name, and change no more than what they have made.
 Where there is more to it than that, ``tracer`` has to follow the pickle.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ckptool.pickles import grading, results
+from ckptool.pickles import grading, nodes, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
 from ckptool.pickles.grading import Verdict
@@ -18,6 +18,8 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.scanner import may_hold_pickles
 
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
+_NEVER_CALLED: Final = frozenset((bool, int, float, str, type(None)))
+"""Types of values that do nothing as a method of what has them."""
 
 
 class Told(NamedTuple):
@@ -73,7 +75,8 @@ def told(names: Iterable[Global], calls: Iterable[tuple[Call, int]]) -> list[Tol
 
 def _of_call(call: Call, offset: int) -> list[Verdict] | None:
     """Return what a call comes to; None where what it gives is to be followed, or is called."""
-    if type(call.func) is not Global:
+    func = nodes.global_of(call.func)
+    if func is None:
         return None
     effect = _effect(call, offset)
     known = results.result(effect)
@@ -84,7 +87,7 @@ def _of_call(call: Call, offset: int) -> list[Verdict] | None:
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
         return [] if may_hold_pickles(effect.arguments[0]) else None
-    if call.state is not None and grading.keeps_calls(call.func):
+    if call.state is not None and grading.keeps_calls(func):
         return None
     return list(grading.judge(effect, None))
 
@@ -97,8 +100,8 @@ def _is_plain(state: Inert) -> bool:
     """Say whether a state sets attributes whose names are text and mean nothing to Python."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return all(
-        type(key) is str and key not in _SPECIAL
+        type(key) is str and (key not in _SPECIAL or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED))
         for part in parts
         if type(part) is Dict or type(part) is Call
-        for key, _ in part.pairs or ()
+        for key, value in part.pairs or ()
     )

@@ -1,5 +1,5 @@
 """
-List which opcodes a pickle uses, and the pickles in its strings: what interpreting it does not keep.
+List which opcodes a pickle uses, and the pickles in its strings.
 
 The walk goes from opcode to opcode by their lengths; it builds nothing. It is for streams that were interpreted
 before, so every length has been compared with the source.

@@ -1,4 +1,4 @@
-"""Which nodes stand in a tree more than once: of those that its pickle may have taken from the memo, or doubled."""
+"""Which nodes stand in a tree more than once, among those that its pickle took from the memo, or doubled."""
 
 from __future__ import annotations
 
