@@ -27,13 +27,17 @@ def encode_padding(nbytes: int, index: int, protocol: int) -> bytes:
     """
     Return opcodes that change nothing of the value on the stack, or nothing where none have that length.
 
-    The version again has two bytes; to put the value into the memo, under ``index``, has five. torch's own unpickler
-    refuses what takes something from the stack; and memory for a memo up to the index is taken, so it is the next one.
+    To put the value into the memo once more has five bytes, the version again has two. torch's own unpickler refuses
+    what takes something from the stack; and memory for a memo up to an index is taken, so they follow ``index``.
     """
     if nbytes < 2 or nbytes == 3:
         return b""
-    put = pack("<cI", b"r", index) if nbytes % 2 else b""
-    return put + bytes([0x80, protocol]) * ((nbytes - len(put)) // 2)
+    versions = 3 * nbytes % 5  # the fewest that leave a multiple of five
+    count = (nbytes - 2 * versions) // 5
+    puts, indices = bytearray(b"r\0\0\0\0") * count, pack(f"<{count}I", *range(index, index + count))
+    for place in range(4):
+        puts[1 + place :: 5] = indices[place::4]
+    return bytes([0x80, protocol]) * versions + puts
 
 
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import pickletools
 import shutil
 import zipfile
 from collections import OrderedDict
@@ -164,6 +165,15 @@ def test_a_pickle_is_padded_to_any_length_but_two(nbytes: int) -> None:
     assert pickle.loads(padded) == tree
     assert read_pickle(BytesSource(padded)).root == tree
     assert len(write_pickle(tree, nbytes=len(plain) - 5)) == len(plain)
+
+
+def test_padding_is_read_in_few_steps_and_takes_little_memory() -> None:
+    tree: Inert = ["a"]
+    padded = write_pickle(tree, nbytes=100_000)
+    opcodes = [opcode.name for opcode, _, _ in pickletools.genops(padded)]
+
+    assert len(opcodes) < 100_000 / 5 + 20
+    assert len(read_pickle(BytesSource(padded)).memo) == 1 + 1 + opcodes.count("LONG_BINPUT")  # one after the other
 
 
 def refused(path: Path, **changes: Any) -> CkptoolError:

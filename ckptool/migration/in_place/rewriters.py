@@ -18,14 +18,14 @@ class KeepsMembers(TreeRewriter):
     """For a zip whose members stay."""
 
     def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
-        if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
-            _refuse_inner()
-        known = (id(storage.source), storage.offset, storage.nbytes)
-        if known not in self._keys:
-            self._keys[known] = storage.key
+        key, location = storage.key, storage.location
+        if key not in self._units:
+            if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
+                _refuse_inner()
+            self._units[key] = unit
             self.storages.append(StoragePayload(storage, unit))
-            self._count(storage.location)
-        return cls, storage.key, new_tag(self._location, storage.location), storage.nbytes // itemsize
+            self._count(location)
+        return cls, key, new_tag(self._location, location), storage.nbytes // itemsize
 
 
 class KeepsStream(TreeRewriter):
