@@ -7,7 +7,7 @@ Nothing is looked up or called.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 from ckptool.checking.pickle_search import Search
@@ -59,10 +59,10 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
             search.beginning(source)
 
 
-def _calls(checkpoint: Checkpoint) -> Iterator[Sequence[Call] | None]:
-    """Yield what the pickles of each stream call, as far as it is known."""
+def _calls(checkpoint: Checkpoint) -> Iterator[Iterable[tuple[Call, int]] | None]:
+    """Yield what the pickles of each stream call, and where, as far as it is known."""
     pickles = checkpoint.pickles
-    known = pickles[0].calls if len(pickles) == 1 else [call for one in pickles for call in one.calls]
+    known = chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles)
     return chain((known if pickles else None,), repeat(None))
 
 

@@ -1,6 +1,6 @@
 """
-What a state dict would hold and cannot be had from the file: what modules add in code, what only their own classes
-can read, and weights that were partitioned, of which the file has empty stubs.
+What a state dict would hold but the file does not give: what modules add in code, what only their own classes can read,
+and partitioned weights, of which the file has empty stubs.
 
 What follows from code is known of a few packages alone, see ``modules``; of all other classes it is not guessed.
 """

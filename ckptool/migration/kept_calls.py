@@ -1,4 +1,4 @@
-"""What the pickle of a new file would call: what reaches the system is refused, what else goes along is listed."""
+"""What the pickle of a new file would call: calls that reach the system are refused, all others are listed."""
 
 from __future__ import annotations
 

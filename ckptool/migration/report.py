@@ -48,7 +48,7 @@ class WrittenFile(NamedTuple):
 
 
 class MigrationReport(NamedTuple):
-    """What was done, or would be."""
+    """What a migration did, or would do."""
 
     source: str
     target: str

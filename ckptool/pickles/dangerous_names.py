@@ -138,6 +138,7 @@ DANGEROUS: Final = {
         " scipy.io.loadmat scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
         " pandas.HDFStore pandas.ExcelWriter pandas.ExcelFile scipy.io scipy.sparse.load_npz scipy.sparse.save_npz"
         " sklearn.datasets.load_files sklearn.datasets.load_svmlight_file sklearn.datasets.dump_svmlight_file"
+        " joblib.dump joblib.numpy_pickle.dump"
         " joblib.disk joblib.backports joblib.func_inspect joblib.pool joblib.executor PIL.ImageFont.truetype"
         " Image.save Image.open click.open_file click.utils.LazyFile click.testing h5py.File tables.open_file"
         " netCDF4.Dataset"
@@ -163,7 +164,8 @@ DANGEROUS: Final = {
         _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.setuid copyreg.pickle copyreg.add_extension weakref.finalize"
-        " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool",
+        " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
+        " fickling.context",
         _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
         " builtins.sorted builtins.max builtins.min builtins.input builtins.help builtins.type.__call__"
         " functools.reduce itertools.starmap operator.call operator.methodcaller codecs.decode"
@@ -332,6 +334,8 @@ CHANGERS: Final = _full("dill._dill", "_setattr _delattr") | _full(
 
 CALLED_CLASSES: Final = _words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
+    " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
+    " joblib.memory.MemorizedResult"
     " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
 )
 """Classes that load what they are told when they are called. Picklers make their objects without calling them."""

@@ -1,5 +1,5 @@
 """
-What unpickling would do beyond building data: the machine that tells of it, as ``tracer`` follows a pickle.
+The machine that tells what unpickling would do beyond building data, while ``tracer`` follows a pickle.
 """
 
 from __future__ import annotations

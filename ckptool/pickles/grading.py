@@ -144,8 +144,12 @@ def is_sure(effect: Effect, verdict: Verdict) -> bool:
     name = nodes.global_of(effect.target)
     if verdict.grade != "system" or effect.how == "refers" or name is None:
         return False
-    full = canonical(name.module, name.name)
-    return package_of(full) in table.STDLIB or listed(full) is not None
+    return is_known(canonical(name.module, name.name))
+
+
+def is_known(name: str) -> bool:
+    """Say whether this is a name of Python's library, or of what is known to reach the system."""
+    return package_of(name) in table.STDLIB or listed(name) is not None
 
 
 def _reference(effect: Effect) -> Iterator[Verdict]:

@@ -1,4 +1,4 @@
-"""Which names reach the system when they are called, and which of these are among what a call is given."""
+"""Which names reach the system when they are called, and which of them are among the arguments of a call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Which nodes stand in a tree more than once: of those that its pickle may have taken from the memo, or doubled.
+Which nodes stand in a tree more than once, among those that its pickle took from the memo, or doubled.
 
 In a long pickle, all of these count: to walk through its tree takes longer than to write a note of each.
 """

@@ -1,5 +1,5 @@
 """
-Inert nodes → pickle bytes: the way back from ``pickles``, for trees in which something was changed.
+Inert nodes → pickle bytes: the way back from ``reader``, for trees in which something was changed.
 
 ``substitute`` is called with every call, dict and persistent id before it is written, and returns the node to write
 in its place: so a change needs no copy of the tree, and what is shared or recursive stays so. A plain tensor,

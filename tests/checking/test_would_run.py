@@ -689,6 +689,16 @@ def test_a_name_alone_is_a_warning_and_never_an_error() -> None:
     assert system(report) == []
 
 
+def test_a_file_that_breaks_off_behind_a_name_alone_says_it() -> None:
+    def codes(data: bytes) -> set[str]:
+        return {one.code for one in check(data).findings}
+
+    broken = b"(X\x3e\nprint(1)tR."  # the length of the text is taken from the text
+    assert "CK207" in codes(b"cbuiltins\nexec\n" + broken)
+    assert "CK207" in codes(zip_file({"a.pkl": b"cos\nsystem\n" + broken}))
+    assert "CK207" not in codes(b"collections\nof all kinds\n")
+
+
 def test_pickles_behind_the_first_are_a_warning_with_their_names() -> None:
     data = pickled([1]) + pickled({"a": 1}) + pickled(call(NAMESPACE))
     report = check(data)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import CkptoolError, MalformedFile, open_checkpoint
+from ckptool import CkptoolError, LimitExceeded, Limits, MalformedFile, open_checkpoint
 
 QKV = torch.randn(12, 4)
 WIDE = torch.randn(3, 8)
@@ -84,3 +84,25 @@ def test_slices_that_make_no_sense(pairs: str, shape: str, tmp_path: Path) -> No
     put(folder, "model.norm.weight", NORM, "", pairs, shape)
     with pytest.raises(MalformedFile, match=r"slices|shape"):
         open_checkpoint(folder)
+
+
+def test_files_that_are_no_parts(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    save_file({"data": NORM, "more": NORM.clone()}, folder / "model/model/norm/model_weight.safetensors")
+    with pytest.raises(MalformedFile, match="does not hold one tensor"):
+        open_checkpoint(folder)
+    put(folder, "model.norm.weight", NORM, "", "0,4,None#0,4,None" * 10_000, "(4,)")
+    with pytest.raises(LimitExceeded, match="characters of its slices"):
+        open_checkpoint(folder)
+    put(folder, "model.norm.weight", NORM)
+    with pytest.raises(LimitExceeded, match="files of tensors"):
+        open_checkpoint(folder, limits=Limits(tensors=4))
+
+
+def test_ranks_that_say_another_shape_of_the_whole_are_of_several_saves(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    slices = "None,None,None|None,None,None#None,None,None|4,8,None"
+    put(folder, "model.head.weight", WIDE[:, 4:], "_pp-rank-0-of-1_tp-rank-1-of-2", slices, "(3, 9)")
+    with pytest.raises(MalformedFile, match="another shape") as caught:
+        open_checkpoint(folder)
+    assert caught.value.kind == "mixed-saves"

@@ -15,6 +15,29 @@ EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 OTHER_PYTHONS = "which Python it is: each runs one side alone"
 
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    (
+        "checkpoints/contents",
+        "_add_tensors",
+        "longest <= self._limits.name_nbytes",
+        "longest < self._limits.name_nbytes",
+    ): (ONLY_FASTER),
+    ("checkpoints/contents", "_add_tensors", "cost <= self._paths_nbytes", "cost < self._paths_nbytes"): ONLY_FASTER,
+    (
+        "checkpoints/contents",
+        "_add_tensors",
+        "len(tensors) + len(names) <= self._limits.tensors",
+        "len(tensors) + len(names) < self._limits.tensors",
+    ): ONLY_FASTER,
+    ("checkpoints/contents", "_add_tensors", "len(set(names)) == len(names)", "len(set(names)) >= len(names)"): (
+        "no set of names has more than there are"
+    ),
+    ("checkpoints/contents", "_mark_holding", "depth + _SMALL_DEPTH < deepest", "depth + _SMALL_DEPTH <= deepest"): (
+        "what is small has fewer levels than that"
+    ),
+    ("formats/safetensors", "_layout", "len(entry) > len(_FIELDS)", "len(entry) >= len(_FIELDS)"): ONLY_FASTER,
+    ("archives/compressed", "decompress", "len(self._head) < _ZIP_LZMA", "len(self._head) <= _ZIP_LZMA"): (
+        "data that ends there holds nothing either way"
+    ),
     ("pickles/reader", "_loop", "following >= 0", "following > 0"): ONLY_FASTER,
     ("pickles/reader", "_loop", "following >= 0", "following >= 1"): ONLY_FASTER,
     ("sources/files", "", "sys.version_info >= (3, 13)", "sys.version_info > (3, 13)"): OTHER_PYTHONS,

@@ -1,5 +1,5 @@
 """
-What an edit of a file would be, planned as every migration is: only where the bytes go differs.
+The plan of an edit in place, made as for every migration: only the place of the bytes differs.
 
 What cannot be done without a tensor being moved, or not so that every reader takes the result, is refused.
 """

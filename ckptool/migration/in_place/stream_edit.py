@@ -1,5 +1,5 @@
 """
-The edit of a legacy stream: other pickles of the same length in front of the storages, which follow them at once.
+The edit of a legacy stream: other pickles of the same length in front of the storages, which stay where they are.
 
 Its tree is padded. Where one byte is missing, or three, which no padding has, the keys behind it are written shorter:
 without the memo that nothing in them uses.

@@ -190,7 +190,7 @@ class Output:
         After that, the name never leads to an incomplete file, even if the power fails. Reading back meanwhile
         hides nearly all of the time that it takes.
         """
-        from concurrent.futures import ThreadPoolExecutor  # a plan alone, or an edit in place, needs none
+        from concurrent.futures import ThreadPoolExecutor  # slow to import, and a plan needs none
 
         pool = ThreadPoolExecutor(1)
         self._syncing = pool.submit(os.fsync, self._fd)
@@ -235,7 +235,7 @@ class Output:
     def close(self) -> None:
         """Close the file, and remove it if it has no name yet."""
         if self._syncing is not None:
-            self._syncing.exception()  # waits, for it uses the descriptor
+            self._syncing.exception()  # waits for it: it uses the descriptor
         fd, self._fd = self._fd, -1
         temporary, self._temporary = self._temporary, None
         try:

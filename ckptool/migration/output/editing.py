@@ -1,5 +1,5 @@
 """
-Edit a file in place so that whoever reads it, whatever happens meanwhile, meets the old file, the new one or an error.
+Edit a file in place, or undo an edit that was cut off: who reads it meets the old file, the new one or an error.
 
 1. What will be overwritten is in a journal beside the file, on the disk, before the first byte changes.
 2. Poison: the guard, a few bytes without which no reader takes the file, is overwritten with others. Were it not, a
