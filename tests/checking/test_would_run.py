@@ -750,6 +750,22 @@ def test_classes_that_torch_imports_are_known_under_all_its_names() -> None:
     assert missed == []
 
 
+LOGS = [
+    "Seed set to 1\nGPU available: False, used: False\nTPU available: no\n",
+    "INFO: 2026\nGPU available: True\nb\n",
+    "F1 of 0.9\nLoss: 1\nGot all: bb\n",
+    "Finished\nGPU 0: 17 % used, b\n",
+    "Loading…\nG12345678a\n",
+]
+
+
+@each("log", LOGS)
+def test_what_people_write_is_no_pickle(log: str) -> None:
+    report = check(log.encode())
+    assert report.acts == ()
+    assert report.grade == "data"
+
+
 def test_a_file_that_breaks_off_behind_a_name_alone_says_it() -> None:
     def codes(data: bytes) -> set[str]:
         return {one.code for one in check(data).findings}
