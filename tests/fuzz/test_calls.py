@@ -41,8 +41,8 @@ def test_no_call_in_the_hostile_files_is_missing(tmp_path: Path) -> None:
     hostile = [case.make for case in CASES if case.row.startswith("P") and isinstance(case.make, bytes)]
     for number, data in enumerate([one for one in hostile if len(one) < 100_000][:: step(6)]):
         (tmp_path / f"{number}").write_bytes(data)
-    for number, pack in enumerate([*CONTAINERS.values(), *PIECES.values()]):
-        (tmp_path / f"packed {number}").write_bytes(pack(call(named("os", "system"), "true")))
+    for number, packed in enumerate([*CONTAINERS.values(), *PIECES.values()]):
+        (tmp_path / f"packed {number}").write_bytes(packed(call(named("os", "system"), "true")))
     command = [sys.executable, "-m", "tests.fuzz.calls", "--files", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
