@@ -116,7 +116,10 @@ class _Writer:
                         self._get(memo[key])
                         continue
             _WRITERS[kind](self, node, key)
-        self._out += encode_padding(nbytes - len(self._out) - 1, len(self._memo), self._protocol) + b"."
+        following = len(memo)
+        memo.clear()  # it may be as large as the pickle
+        self._out += encode_padding(nbytes - len(self._out) - 1, following, self._protocol)
+        self._out += b"."
         return bytes(self._out)
 
     def _then(self, *steps: Inert) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ckptool.errors import MigrationRefused
 from ckptool.migration.device_tags import new_tag
+from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.tree_rewriter import StorageId, TreeRewriter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
@@ -55,8 +55,4 @@ class KeepsStream(TreeRewriter):
 
 
 def _refuse_inner() -> NoReturn:
-    raise MigrationRefused(
-        "it has tensors that are not stored as they are: compressed, or in the pickle itself",
-        kind="not-in-place",
-        hint="Write a copy instead.",
-    )
+    raise not_in_place("it has tensors that are not stored as they are: compressed, or in the pickle itself")
