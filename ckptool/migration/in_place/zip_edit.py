@@ -153,8 +153,8 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
     tail = masked(Run(start, source.read(start, source.nbytes - start)), edit.guard, edit.poison)
     found = END_MAGIC in tail
     for run in edit.runs:
-        start, stop = max(0, run.offset - 3), min(run.end + 3, source.nbytes)
-        around = source.read(start, max(0, stop - start))
+        start = run.offset - 3  # a local header stands in front of all that is edited
+        around = source.read(start, min(run.end + 3, source.nbytes) - start)
         old = masked(Run(start, around), edit.guard, edit.poison)
         new = around[: run.offset - start] + masked(run, edit.new_guard.offset, edit.poison)
         new += around[len(new) :]
