@@ -125,7 +125,11 @@ def test_a_compact_file_is_what_a_copy_over_it_is(layout: str, tmp_path: Path) -
     if layout != "header":
         names = zipfile.ZipFile(path).namelist()
         assert not [name for name in names if ".unused" in name]
-        assert len([name for name in names if "/data/" in name]) == len(torch.load(path, map_location="cpu")) == done.tensors
+        assert (
+            len([name for name in names if "/data/" in name])
+            == len(torch.load(path, map_location="cpu"))
+            == done.tensors
+        )
 
 
 def test_what_cannot_be_made_compact_is_refused_and_stays(tmp_path: Path) -> None:
