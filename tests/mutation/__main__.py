@@ -92,10 +92,10 @@ TESTS = (
     "tests/formats/test_torch_legacy.py", "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py",
     "tests/formats/test_torchscript.py", "tests/formats/test_torchscript_json.py",
     "tests/hostile/test_hostile_zips.py", "tests/migration/test_outputs.py", "tests/migration/test_folders.py",
-    "tests/migration/test_in_place.py", "tests/migration/test_in_place_crashes.py",
-    "tests/migration/test_power_loss.py", "tests/remote/test_file_objects.py",
-    "tests/pickles/test_pickles.py", "tests/sources", "tests/tensors/test_pieces.py", "tests/tensors/test_rebuild.py",
-    "tests/tensors/test_tensors.py",
+    "tests/migration/test_in_place.py", "tests/migration/test_in_place_bounds.py",
+    "tests/migration/test_in_place_crashes.py", "tests/migration/test_output_bounds.py",
+    "tests/migration/test_power_loss.py", "tests/remote/test_file_objects.py", "tests/pickles/test_pickles.py",
+    "tests/sources", "tests/tensors/test_pieces.py", "tests/tensors/test_rebuild.py", "tests/tensors/test_tensors.py",
 )  # fmt: skip
 """The quick ones that look at files in this process."""
 QUIET = (
