@@ -82,9 +82,10 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
 
 def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
     """Raise the error of the first tensor whose pieces are not all there, before any is read."""
-    broken = [one for one in tensors if one.info.storage is not None and fault_of(one.info.storage.source) is not None]
-    if not broken:
+    stored = [(one, one.info.storage.source) for one in tensors if one.info.storage is not None]
+    if all(fault_of(source) is None for source in {id(source): source for _, source in stored}.values()):
         return
+    broken = [one for one, source in stored if fault_of(source) is not None]
     storage = broken[0].info.storage
     error = fault_of(storage.source) if storage is not None else None
     assert error is not None  # noqa: S101 - it is among them for that

@@ -129,6 +129,7 @@ class _InOrder(click.Command):
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
 @click.option("--no-reflink", is_flag=True, help="Copy tensors where the file system could share their bytes.")
 @click.option("--deep", is_flag=True, help="Compare the checksums of all tensors first (--in-place).")
+@click.option("--compact", is_flag=True, help="Copy SRC, without what nothing refers to, and replace it (--in-place).")
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
@@ -163,6 +164,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "dry_run": options["dry_run"],
         "in_place": options["in_place"],
         "deep": options["deep"],
+        "compact": options["compact"],
         "reflink": not options["no_reflink"],
     }
     code = 0
@@ -194,6 +196,8 @@ def _is_in_place(options: dict[str, Any]) -> bool:
     if not options["in_place"]:
         if options["deep"]:
             raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
+        if options["compact"]:
+            raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
         return False
     for name in ("out_dir", "force", "no_verify"):
         if options[name]:

@@ -139,7 +139,8 @@ def make_plan(
 
 def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> None:
     refuse_lost(checkpoint)
-    refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
+    tensors, taken = checkpoint.tensors.items(), names.filter
+    refuse_broken(tensor for name, tensor in tensors if taken.takes_all or taken.takes(name))
 
 
 def _safetensors(

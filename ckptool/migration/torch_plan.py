@@ -146,12 +146,17 @@ class EditedTree(NamedTuple):
     """Tensors that stay, by the names that they had."""
     new_names: dict[str, str]
     dropped: tuple[str, ...]
-    recast: Callable[[TensorInfo], TensorInfo]
+    recast: Callable[[TensorInfo], TensorInfo] | None
 
     @property
     def expected(self) -> tuple[tuple[str, TensorInfo], ...]:
         """The tensors that are to be found in the result, by their new names, in order."""
-        return tuple((self.new_names.get(name, name), self.recast(one.info)) for name, one in self.kept.items())
+        named = [(self.new_names.get(name, name), one.info) for name, one in self.kept.items()]
+        return tuple(named if self.recast is None else [(name, self.cast(info)) for name, info in named])
+
+    def cast(self, info: TensorInfo) -> TensorInfo:
+        """Return a tensor as it is to be written."""
+        return info if self.recast is None else self.recast(info)
 
     @property
     def renamed(self) -> tuple[tuple[str, str], ...]:
@@ -192,12 +197,14 @@ def edit_everything(
     new_names = unwrap(tree, walks, wrappers, rewriter)
     edited = edit(checkpoint, changes, drop, rewriter) if model is None else Edited()
     new_names |= edited.new_names
-    gone = tuple(f"{path}." for path in edited.dropped) or ("\0",)  # no name begins with that
-    kept = {name: t for name, t in tensors.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
+    kept = dict(tensors)
+    if edited.left_out or edited.dropped:
+        gone = tuple(f"{path}." for path in edited.dropped)
+        kept = {name: t for name, t in kept.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
     dropped = (*edited.dropped, *edited.left_out)
-    return EditedTree(tree, rewriter, kept, new_names, dropped, recast or (lambda info: info))
+    return EditedTree(tree, rewriter, kept, new_names, dropped, recast)
 
 
 def plan_same(

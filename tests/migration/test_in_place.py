@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import pickletools
 import shutil
 import zipfile
 from collections import OrderedDict
@@ -103,6 +104,52 @@ def test_what_is_dropped_from_a_zip_is_named_as_unused(tmp_path: Path) -> None:
     assert not open_checkpoint(path).notes
 
 
+@LAYOUT
+def test_a_compact_file_is_what_a_copy_over_it_is(layout: str, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    if layout in ("slot", "tail"):
+        edit(path, LONGER)
+        edit(path, Changes(exclude=["*block2*"]))
+    copy = tmp_path / f"copy{path.suffix}"
+    shutil.copyfile(path, copy)
+    changes = {"rename": [("weight$", "w")], "exclude": ["*block1.*"]}
+    planned = migrate(path, in_place=True, compact=True, dry_run=True, **changes)  # type: ignore[arg-type]
+    assert path.read_bytes() == copy.read_bytes()
+    done = migrate(path, in_place=True, compact=True, **changes)  # type: ignore[arg-type]
+    migrate(copy, copy, form="same", force=True, **changes)  # type: ignore[arg-type]
+
+    assert diff(path, copy).same
+    assert (done.written, done.verified, done.how, done.unused_nbytes) == (True, True, "copy", 0)
+    assert planned.nbytes == done.nbytes == path.stat().st_size
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([path.name, copy.name])
+    if layout != "header":
+        names = zipfile.ZipFile(path).namelist()
+        assert not [name for name in names if ".unused" in name]
+        assert len([name for name in names if "/data/" in name]) == len(torch.load(path, map_location="cpu")) == done.tensors
+
+
+def test_what_cannot_be_made_compact_is_refused_and_stays(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    old = path.read_bytes()
+    with pytest.raises(ValueError, match="compact is for in_place"):
+        migrate(path, compact=True)
+    with pytest.raises(MigrationRefused) as no_file:
+        migrate(tmp_path, in_place=True, compact=True)
+    with path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        assert refused(path, to="cpu", compact=True).kind == "locked"
+    with pytest.raises(MigrationRefused) as empty:
+        migrate(path, in_place=True, compact=True, exclude=["*"])
+    used = CliRunner().invoke(cli, ["migrate", str(path), "--compact"])
+
+    assert (no_file.value.kind, empty.value.kind) == ("not-a-file", "no-tensor-left")
+    assert used.exit_code == 2
+    assert "--compact is for --in-place" in used.output
+    assert path.read_bytes() == old
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert CliRunner().invoke(cli, ["migrate", str(path), "--in-place", "--compact", "--to", "cpu"]).exit_code == 0
+
+
 def test_ties_views_and_objects_stay(tmp_path: Path) -> None:
     for number, legacy in enumerate((False, True)):
         path = tmp_path / f"{number}.pth"
@@ -164,6 +211,15 @@ def test_a_pickle_is_padded_to_any_length_but_two(nbytes: int) -> None:
     assert pickle.loads(padded) == tree
     assert read_pickle(BytesSource(padded)).root == tree
     assert len(write_pickle(tree, nbytes=len(plain) - 5)) == len(plain)
+
+
+def test_padding_is_read_in_few_steps_and_takes_little_memory() -> None:
+    tree: Inert = ["a"]
+    padded = write_pickle(tree, nbytes=100_000)
+    opcodes = [opcode.name for opcode, _, _ in pickletools.genops(padded)]
+
+    assert len(opcodes) < 100_000 / 5 + 20
+    assert len(read_pickle(BytesSource(padded)).memo) == 1 + 1 + opcodes.count("LONG_BINPUT")  # one after the other
 
 
 def refused(path: Path, **changes: Any) -> CkptoolError:

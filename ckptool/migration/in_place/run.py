@@ -66,7 +66,7 @@ def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> Migra
     """Return the report of an edit that is planned, and not carried out yet."""
     planned = report.planned(checkpoint, edit.plan, changes)
     nbytes, unused = edit.edit.nbytes, show_nbytes(edit.unused_nbytes)
-    note = f"{unused} of what is left out stay in the file, unused; a copy is without them"
+    note = f"{unused} of what is left out stay in the file, unused; with `compact=True` they go"
     return planned._replace(
         nbytes=nbytes,
         written_nbytes=0 if edit.changes_nothing else edit.edit.written_nbytes,
