@@ -18,7 +18,7 @@ from ckptool.pickles import nodes, results
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.reaching import Looks, canonical, is_function, listed, package_of, passed, reaching
+from ckptool.pickles.reaching import Looks, canonical, is_unknown, listed, package_of, passed, reaching
 
 Grade: TypeAlias = Literal["data", "code", "system"]
 """It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
@@ -35,9 +35,12 @@ _WITH_MAKERS: Final = {
     "numpy.random._pickle.__randomstate_ctor": (1, 0),
 }
 """Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
+_CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
+"""Calls that call one of their arguments, once or later: which, and how many they have then at least."""
 _GIVEN_MORE: Final = frozenset(
     (
         *_WITH_MAKERS,
+        *_CALL_ONE,
         "_codecs.encode",
         "copyreg._reconstructor",
         "copyreg.__newobj__",
@@ -118,7 +121,7 @@ def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
 
 def is_wary(verdict: Verdict) -> bool:
     """Say whether from now on it matters what harmless calls are given: there is something that they might call."""
-    return verdict.why is not None or verdict.name in table.MAKERS or is_function(verdict.name)
+    return verdict.why is not None or verdict.name in table.MAKERS or is_unknown(verdict.name)
 
 
 def keeps_calls(func: Global) -> bool:
@@ -189,6 +192,8 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
         how, given, named = "builds", given[2:], made
     elif name in _WITH_MAKERS:
         yield from _made_with(effect, looks, given, *_WITH_MAKERS[name])
+    elif name in _CALL_ONE:
+        yield from _handed(effect, looks, given, *_CALL_ONE[name])
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
@@ -200,15 +205,39 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     name = canonical(named.module, named.name)
     grade, why = grade_of(name, named.name, how)
     handed = given[1:] if name in _MAKE_ARRAYS else given
-    # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
-    calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
     found = None
     if grade != "system" and looks is not None:
-        found = passed((handed, effect.keywords), looks, made=calls_it)
+        found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
     if found is not None:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: _shown(name, given))
+
+
+def _judge_of_handed(name: str, given: tuple[Inert, ...]) -> Callable[[str, str], bool] | None:
+    """
+    Return what says whether a name must not be given to a call; None where nothing is called that it is given.
+
+    Code of other packages may do what it likes; what is known to make data must not be given what it would call.
+    """
+    package = package_of(name)
+    is_hint = name == "operator.getitem" and given and isinstance(given[0], Global) and given[0].module == "typing"
+    if package not in _KNOWN or name in table.KEEPERS or name in _CALL_ONE or is_hint:
+        return None
+    # Torch's own get its functions for attributes, and are made of them; Python's have no use for these.
+    return _is_system if package in table.STDLIB else is_unknown
+
+
+def _is_system(name: str, qualified: str) -> bool:
+    return grade_of(name, qualified, "calls")[0] == "system"
+
+
+def _handed(effect: Effect, looks: Looks | None, given: tuple[Inert, ...], which: int, least: int) -> Iterator[Verdict]:
+    """Yield what it comes to that a call calls one of its arguments with what may be anything, if that reaches far."""
+    one = given[which] if len(given) >= least else None
+    if one is not None:
+        inner = _call(effect._replace(target=one, arguments=(), keywords=None), looks)
+        yield from (verdict for verdict in inner if verdict.grade == "system")
 
 
 def _made_with(

@@ -225,6 +225,18 @@ def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -
     )
 
 
+def end_of_opcode(source: Source, position: int) -> int:
+    """Return where the opcode at ``position`` ends, with its argument, which the source may not have."""
+    data = source.read(position, min(_LONGEST_FIXED, source.nbytes - position))
+    op = data[0]
+    if op in _LINES:
+        return _to_end_of_lines(source, position, source.nbytes, _LINES[op])
+    if op in _COUNTED:
+        behind = 1 + _COUNTED[op]
+        return position + behind + int.from_bytes(data[1:behind], "little")
+    return position + 1 + _FIXED.get(op, 0)
+
+
 def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:
     head = source.read(offset, min(_LONGEST_TEXT, nbytes))
     return may_hold_pickles(str(head, "utf-8", "replace") if is_text else head)

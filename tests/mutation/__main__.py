@@ -86,16 +86,17 @@ MODULES = (
 )  # fmt: skip
 TESTS = (
     "tests/against_torch/test_joblib_files.py", "tests/archives", "tests/bounds", "tests/checkpoints/test_contents.py",
-    "tests/formats/test_dcp_index.py", "tests/formats/test_dtensor_parts.py", "tests/formats/test_nanotron.py",
-    "tests/formats/test_rank_files.py", "tests/formats/test_packed.py", "tests/formats/test_plain_pickle.py",
+    "tests/formats/test_dcp_index.py", "tests/formats/test_dcp_index_bounds.py", "tests/formats/test_dtensor_parts.py",
+    "tests/formats/test_nanotron.py", "tests/formats/test_rank_files.py", "tests/formats/test_packed.py",
+    "tests/formats/test_plain_pickle.py",
     "tests/formats/test_pt2.py", "tests/formats/test_safetensors.py", "tests/formats/test_sharded.py",
     "tests/formats/test_torch_legacy.py", "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py",
     "tests/formats/test_torchscript.py", "tests/formats/test_torchscript_json.py",
     "tests/hostile/test_hostile_zips.py", "tests/migration/test_outputs.py", "tests/migration/test_folders.py",
-    "tests/migration/test_in_place.py", "tests/migration/test_in_place_crashes.py",
-    "tests/migration/test_power_loss.py", "tests/remote/test_file_objects.py",
-    "tests/pickles/test_pickles.py", "tests/sources", "tests/tensors/test_pieces.py", "tests/tensors/test_rebuild.py",
-    "tests/tensors/test_tensors.py",
+    "tests/migration/test_in_place.py", "tests/migration/test_in_place_bounds.py",
+    "tests/migration/test_in_place_crashes.py", "tests/migration/test_output_bounds.py",
+    "tests/migration/test_power_loss.py", "tests/remote/test_file_objects.py", "tests/pickles/test_pickles.py",
+    "tests/sources", "tests/tensors/test_pieces.py", "tests/tensors/test_rebuild.py", "tests/tensors/test_tensors.py",
 )  # fmt: skip
 """The quick ones that look at files in this process."""
 QUIET = (

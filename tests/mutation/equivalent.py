@@ -352,5 +352,46 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("migration/transfer", "_send_extent", "extent.nbytes >= WORTH_A_THREAD", "extent.nbytes < WORTH_A_THREAD"): (
         ONLY_FASTER
     ),
+    (
+        "migration/in_place/zip_edit",
+        "_name_at",
+        "max(0, record.offset - FULL16 - LOCAL.size - len(name))",
+        "max(0, 0)",
+    ): ONLY_FASTER,
+    (
+        "migration/in_place/zip_edit",
+        "_end_of",
+        "max(0, source.nbytes - END_SEARCH)",
+        "max(1, source.nbytes - END_SEARCH)",
+    ): "the end record of a zip with a member does not stand at its first byte",
+    ("migration/in_place/zip_edit", "_end_of", "max(0, source.nbytes - END_SEARCH)", "max(0, 0)"): ONLY_FASTER,
+    ("migration/in_place/zip_edit", "_is_made_of", "len(rest) >= len(head)", "len(rest) > len(head)"): ONLY_FASTER,
+    ("migration/in_place/zip_edit", "_is_made_of", "len(rest) >= len(head)", "len(rest) < len(head)"): ONLY_FASTER,
+    ("migration/in_place/zip_edit", "_is_made_of", "begin >= 0", "begin >= -1"): (
+        "from the last byte on there are fewer than are looked for"
+    ),
+    ("migration/in_place/header_edit", "_refuse_gaps", "begin == position", "begin <= position"): (
+        "no tensor of a file that was read begins inside another"
+    ),
+    ("migration/in_place/header_edit", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
+    ("migration/in_place/stream_edit", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (
+        NEVER_BEYOND
+    ),
+    ("formats/directories/rank_files/dtensor", "_layout", "len(said) != 2", "len(said) < 2"): NEVER_LONGER,
+    (
+        "formats/directories/rank_files/dtensor",
+        "_layout",
+        "len(known) == len(sizes)",
+        "len(known) >= len(sizes)",
+    ): NEVER_BEYOND,
+    ("sources/pool", "_make_room", "len(self._open) > most", "len(self._open) >= most"): EMPTY_ANYWAY,
+    ("formats/directories/dcp/index", "_places", "begin < use[1]", "begin <= use[1]"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size < 0"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size > 0"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= 1"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= -1"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
 }
 """``(module, function, before, after)``, and the reason."""

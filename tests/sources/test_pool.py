@@ -13,7 +13,7 @@ import pytest
 from ckptool.errors import CkptoolError, SourceChanged
 from ckptool.sources.files import PooledFile, check_names
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.pool import POOL, PooledFolder, most_open, refuse_many_mappings
+from ckptool.sources.pool import POOL, Pool, PooledFolder, most_open, refuse_many_mappings
 from ckptool.sources.siblings import NO_DESCRIPTOR, open_folder
 
 _MANY = 400
@@ -117,6 +117,50 @@ def test_descriptor_zero_is_one_like_any_other(folder: FolderSource) -> None:
         os.close(kept)
 
 
+def test_a_folder_may_have_descriptor_zero(tmp_path: Path) -> None:
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        folder = PooledFolder(str(tmp_path), lambda: open_folder(str(tmp_path)))
+        assert not folder.is_resting
+        with folder.descriptor() as fd:
+            assert fd == 0
+        folder.rest()
+        assert folder.is_resting
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(0)
+        folder.close()
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+class Fake:
+    """Something that is open or not."""
+
+    users = 0
+    is_resting = False
+
+    def reopen(self) -> int:
+        return 5
+
+    def open_again(self, _: int) -> None:
+        self.is_resting = False
+
+    def rest(self) -> None:
+        self.is_resting = True
+
+
+def test_no_more_are_closed_than_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (20, RLIM_INFINITY))
+    pool, fakes = Pool(), [Fake() for _ in range(8)]
+    for number, one in enumerate(fakes):
+        pool.add(one)
+        assert [fake.is_resting for fake in fakes] == [fake <= number - 5 for fake in range(8)]
+    with pool.using(fakes[0]):
+        assert [fake.is_resting for fake in fakes] == [False, True, True, True, False, False, False, False]
+
+
 def test_what_is_used_stays_open_when_others_need_its_place(folder: FolderSource) -> None:
     first = folder.open("0.bin")
     assert isinstance(first, PooledFile)
@@ -176,8 +220,15 @@ def test_the_pool_has_its_share_of_descriptors(limit: int, most: int, monkeypatc
 
 def test_mappings_leave_half_of_the_descriptors_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
+    lowest = os.dup(fd)
+    os.close(lowest)
     try:
         refuse_many_mappings(fd)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (2 * lowest, RLIM_INFINITY))
+        refuse_many_mappings(fd)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (2 * lowest - 1, RLIM_INFINITY))
+        with pytest.raises(OSError, match="Too many open files"):
+            refuse_many_mappings(fd)
         monkeypatch.setattr("resource.getrlimit", lambda _: (4, RLIM_INFINITY))
         with pytest.raises(OSError, match="Too many open files"):
             refuse_many_mappings(fd)

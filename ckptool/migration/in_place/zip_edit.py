@@ -165,7 +165,7 @@ def _pieces(source: Source, edit: FileEdit) -> Iterator[tuple[bytes, bytes]]:
         data = masked(run, edit.new_guard.offset, edit.poison)
         for begin in range(0, len(data), _PIECE):
             piece = Run(run.offset + begin, data[begin : begin + _PIECE])
-            start, stop = max(0, piece.offset - 3), piece.end + 3
+            start, stop = piece.offset - 3, piece.end + 3  # a local header stands in front of all that is edited
             around = source.read(start, max(0, min(stop, source.nbytes) - start))
             new = around[: piece.offset - start] + piece.data
             rest = data[begin + _PIECE : begin + _PIECE + 3]
