@@ -7,7 +7,7 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
@@ -142,9 +142,9 @@ class EditedTree(NamedTuple):
     root: Inert
     rewriter: TreeRewriter
     """Writes other nodes in place of those that change."""
-    kept: dict[str, LazyTensor]
+    kept: Mapping[str, LazyTensor]
     """Tensors that stay, by the names that they had."""
-    new_names: dict[str, str]
+    new_names: Mapping[str, str]
     dropped: tuple[str, ...]
     recast: Callable[[TensorInfo], TensorInfo] | None
 
@@ -194,13 +194,14 @@ def edit_everything(
     else:
         tree, tensors = model.node, dict(model)
         walks = tuple(("", walk) for path, walk in checkpoint.walks if path == model.key)
-    new_names = unwrap(tree, walks, wrappers, rewriter)
+    unwrapped = unwrap(tree, walks, wrappers, rewriter)
     edited = edit(checkpoint, changes, drop, rewriter) if model is None else Edited()
-    new_names |= edited.new_names
-    kept = dict(tensors)
+    new_names = {**unwrapped, **edited.new_names} if unwrapped else edited.new_names
+    kept = tensors
     if edited.left_out or edited.dropped:
         gone = tuple(f"{path}." for path in edited.dropped)
-        kept = {name: t for name, t in kept.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
+        left = ((name, t) for name, t in tensors.items() if name not in edited.left_out)
+        kept = {name: t for name, t in left if not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
     dropped = (*edited.dropped, *edited.left_out)
@@ -282,7 +283,7 @@ def _refuse_names_of_a_model(checkpoint: Checkpoint, changes: NameChanges, model
 
 
 def _to_cast(
-    checkpoint: Checkpoint, kept: dict[str, LazyTensor], model: StateDict | None
+    checkpoint: Checkpoint, kept: Mapping[str, LazyTensor], model: StateDict | None
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield the weights, averaged ones too, and with a whole model what its own ``to`` would cast beside them."""
     chosen = [model] if model is not None else [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]

@@ -255,3 +255,5 @@ def test_an_order_that_makes_no_sense_is_worked_out(order: Any) -> None:
 
 def test_a_part_without_elements_is_no_box() -> None:
     assert local_box((3,), Mesh((4,), (3,), 3), [Placement("Shard")]) == ((3,), (0,))
+    assert local_box((3,), Mesh((8,), (7,), 7), [Placement("Shard")]) == ((3,), (0,))
+    assert local_box((3,), Mesh((1,), (0,), 0), [Placement("Shard")]) == ((0,), (3,))

@@ -86,8 +86,9 @@ MODULES = (
 )  # fmt: skip
 TESTS = (
     "tests/against_torch/test_joblib_files.py", "tests/archives", "tests/bounds", "tests/checkpoints/test_contents.py",
-    "tests/formats/test_dcp_index.py", "tests/formats/test_dtensor_parts.py", "tests/formats/test_nanotron.py",
-    "tests/formats/test_rank_files.py", "tests/formats/test_packed.py", "tests/formats/test_plain_pickle.py",
+    "tests/formats/test_dcp_index.py", "tests/formats/test_dcp_index_bounds.py", "tests/formats/test_dtensor_parts.py",
+    "tests/formats/test_nanotron.py", "tests/formats/test_rank_files.py", "tests/formats/test_packed.py",
+    "tests/formats/test_plain_pickle.py",
     "tests/formats/test_pt2.py", "tests/formats/test_safetensors.py", "tests/formats/test_sharded.py",
     "tests/formats/test_torch_legacy.py", "tests/formats/test_torch_tar.py", "tests/formats/test_torch_zip.py",
     "tests/formats/test_torchscript.py", "tests/formats/test_torchscript_json.py",

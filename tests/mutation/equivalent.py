@@ -385,5 +385,13 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "len(known) >= len(sizes)",
     ): NEVER_BEYOND,
     ("sources/pool", "_make_room", "len(self._open) > most", "len(self._open) >= most"): EMPTY_ANYWAY,
+    ("formats/directories/dcp/index", "_places", "begin < use[1]", "begin <= use[1]"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size < 0"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size > 0"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= 1"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= -1"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
 }
 """``(module, function, before, after)``, and the reason."""
