@@ -22,7 +22,7 @@ from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackag
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grading import Grade, is_plain
+from ckptool.pickles.grades import Grade, is_plain
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.naming import shown_path

@@ -21,6 +21,7 @@ from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
+from ckptool.pickles.grades import is_known
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
@@ -373,7 +374,7 @@ class Search:
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
         if end < 0 and doubtful and self._called == called:
             found = islice(reversed(self.acts.values()), len(self.acts) - acts)
-            if nested_at is None and any(one.grade == "system" and grading.is_known(one.name) for one in found):
+            if nested_at is None and any(one.grade == "system" and is_known(one.name) for one in found):
                 return end
             for kept, count in ((self.acts, acts), (self.names, names)):
                 while len(kept) > count:

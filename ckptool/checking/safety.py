@@ -16,7 +16,7 @@ from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grading
+from ckptool.pickles import grades
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.nodes import Call
 from ckptool.pickles.scanner import Scan, scan_around
@@ -32,7 +32,7 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     """
     search = Search(limits)
     for stream, scanned, calls in zip(checkpoint.streams, scans, _calls(checkpoint), strict=False):
-        plain = all(grading.is_plain(one.module, one.name) for one in stream.globals)
+        plain = all(grades.is_plain(one.module, one.name) for one in stream.globals)
         if plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:

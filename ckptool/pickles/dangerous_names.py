@@ -351,6 +351,14 @@ CALLED_CLASSES: Final = _words(
 )
 """Classes that load what they are told when they are called. Picklers make their objects without calling them."""
 
+ITERATING: Final = frozenset(
+    _full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
+    | _full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
+    | _full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
+    | {"array.array", "torch.Size"}
+)
+"""Calls that take one thing after the other from what they are given, by its own methods."""
+
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
     | _full("collections", "OrderedDict defaultdict")

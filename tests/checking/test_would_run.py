@@ -41,7 +41,7 @@ from ckptool.cli import cli
 from ckptool.pickles import grading
 from ckptool.pickles.dangerous_names import EVALUATES, LOADS
 from ckptool.pickles.describe import describe
-from ckptool.pickles.grading import grade_of
+from ckptool.pickles.grades import grade_of
 from ckptool.pickles.reaching import listed
 from tests.against_torch.test_joblib_files import dumped, wrapped
 from tests.build import (
@@ -248,6 +248,27 @@ PAYLOADS: dict[str, bytes] = {
     "memmap under another name": named("numpy.matlib", "memmap") + ops(("x",)) + b"\x81",
     "Stats under another name": call(named("torch.distributed.checkpoint.utils", "Stats"), "x"),
     "text that torch compiles": call(named("torch", "CompilationUnit"), "def f(): return"),
+    "an object of a class that is made": call(
+        named("builtins", "getattr"),
+        call(
+            named("copyreg", "__newobj__"),
+            call(
+                named("builtins", "type"),
+                "X",
+                (named("builtins", "str"),),
+                {"p": call(named("builtins", "property"), named("torch.serialization", "_open_zipfile_writer_file"))},
+            ),
+            "x",
+        ),
+        "p",
+    ),
+    "a list of what a loader of torch gives": call(
+        named("builtins", "list"),
+        named("torch.utils.data.dataloader", "DataLoader")
+        + b")\x81"
+        + ops({"dataset": ["x"], "collate_fn": named("torch.serialization", "_open_zipfile_writer_file")})
+        + b"b",
+    ),
     "getitem in C": call(
         call(
             named("builtins", "getattr"), call(named("_operator", "getitem"), named("sys", "modules"), "os"), "system"
@@ -726,6 +747,8 @@ def test_names_that_honest_files_have_are_not_of_the_third_grade() -> None:
         call(named("_operator", "getitem"), named("typing", "Tuple"), (hint, named("logging", "Handler"))),
         call(call(named("dill._dill", "_load_type"), "set"), []),
         call(named("itertools", "accumulate"), [1, 2]),
+        call(named("builtins", "set"), call(named("collections", "OrderedDict"))),
+        call(named("builtins", "tuple"), call(named("mypkg", "Loader"))),
         call(named("builtins", "iter"), [named("logging", "FileHandler")]),
         call(named("json.decoder", "JSONDecodeError"), "x", "y", 1),
         call(named("builtins", "FileNotFoundError"), 2, "x"),

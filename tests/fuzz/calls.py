@@ -31,7 +31,7 @@ from typing import Any
 
 from ckptool import check
 from ckptool.pickles.effects import SPLIT_FRAME, Effect
-from ckptool.pickles.grading import grade_of
+from ckptool.pickles.grades import grade_of
 from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.pickles.reaching import canonical
 from ckptool.pickles.tracer import trace
