@@ -15,6 +15,7 @@ from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration.output.folder import OutputFolder
 from ckptool.migration.output.journal import Journal, Run, decoded, old_runs
 from ckptool.sources.files import FileSource
+from ckptool.sources.unfinished import journal_name
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, modes")
@@ -139,3 +140,14 @@ def test_what_is_overwritten_is_kept_once(
     source = FileSource(str(tmp_path / "file"))
     assert old_runs(source, ranges) == tuple(Run(start, data[start:stop]) for start, stop in expected)
     source.close()
+
+
+@each("character", ["a", "\u00e9", "\u20ac", "\U0001f600", "\udc80"])
+def test_journals_have_names_that_fit_and_are_plain_where_they_can_be(character: str) -> None:
+    for length in range(1, 256):
+        plain = f".{character * length}.ckptool-undo"
+        found = journal_name(character * length)
+        if len(os.fsencode(plain)) <= 255 - len(".new"):
+            assert found == plain
+        else:
+            assert found == f".{sha256(os.fsencode(character * length)).hexdigest()}.ckptool-undo"
