@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
@@ -25,12 +25,10 @@ from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.grades import Grade, is_plain
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
+from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
-
-if TYPE_CHECKING:
-    from ckptool.sources.meter import Progress
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO

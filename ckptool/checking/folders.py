@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
-from ckptool.checking.finding import Finding, command_line
+from ckptool.checking.finding import Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
+from ckptool.sources.folders import is_folder
 from ckptool.tensors.tensor import identity
 
 
@@ -105,3 +107,23 @@ def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             "the index of a torch.distributed.checkpoint: names and shapes of tensors that are in its .distcp files",
             "Open the folder in which it is called '.metadata', beside them.",
         )
+
+
+def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
+    hint = "Nothing is known of what it holds."
+    for name, why in checkpoint.unopened:
+        if checkpoint.path and _is_beside(checkpoint, name):
+            path = os.path.join(os.path.dirname(checkpoint.path), name)  # noqa: PTH118, PTH120 - as it was given
+            yield Finding(
+                "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check")
+            )
+        else:
+            look = run(checkpoint, "check", member=name, why=hint)
+            yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
+
+
+def _is_beside(checkpoint: Checkpoint, name: str) -> bool:
+    """Say whether what cannot be opened is another file of the folder that one was chosen from."""
+    first = name.partition("::")[0]
+    return not is_folder(checkpoint.path or "") and not any(first in archive for archive in checkpoint.archives)

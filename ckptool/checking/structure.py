@@ -84,13 +84,6 @@ def embedded_files(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
-    for name, why in checkpoint.unopened:
-        look = run(checkpoint, "check", member=name, why="Nothing is known of what it holds.")
-        yield Finding("CK114", "error", f"member {name!r} cannot be opened: {why}", *look)
-
-
 def empty_stubs(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK120: the file has stubs without elements for weights that were partitioned. CK121: so it seems."""
     if not [True for tensor in checkpoint.tensors.values() if 0 in tensor.info.shape]:
@@ -353,7 +346,7 @@ CHECKS: tuple[Check, ...] = (
     container_notes,
     left_unread,
     other_members,
-    unopened_members,
+    folders.unopened_members,
     embedded_files,
     folders.announced_size,
     folders.one_of_a_set,

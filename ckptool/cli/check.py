@@ -16,7 +16,7 @@ from ckptool.cli.check_output import output_for
 from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
-from ckptool.cli.targets import is_many, targets
+from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import say
 from ckptool.errors import CkptoolError
 
@@ -92,7 +92,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments = _arguments(options)
     found = targets(files, recursive=options["recursive"])
-    code = 0
+    code = passed = 0
     with terminal.pager(asked=options["pager"]):
         output = output_for(options, [one.shown for one in found], is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=not (options["as_json"] or options["as_lines"] or options["as_sarif"]))
@@ -108,10 +108,12 @@ def check(files: tuple[str, ...], **options: Any) -> None:
             line.clear()
             if report.error is not None and not report.acts and target.passes_over(report.error):
                 output.passed_over()
+                passed += 1
                 continue
             code = max(code, 2 if report.error is not None else int(fails(report, options["fail_on"])))
             output.checked(report, target.shown)
         output.end()
+    refuse_none(passed, found, files)
     sys.exit(code)
 
 

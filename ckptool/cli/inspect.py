@@ -13,7 +13,7 @@ from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import brief_option, check_one_form, many_files, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.selection import Selection, pattern
-from ckptool.cli.targets import is_many, targets
+from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.names.filter import Filter
@@ -74,7 +74,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     check_one_form(options)
     selection = Selection(pattern(options["grep"]), Filter(options["include"], options["exclude"]), options["sort"])
     found = targets(files, recursive=options["recursive"])
-    failed = False
+    failed, passed = False, 0
     with terminal.pager(asked=options["pager"]):
         output = output_for(options, selection, [one.shown for one in found], is_list=is_many(files, found))
         for target in found:
@@ -84,10 +84,12 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
             except CkptoolError as error:
                 if target.passes_over(error):
                     output.passed_over()
+                    passed += 1
                 else:
                     failed = True
                     output.failed(target.shown, error)
         output.end()
+    refuse_none(passed, found, files)
     sys.exit(2 if failed else 0)
 
 

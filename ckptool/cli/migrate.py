@@ -152,7 +152,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
     check_one_form(options)
-    sources, target = (list(paths), None) if _is_in_place(options) else _sources(paths, options["out_dir"])
+    sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
     as_lines, jobs = options.pop("as_lines"), options.pop("jobs")
     as_json = options.pop("as_json") or as_lines
     output = JsonOutput(as_lines=as_lines, is_list=len(sources) > 1)
@@ -191,7 +191,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     sys.exit(code)
 
 
-def _is_in_place(options: dict[str, Any]) -> bool:
+def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
     """Say whether sources are edited; refuse options that are for what is written anew."""
     if not options["in_place"]:
         if options["deep"]:
@@ -202,6 +202,9 @@ def _is_in_place(options: dict[str, Any]) -> bool:
     for name in ("out_dir", "force", "no_verify"):
         if options[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} is for what is written anew, not for --in-place")
+    for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
+        if not is_far(path) and not os.path.lexists(path.partition("::")[0]):
+            raise click.UsageError(f"{show(path)} is not there: with --in-place, all paths are files to edit")
     return True
 
 

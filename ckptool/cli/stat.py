@@ -16,7 +16,7 @@ from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, 
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.selection import Selection, pattern
-from ckptool.cli.targets import is_many, targets
+from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
@@ -59,7 +59,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     check_one_form(options)
     selection = Selection(pattern(options["grep"]), Filter(options["include"], options["exclude"]), "file")
     found = targets(files, recursive=options["recursive"])
-    failed = False
+    failed, passed = False, 0
     with terminal.pager(asked=options["pager"]):
         output = _output(options, is_list=is_many(files, found))
         line = ProgressLine(len(found), shown=isinstance(output, _Tables))
@@ -74,13 +74,16 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
                 line.clear()
                 if error.kind == "missing-package":
                     raise
-                if not target.passes_over(error):
+                if target.passes_over(error):
+                    passed += 1
+                else:
                     failed = True
                     output.failed(target.shown, error)
                 continue
             line.clear()
             output.computed(target.shown, found_rows, nothing)
         output.end()
+    refuse_none(passed, found, files)
     sys.exit(2 if failed else 0)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
+from ckptool.messages import counted
 from ckptool.sources.naming import shown_path
 
 _PATTERN = frozenset("*?[")
@@ -39,10 +40,23 @@ def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
         for one in _matches(path):
             if recursive and os.path.isdir(one):  # noqa: PTH112 - may be no path
                 known = {target.path for target in found}
-                found += (target for target in _below(one) if target.path not in known)
+                below = list(_below(one)) or [Target(os.path.join(one, ""))]  # noqa: PTH118 - opening it says why
+                found += (target for target in below if target.path not in known)
             else:
                 found.append(Target(one))
     return found
+
+
+def refuse_none(passed: int, found: Sequence[Target], paths: Sequence[str]) -> None:
+    """
+    Say so if all that was found was passed over.
+
+    Raises:
+        NotACheckpoint: There are files, and none is a checkpoint.
+    """
+    if found and passed == len(found):
+        fact = f"no checkpoint among {counted(passed, 'file')}"
+        raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(map(shown_path, paths)))
 
 
 def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:

@@ -113,7 +113,7 @@ class Verbs(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take files without a verb for something to inspect; a verb is never taken for a file."""
-        own, rest = _split(args)
+        own, rest = _with_colours_in_front(*_split(args))
         if rest[:1] == ["version"] and not _is_path("version"):
             rest = ["--version"]
         elif rest[:1] == ["help"] and not _is_path("help"):
@@ -199,6 +199,16 @@ def _split(args: list[str]) -> tuple[list[str], list[str]]:
     while at < len(args) and args[at].partition("=")[0] == _COLOR:
         at += 1 if "=" in args[at] else 2
     return args[:at], args[at:]
+
+
+def _with_colours_in_front(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
+    """Take --color from behind the verb, too, where people put it."""
+    end = rest.index("--") if "--" in rest else len(rest)
+    found = next((at for at, word in enumerate(rest[:end]) if word.partition("=")[0] == _COLOR), None)
+    if found is None:
+        return own, rest
+    behind = found + (1 if "=" in rest[found] else 2)
+    return [*own, *rest[found:behind]], [*rest[:found], *rest[behind:]]
 
 
 def _begins_with_path(words: list[str]) -> bool:

@@ -6,14 +6,15 @@ Nothing that a file says leads out of the folder, and no link does: see ``siblin
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, LimitExceeded
+from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
 from ckptool.sources.files import FileSource, PooledFile, check_names
 from ckptool.sources.pool import POOL, PooledFolder
 from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
@@ -52,7 +53,10 @@ class FolderSource:
         """
         Return the names of the files, and of the folders, in a folder below this one; empty for this one itself.
 
-        Links count as what they lead to; a folder that cannot be listed is empty.
+        Links count as what they lead to; a folder below that cannot be listed is empty.
+
+        Raises:
+            FileUnavailable: This folder itself cannot be listed.
         """
         known = self._listed.get(folder)
         if known is not None:
@@ -60,11 +64,10 @@ class FolderSource:
         files: list[str] = []
         folders: list[str] = []
         path = os.path.join(self.path, folder) if folder else self.path  # noqa: PTH118 - a name
-        with suppress(OSError), POOL.opened(partial(_scan, path)) as entries:
+        with suppress(OSError) if folder else _said(), POOL.opened(partial(_scan, path)) as entries:
             for entry in entries:
                 check_cancelled(self.cancellation)
-                with suppress(OSError):
-                    (folders if entry.is_dir() else files).append(entry.name)
+                (folders if _is_folder(entry) else files).append(entry.name)
                 if len(files) + len(folders) > _MOST_NAMES:
                     raise LimitExceeded(f"a folder of more than {_MOST_NAMES:,} files", actual=_MOST_NAMES)
         found = self._listed[folder] = tuple(sorted(files)), tuple(sorted(folders))
@@ -194,6 +197,25 @@ def _scan(path: str) -> os._ScandirIterator[str]:
         if found.kind == NO_DESCRIPTOR:
             raise found from error
         raise
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Say in an error of ours why the system does not list a folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise unavailable(error) from error
+        raise FileUnavailable("a folder that you may not list: permission denied", kind="permission") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Say whether a name is one of a folder; a link that leads nowhere is taken for a file, which says so."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _open_in(directory: PooledFolder, name: str) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -156,7 +158,8 @@ def test_jsonl_is_an_object_in_each_line(verb: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
 def test_a_folder_or_a_pattern_is_a_list_whatever_is_in_it(verb: str, tmp_path: Path) -> None:
-    assert json.loads(run(verb, "--json", "-r", tmp_path).stdout) == []
+    (nothing,) = json.loads(run(verb, "--json", "-r", tmp_path, code=2).stdout)
+    assert nothing["error"]["kind"] == "directory"
     shutil.copy(FINE, tmp_path / FINE.name)
     assert len(json.loads(run(verb, "--json", "-r", tmp_path).stdout)) == 1
     assert len(json.loads(run(verb, "--json", tmp_path / "*.pth").stdout)) == 1
@@ -233,3 +236,48 @@ def test_jsonl_of_several_migrations(tmp_path: Path) -> None:
     lines = run(*arguments, "--jsonl").stdout.splitlines()
 
     assert [json.loads(line) for line in lines] == json.loads(run(*arguments, "--json").stdout)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check", "stat"])
+def test_a_folder_without_a_checkpoint_is_an_error(verb: str, tmp_path: Path) -> None:
+    assert "without files" in run(verb, "-r", tmp_path, code=2).stderr
+    (tmp_path / "notes.txt").write_text("nothing here\n")
+    assert "no checkpoint among 1 file" in run(verb, "-r", tmp_path, code=2).stderr
+
+
+def test_links_in_a_circle_are_said(folder: Path) -> None:
+    (folder / "runs" / "round.pth").symlink_to("round.pth")
+
+    assert "round.pth" in run("check", "-b", "-r", folder / "runs", code=2).stdout
+
+
+def test_folders_that_may_not_be_listed_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = folder / "runs" / "closed"
+    closed.mkdir()
+    listed = os.scandir
+
+    def refused(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path) == str(closed):  # root may list what it likes
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert "you may not list" in run("check", "-b", "-r", folder / "runs", code=2).stdout
+    assert "you may not list" in run("inspect", closed, code=2).stderr
+
+
+def test_too_many_files_are_told_how_to_look_at_each(tmp_path: Path) -> None:
+    for number in range(65):
+        shutil.copy(FINE, tmp_path / f"{number}.pth")
+
+    shown = run("check", tmp_path, code=2)
+    assert f"ckptool inspect -b -r -- {tmp_path}" in shown.stdout + shown.stderr
+
+
+def test_what_lies_beside_and_cannot_be_opened_is_named_as_a_file(tmp_path: Path) -> None:
+    shutil.copy(FINE, tmp_path / "a.pth")
+    (tmp_path / "b.pth").write_bytes(FINE.read_bytes()[:300])
+
+    (found,) = re.findall(r"CK114 (.*)\n.*\n +Run: (.*)", run("check", tmp_path, code=1).stdout)
+    assert found[0].startswith("'b.pth' beside it cannot be opened: truncated")
+    assert found[1] == f"ckptool check {tmp_path}/b.pth"

@@ -122,6 +122,8 @@ def test_colours_are_for_terminals_and_for_whoever_asks() -> None:
     assert "\x1b" not in plain
     assert "\x1b[31m\x1b[1mError:\x1b[0m absent.pth: no such file" in always.output
     assert "\x1b" not in run("--color=never", FIXTURE).output
+    assert run("inspect", "absent.pth", "--color", "always").output == always.output
+    assert run("inspect", "--color=always", "--", "absent.pth").output == always.output
     assert re.sub(r"\x1b\[\d+m", "", always.output) == run("absent.pth").output
 
 

@@ -492,3 +492,13 @@ def test_an_edit_takes_little_more_memory_than_opening(tmp_path: Path) -> None:
 
     assert peaks[1] - peaks[0] < 20, peaks  # it was 33 MiB
     assert peaks[1] < 76, peaks
+
+
+def test_nothing_is_edited_if_a_path_is_not_there(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    before = path.read_bytes()
+    done = CliRunner().invoke(cli, ["migrate", str(path), str(tmp_path / "copy.pth"), "--in-place", "--to", "cpu"])
+
+    assert done.exit_code == 2
+    assert "all paths are files to edit" in done.stderr
+    assert path.read_bytes() == before

@@ -8,7 +8,7 @@ The components of a diffusers pipeline are one checkpoint together: ``unet.conv_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from shlex import quote
+from shlex import join, quote
 from typing import Final, TypeAlias
 
 from ckptool.checkpoints.companions import Member, Shard
@@ -50,7 +50,7 @@ def read(
     if not candidates:
         raise no_checkpoint(folder)
     if len(candidates) > _MOST:
-        raise _too_many(candidates)
+        raise _too_many(folder.path, candidates)
     opened, failures = _opened(folder, candidates, opening, probe)
     by_name = {name: parsed for name, (_, parsed) in opened.items()}
     holding = {name: found for name, found in by_name.items() if holds_tensors(found)}
@@ -202,13 +202,13 @@ def no_checkpoint(folder: FolderSource) -> FileUnavailable:
     )
 
 
-def _too_many(candidates: Sequence[Candidate]) -> FileUnavailable:
-    shown = some([quote(one.name) for one in candidates], _SHOWN)
+def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
     what = "folder" if all(one.kind == "folder" for one in candidates) else "file"
     return FileUnavailable(
         f"a directory with {counted(len(candidates), what)} that may be checkpoints; {_MOST} are looked into",
         kind="directory",
-        hint=f"Name one of them: {shown}",
+        hint="Look at each of them.",
+        command=join(("ckptool", "inspect", "-b", "-r", "--", path)),
         needed=len(candidates),
         actual=_MOST,
     )

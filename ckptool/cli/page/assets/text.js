@@ -57,6 +57,10 @@ export function cutMiddle(text, most) {
   return `${text.slice(0, Math.max(0, most - 1 - tail))}…${text.slice(text.length - tail)}`;
 }
 
+/** Return a number with three digits; halves go to the even one, as Python has it. */
 function threeDigits(value) {
-  return String(Number(value.toPrecision(3)));
+  const unit = 10 ** (Math.floor(Math.log10(value)) - 2);
+  const tens = value / unit;
+  const isHalf = tens % 1 === 0.5 && Math.floor(tens) % 2 === 0;
+  return String(Number((isHalf ? Math.floor(tens) * unit : value).toPrecision(3)));
 }
