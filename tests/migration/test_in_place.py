@@ -7,9 +7,14 @@ import mmap
 import os
 import pickletools
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -31,6 +36,7 @@ from ckptool.sources.unfinished import journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, weights, write
+from tests.scale import exhaustive
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -432,3 +438,57 @@ def test_the_command_line_edits_many(tmp_path: Path) -> None:
     for option in ("--force", "--no-verify", "--out-dir=x"):
         assert CliRunner().invoke(cli, ["migrate", "--in-place", option, str(paths[0])]).exit_code == 2
     assert CliRunner().invoke(cli, ["migrate", "--deep", str(paths[0])]).exit_code == 2
+
+
+def calls_of(do: Callable[[], object]) -> int:
+    """Return how many functions of Python are called."""
+    count = 0
+
+    def on_event(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(on_event)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_plan_takes_few_steps_for_each_tensor(tmp_path: Path) -> None:
+    path, count = write("slot", tmp_path, 1000), 1000
+    plan = partial(migrate, path, to="cuda:0", strip_module=True, dry_run=True)
+    plan()
+    reading = calls_of(lambda: open_checkpoint(path).close())
+    assert (calls_of(plan) - reading) / count < 50  # it was 67
+    assert (calls_of(partial(plan, in_place=True)) - reading) / count < 50
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import ckptool
+
+def peak():  # ru_maxrss would begin with what the process had before exec, which is all of pytest
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
+
+if sys.argv[2] == "open":
+    ckptool.open_checkpoint(sys.argv[1])
+else:
+    ckptool.migrate(sys.argv[1], to="cpu", strip_module=True, in_place=True)
+print(peak())
+"""
+
+
+@exhaustive
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+def test_an_edit_takes_little_more_memory_than_opening(tmp_path: Path) -> None:
+    path = write("slot", tmp_path, 20_000)
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", PEAK, str(path), what], capture_output=True, check=True).stdout)
+        for what in ("open", "edit")
+    ]
+
+    assert peaks[1] - peaks[0] < 20, peaks  # it was 33 MiB
+    assert peaks[1] < 76, peaks

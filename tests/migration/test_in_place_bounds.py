@@ -17,6 +17,7 @@ from ckptool import MigrationRefused, diff, migrate, open_checkpoint
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import END_SEARCH
 from ckptool.archives.zip_layout import END_MAGIC
+from ckptool.migration.in_place import zip_edit
 from ckptool.migration.in_place.stream_edit import tree_room
 from ckptool.migration.in_place.zip_edit import _is_made_of, _refuse_other_ends, plan_zip
 from ckptool.migration.output.editing import FileEdit, poison_like
@@ -41,18 +42,23 @@ def mixtures(first: bytes, second: bytes) -> Iterator[bytes]:
 
 def test_an_end_record_is_made_of_two_texts_where_one_of_their_mixtures_has_it() -> None:
     pieces = [END_MAGIC[start:stop] for start in range(4) for stop in range(start + 1, 5) if stop - start < 4]
-    texts = [
-        b"",
-        *(b"." * at + piece + b"." * (5 - at - len(piece)) for piece in pieces for at in range(6 - len(piece))),
-    ]
-    texts += [b"PPK\5.", b"K\5\6.K\5\6.", b"", b"P", b"PK", b"\6", b"\5\6"]
+    texts = [(b"." * at + piece).ljust(5, b".") for piece in pieces for at in range(6 - len(piece))]
+    texts += [b"", b"P", b"PK", b"\6", b"\5\6", b"PPK\5.", b"K\5\6.K\5\6."]
     for first, second in product(texts, texts):
         assert _is_made_of(first, second) == any(END_MAGIC in one for one in mixtures(first, second)), (first, second)
 
 
+class Strict(BytesSource):
+    """Has no bytes where a file has none."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        assert 0 <= offset <= offset + nbytes <= self.nbytes or not nbytes
+        return super().read(offset, nbytes)
+
+
 def is_refused(data: bytes, edit: FileEdit) -> bool:
     try:
-        _refuse_other_ends(BytesSource(data), edit)
+        _refuse_other_ends(Strict(data), edit)
     except MigrationRefused as error:
         return error.kind == "not-in-place"
     return False
@@ -69,19 +75,27 @@ def states(data: bytes, edit: FileEdit) -> Iterator[bytes]:
     yield from mixtures(new, old)
 
 
-@each("at", range(24, 48))
-def test_no_state_of_an_edit_may_show_another_end(at: int) -> None:
+@each("piece", [1 << 16, 5, 1])
+def test_no_state_of_an_edit_may_show_another_end(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of the magic stands in the old bytes or, where some are new, in those instead."""
-    for in_new in product((False, True), repeat=4):
-        data, new = bytearray(b"." * 60 + END_MAGIC + bytes(18)), bytearray(b"-" * 12)
-        for place, byte, is_new in zip(range(at, at + 4), END_MAGIC, in_new, strict=True):
-            if is_new and 30 <= place < 42:
-                new[place - 30] = byte
-            else:
-                data[place] = byte
-        edit = FileEdit(len(data), (Run(30, bytes(new)),), 60, Run(60, END_MAGIC), POISON)
+    monkeypatch.setattr(zip_edit, "_PIECE", piece)
+    end = END_MAGIC + bytes(18)
+    for old, new, start in ((b"." * 60 + end, b"-" * 12, 30), (b"." * 20 + end, b"-" * 30 + end, 20)):
+        guard = len(old) - len(end)
+        new_guard = max(guard, start + len(new) - len(end))
+        for at in range(start - 5, min(start + len(new) + 3, new_guard - 3)):
+            for in_new in product((False, True), repeat=4):
+                changed, added = bytearray(old), bytearray(new)
+                for place, byte, is_new in zip(range(at, at + 4), END_MAGIC, in_new, strict=True):
+                    if is_new and start <= place < start + len(new):
+                        added[place - start] = byte
+                    elif place < len(old) and not guard <= place < guard + 4:
+                        changed[place] = byte
+                run = Run(start, bytes(added))
+                edit = FileEdit(max(len(old), run.end), (run,), guard, Run(new_guard, END_MAGIC), POISON)
+                shown = any(END_MAGIC in state for state in states(bytes(changed), edit))
 
-        assert is_refused(bytes(data), edit) == any(END_MAGIC in state for state in states(bytes(data), edit)), in_new
+                assert is_refused(bytes(changed), edit) == shown, (at, in_new)
 
 
 def edited_with(place: int, nbytes: int = 1 << 17) -> tuple[bytes, FileEdit]:

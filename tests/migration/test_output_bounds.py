@@ -13,7 +13,9 @@ import pytest
 
 from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration.output.folder import OutputFolder
-from ckptool.migration.output.journal import Journal, Run, decoded
+from ckptool.migration.output.journal import Journal, Run, decoded, old_runs
+from ckptool.sources.files import FileSource
+from ckptool.sources.unfinished import journal_name
 from tests.each import each
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, modes")
@@ -118,3 +120,34 @@ def test_journals_that_are_just_not_sound_are_damaged(journal: Journal, content:
 def test_nothing_may_follow_the_runs_of_a_journal() -> None:
     with pytest.raises(DamagedFile, match="contradicts itself"):
         decoded(sealed(JOURNAL.encoded()[:-32] + b"\0"))
+
+
+@each(
+    ("ranges", "expected"),
+    [
+        ([(2, 4), (4, 6)], [(2, 6)]),
+        ([(5, 6), (2, 4)], [(2, 4), (5, 6)]),
+        ([(2, 6), (3, 4)], [(2, 6)]),
+        ([(3, 3), (10, 12), (8, 12)], [(8, 10)]),
+        ([(0, 1)], [(0, 1)]),
+    ],
+)
+def test_what_is_overwritten_is_kept_once(
+    ranges: list[tuple[int, int]], expected: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    data = bytes(range(10))
+    (tmp_path / "file").write_bytes(data)
+    source = FileSource(str(tmp_path / "file"))
+    assert old_runs(source, ranges) == tuple(Run(start, data[start:stop]) for start, stop in expected)
+    source.close()
+
+
+@each("character", ["a", "\u00e9", "\u20ac", "\U0001f600", "\udc80"])
+def test_journals_have_names_that_fit_and_are_plain_where_they_can_be(character: str) -> None:
+    for length in range(1, 256):
+        plain = f".{character * length}.ckptool-undo"
+        found = journal_name(character * length)
+        if len(os.fsencode(plain)) <= 255 - len(".new"):
+            assert found == plain
+        else:
+            assert found == f".{sha256(os.fsencode(character * length)).hexdigest()}.ckptool-undo"

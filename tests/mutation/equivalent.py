@@ -393,5 +393,13 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("formats/directories/dcp/index", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
     ("formats/directories/dcp/index", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
     ("formats/directories/dcp/index", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
+    ("sources/unfinished", "journal_name", "len(found) <= _LONGEST // 4", "len(found) < _LONGEST // 4"): ONLY_FASTER,
+    ("sources/unfinished", "journal_name", "len(found) <= _LONGEST // 4", "len(found) <= _LONGEST // 5"): ONLY_FASTER,
+    (
+        "migration/in_place/zip_edit",
+        "_pieces",
+        "min(start + _PIECE, run.end)",
+        "min(run.end, run.end)",
+    ): "in one piece it says the same, and takes more memory",
 }
 """``(module, function, before, after)``, and the reason."""

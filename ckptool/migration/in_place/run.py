@@ -44,20 +44,20 @@ def migrate_in_place(
         UnfinishedEdit: The file has a journal.
     """
     with open_for_editing(path) as fd, about(path):
-        planned, edit, expected = _planned(path, changes, limits, checks=deep and not dry_run)
-        if dry_run or expected is None:
+        planned, edit, expected = _planned(path, changes, limits, dry_run=dry_run, deep=deep)
+        if expected is None:
             return planned
         written = edit_in_place(path, fd, edit, partial(verify_edit, fd, expected, limits), operations)
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 
 
 def _planned(
-    path: str, changes: Changes, limits: Limits, *, checks: bool
+    path: str, changes: Changes, limits: Limits, *, dry_run: bool, deep: bool
 ) -> tuple[MigrationReport, FileEdit, Expected | None]:
     """
-    Return what is to be done, and the tensors that are to be in the file; None where nothing is to be done.
+    Return what is to be done, and the tensors that are to be in the file; None where nothing is done.
 
-    What was read for it is let go. With ``checks``, the checksums of all tensors are compared.
+    What was read for it is let go.
     """
     opened = partial(open_checkpoint, path, limits=limits)
     with opened() as checkpoint:
@@ -69,10 +69,10 @@ def _planned(
         planned = report_of(checkpoint, edit, changes)
         planned = planned._replace(calls=kept_calls(checkpoint, edit.plan, changes, opened), how="in place")
         check_cancelled(limits.cancellation)
-        if edit.changes_nothing:
+        if dry_run or edit.changes_nothing:
             return planned, edit.edit, None
         checkpoint.release_tree()
-        if checks:
+        if deep:
             check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
         checkpoint.check_unchanged()
         return planned, edit.edit, expected_of(edit.plan)

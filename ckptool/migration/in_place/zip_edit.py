@@ -163,13 +163,12 @@ def _pieces(source: Source, edit: FileEdit) -> Iterator[tuple[bytes, bytes]]:
     """Yield what is where something is written, and what will be there; with as much around it as a magic reaches."""
     for run in edit.runs:
         data = masked(run, edit.new_guard.offset, edit.poison)
-        for begin in range(0, len(data), _PIECE):
-            piece = Run(run.offset + begin, data[begin : begin + _PIECE])
-            start, stop = piece.offset - 3, piece.end + 3  # a local header stands in front of all that is edited
+        for start in range(run.offset - 3, run.end, _PIECE):  # a local header stands in front of all that is edited
+            stop = min(start + _PIECE, run.end) + 3
             around = source.read(start, max(0, min(stop, source.nbytes) - start))
-            new = around[: piece.offset - start] + piece.data
-            rest = data[begin + _PIECE : begin + _PIECE + 3]
-            new += rest + around[len(new) + len(rest) :]
+            begin = start - run.offset
+            new = around[: max(0, -begin)] + data[max(0, begin) : stop - run.offset]
+            new += around[len(new) :]
             yield masked(Run(start, around), edit.guard, edit.poison), new
 
 
