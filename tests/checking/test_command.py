@@ -211,3 +211,22 @@ def test_strict_takes_an_odd_container_for_an_error(tmp_path: Path) -> None:
         found = json.loads(run(path, "--json", "--strict", code=code))
         assert [one["severity"] for one in found["findings"] if one["code"] == "CK101"] == ["error"] * code
     assert not [finding for path in OURS for finding in check(path, strict=True).findings if finding.code == "CK101"]
+
+
+def test_a_small_file_of_plain_data_needs_few_modules() -> None:
+    code = (
+        "import sys; from ckptool.cli import cli\n"
+        "try: cli.main(['check', sys.argv[1]])\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(VALID / "state-dict-plain-cpu-zip.pth")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = set(done.stdout.splitlines()[-1].split())
+    dear = {"json", "concurrent.futures", "ckptool.checking.programs", "ckptool.checking.folder_files"}
+    dear |= {"ckptool.cli.json_output", "ckptool.checking.value_survey", "ckptool.migration.plan"}
+    assert "ckptool.checking.check" in imported
+    assert not dear & imported
