@@ -204,6 +204,7 @@ class _Work:
         self._cut: list[tuple[int, int, Payload]] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
+        self._nbytes: dict[tuple[int, ...], int] = {}
         self._kinds: dict[_Kind, _Kind] = {}
         """The same ones for all that are alike, as there are many."""
         self._cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
@@ -225,7 +226,7 @@ class _Work:
     def _value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
         pickled = write_pickle(node, own, self.cancellation)
         self._enter(Entry(name, path))
-        self._values.append(dcp_items.item(name, None, pickled, tuple(own.storages)))
+        self._values.append(dcp_items.item(name, None, pickled, tuple(own.storages), self._nbytes))
         self.storages += own.storages
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
@@ -239,7 +240,8 @@ class _Work:
                 skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
                 box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
                 payload = payload_of(LazyTensor(name, box))
-            self._tensors.append(dcp_items.item(name, offsets, self._pickle(info.dtype, sizes), (payload,)))
+            pickled = self._pickle(info.dtype, sizes)
+            self._tensors.append(dcp_items.item(name, offsets, pickled, (payload,), self._nbytes))
         self.storages.append(whole)
         if not isinstance(whole, StoragePayload):
             self._partly.append(LazyTensor(name, info))

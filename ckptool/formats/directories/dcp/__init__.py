@@ -88,12 +88,13 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             streams.append(beside.stream)
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
     remarks += whole.missing_beside(folder, index, of_index)
-    root = nested(leaves)
+    root, keys_beside = nested(leaves), taken - of_index
+    del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
     return Parsed(
         index.streams[0].source,
         NAME,
         TRAITS,
-        collect_weights(root, builder.rebuilder, probe.limits, beside=taken - of_index),
+        collect_weights(root, builder.rebuilder, probe.limits, beside=keys_beside),
         root=root,
         rebuilder=builder.rebuilder,
         streams=tuple(streams),
