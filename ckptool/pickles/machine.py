@@ -10,12 +10,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from math import inf
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import refuse_long
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.sources.source import BytesSource, SliceSource, Source
+
+if TYPE_CHECKING:
+    from ckptool.pickles.fields import FieldNames
 
 _WINDOW: Final = 1 << 16
 _WIDEST: Final = 1 << 18
@@ -51,11 +54,15 @@ OnBuild: TypeAlias = "Callable[[Machine, Call], Inert]"
 class Machine:
     """The machine's registers: a stack, the stacks set aside by marks, a memo, and a window onto the source."""
 
-    def __init__(self, source: Source, start: int, on_build: OnBuild | None = None) -> None:
+    def __init__(
+        self, source: Source, start: int, on_build: OnBuild | None = None, field_names: FieldNames | None = None
+    ) -> None:
         self.source = source
         self.start = start
         self.on_build = on_build
         """Returns what an object is that has got its state; bytes that are no opcodes may follow it."""
+        self.field_names = field_names
+        """Where small dicts share their keys; None where they do not."""
         self._argument_nbytes = 0
         self.base = start  # source offset of data[0]
         self.data = b""

@@ -17,13 +17,16 @@ See Python's Lib/pickletools.py, which documents every opcode.
 import struct
 from collections.abc import Mapping, Sequence
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.messages import counted
 from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.opcodes import RARE
 from ckptool.sources.source import Source
+
+if TYPE_CHECKING:
+    from ckptool.pickles.fields import FieldNames
 
 _U16 = Struct("<H").unpack_from
 _I32 = Struct("<i").unpack_from
@@ -62,19 +65,22 @@ class Pickle(NamedTuple):
         return (f"{counted(self.left, 'value')} left under the one that the pickle gives",) if self.left else ()
 
 
-def read_pickle(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
+def read_pickle(
+    source: Source, start: int = 0, *, on_build: "OnBuild | None" = None, field_names: "FieldNames | None" = None
+) -> Pickle:
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
     Nothing in it runs, whatever it asks for. Bytes after its end are not read. ``on_build`` is for what some writers
-    put between opcodes: see ``joblib_arrays``.
+    put between opcodes: see ``joblib_arrays``. With ``field_names``, small dicts share their keys: for
+    pickles of very many objects.
 
     Raises:
         TruncatedFile: The source ends inside the pickle.
         MalformedFile: The bytes are not a pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
     """
-    machine = Machine(source, start, on_build)
+    machine = Machine(source, start, on_build, field_names)
     try:
         while True:
             try:
@@ -125,6 +131,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     following = machine.next_index()
     rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
+    names = machine.field_names
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -206,9 +213,12 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         pos += 1
                         continue
                     if op == 0x75 and type(marks[-1][-1]) is Dict and not len(stack) & 1:  # SETITEMS
-                        pairs = iter(stack)
+                        own = names.pairs(stack) if names is not None else None
+                        if own is None:
+                            pairs = iter(stack)
+                            own = list(zip(pairs, pairs, strict=True))[:]  # a copy has no room to spare
                         stack = marks.pop()
-                        stack[-1].update(list(zip(pairs, pairs, strict=True))[:])  # a copy has no room to spare
+                        stack[-1].update(own)
                         pos += 1
                         continue
             elif op == 0x4B:  # BININT1

@@ -86,13 +86,13 @@ class PiecesSource:
         "_limits",
         "_lock",
         "_pieces",
-        "_steps",
         "cancellation",
         "dtype",
         "fault",
         "name",
         "nbytes",
         "shape",
+        "steps",
         "sums",
     )  # there is one for each tensor
 
@@ -121,7 +121,8 @@ class PiecesSource:
         self._pieces: tuple[Piece, ...] | None = None
         self._boxes: BoxIndex | None = None
         self._limits = limits
-        self._steps = row_major(self.shape)
+        self.steps = row_major(self.shape)
+        """Of the whole, in elements."""
         self._infos: dict[int, TensorInfo] = {}
         self._is_compared = False
         self._lock = threading.Lock()
@@ -146,7 +147,7 @@ class PiecesSource:
     @property
     def band_nbytes(self) -> int:
         """What is best read at a time, beginning at a multiple of it: whole rows, where they are not too large."""
-        rows = (step * self.dtype.itemsize for step in self._steps)
+        rows = (step * self.dtype.itemsize for step in self.steps)
         row = next((nbytes for nbytes in rows if nbytes <= _BAND_NBYTES), self.dtype.itemsize)
         return _BAND_NBYTES // row * row
 
@@ -250,14 +251,14 @@ class PiecesSource:
         inside = [at - offset for at, offset in zip(box[0], piece.offsets, strict=True)]
         skipped = sum(at * step for at, step in zip(inside, info.stride, strict=True))
         part = info._replace(shape=box[1], storage_offset=info.storage_offset + skipped)
-        begin = sum(at * step for at, step in zip(box[0], self._steps, strict=True)) - first
+        begin = sum(at * step for at, step in zip(box[0], self.steps, strict=True)) - first
         under = self._under(part)
-        if under is not None and is_run(box[1], self._steps):
+        if under is not None and is_run(box[1], self.steps):
             data = buffer[begin * itemsize :][: part.nbytes]
             under[0].read_into(under[1], data)
         else:
             data = self._read(part, under)
-            scatter(data, box[1], buffer, self._steps, begin, itemsize)
+            scatter(data, box[1], buffer, self.steps, begin, itemsize)
         if self.sums is not None and _known_crc32(info):
             at = sum(place * step for place, step in zip(inside, row_major(piece.sizes), strict=True))
             self.sums.add(index, at * itemsize, data)
@@ -382,7 +383,8 @@ def place_of(storage: StorageRef) -> Place:
 def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSource, location: str) -> TensorInfo:
     """Return the facts of the whole tensor: packed, in row-major order, on a storage that is ``source``."""
     storage = StorageRef(name, location, source.nbytes, source, 0)
-    return TensorInfo(dtype, shape, row_major(shape), 0, storage, location)
+    stride = source.steps if shape == source.shape else row_major(shape)
+    return TensorInfo(dtype, shape, stride, 0, storage, location)
 
 
 def _is_as_it_is(info: TensorInfo) -> bool:

@@ -10,9 +10,9 @@ torch/distributed/checkpoint/{filesystem,default_planner}.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -38,6 +38,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
+_Kind: TypeAlias = tuple[DType, tuple[int, ...], bool]
 _ITEM_NBYTES: Final = 64 << 20
 """Of a tensor: whoever loads a part of it reads whole items."""
 
@@ -103,26 +104,25 @@ class DcpPlan(NamedTuple):
                 if tensor.info.storage is not None and isinstance(tensor.info.storage.source, PiecesSource):
                     found[tensor.info.storage.source.name] = tensor.info
             wanted = {one.name: one for one in self.entries if one.tensor is not None}
-            seen: set[tuple[DType, tuple[int, ...]]] = set()
+            seen: set[tuple[DType, Sequence[Box]]] = set()
             for name, info in found.items():
                 entry = wanted.pop(name, None)
                 if entry is None or entry.tensor is None or entry.tensor[:2] != (info.dtype, info.shape):
                     raise OutputFailed(f"{name!r} in it is not what was to be written", kind="verification-failed")
-                _open_items(info, seen)
+                if (info.dtype, entry.boxes) not in seen:
+                    seen.add((info.dtype, entry.boxes))
+                    _open_items(info)
             if wanted:
                 raise OutputFailed(f"{next(iter(wanted))!r} is not in it", kind="verification-failed")
 
 
-def _open_items(info: TensorInfo, seen: set[tuple[DType, tuple[int, ...]]]) -> None:
-    """Open the items of a tensor that are not like any that was seen: type and shape say all about their headers."""
+def _open_items(info: TensorInfo) -> None:
+    """Open all items of a tensor: type and boxes say all about their headers."""
     assert info.storage is not None  # noqa: S101 - there are pieces
     source = info.storage.source
     assert isinstance(source, PiecesSource)  # noqa: S101 - as the caller saw
-    for number, piece in enumerate(source.pieces):
-        kind = (info.dtype, piece.sizes)
-        if kind not in seen:
-            seen.add(kind)
-            source.info(number)
+    for number in range(len(source.pieces)):
+        source.info(number)
 
 
 def plan_weights(checkpoint: Checkpoint, weights: Weights, *, drop_unsupported: bool = False) -> DcpPlan:
@@ -204,6 +204,9 @@ class _Work:
         self._cut: list[tuple[int, int, Payload]] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
+        self._nbytes: dict[tuple[int, ...], int] = {}
+        self._kinds: dict[_Kind, _Kind] = {}
+        """The same ones for all that are alike, as there are many."""
         self._cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
 
     def value(self, name: str, path: Path, node: Inert, rewriter: TreeRewriter) -> None:
@@ -223,7 +226,7 @@ class _Work:
     def _value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
         pickled = write_pickle(node, own, self.cancellation)
         self._enter(Entry(name, path))
-        self._values.append(dcp_items.item(name, None, pickled, tuple(own.storages)))
+        self._values.append(dcp_items.item(name, None, pickled, tuple(own.storages), self._nbytes))
         self.storages += own.storages
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
@@ -237,7 +240,8 @@ class _Work:
                 skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
                 box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
                 payload = payload_of(LazyTensor(name, box))
-            self._tensors.append(dcp_items.item(name, offsets, self._pickle(info.dtype, sizes), (payload,)))
+            pickled = self._pickle(info.dtype, sizes)
+            self._tensors.append(dcp_items.item(name, offsets, pickled, (payload,), self._nbytes))
         self.storages.append(whole)
         if not isinstance(whole, StoragePayload):
             self._partly.append(LazyTensor(name, info))
@@ -246,7 +250,8 @@ class _Work:
                 self._cut.append((start, len(self._tensors), whole))
             else:
                 self._partly.append(LazyTensor(name, info))
-        self._enter(Entry(name, path, (info.dtype, info.shape, info.requires_grad is True), boxes))
+        kind = (info.dtype, info.shape, info.requires_grad is True)
+        self._enter(Entry(name, path, self._kinds.setdefault(kind, kind), boxes))
 
     def _boxes(self, info: TensorInfo) -> tuple[Box, ...]:
         """Return offsets and sizes of what becomes an item each: the same ones for all that are cut alike."""

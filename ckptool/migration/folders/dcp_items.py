@@ -41,9 +41,18 @@ class WrittenItems(NamedTuple):
     """The checksum of all that is no member."""
 
 
-def item(name: str, offsets: tuple[int, ...] | None, pickled: bytes, storages: tuple[Payload, ...]) -> Item:
-    """Return an item with its size."""
-    nbytes = torch_zip_nbytes(_ROOT, len(pickled), [payload.nbytes for payload in storages])
+def item(
+    name: str,
+    offsets: tuple[int, ...] | None,
+    pickled: bytes,
+    storages: tuple[Payload, ...],
+    known: dict[tuple[int, ...], int],
+) -> Item:
+    """Return an item with its size: one number for all that are alike, which are ``known``, as there may be many."""
+    parts = (len(pickled), *(payload.nbytes for payload in storages))
+    nbytes = known.get(parts)
+    if nbytes is None:
+        nbytes = known[parts] = torch_zip_nbytes(_ROOT, parts[0], parts[1:])
     return Item(name, offsets, pickled, storages, nbytes)
 
 

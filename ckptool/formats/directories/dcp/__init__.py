@@ -88,12 +88,13 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             streams.append(beside.stream)
             leaves += _beside(name, builder.graft(beside.pickled, beside.rebuilder), taken)
     remarks += whole.missing_beside(folder, index, of_index)
-    root = nested(leaves)
+    root, keys_beside = nested(leaves), taken - of_index
+    del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
     return Parsed(
         index.streams[0].source,
         NAME,
         TRAITS,
-        collect_weights(root, builder.rebuilder, probe.limits, beside=taken - of_index),
+        collect_weights(root, builder.rebuilder, probe.limits, beside=keys_beside),
         root=root,
         rebuilder=builder.rebuilder,
         streams=tuple(streams),
@@ -130,20 +131,33 @@ def _tensor(
 ) -> TensorInfo:
     """Return the facts of a tensor whose pieces are items."""
     shape = entry.shape if whole_shape is None else whole_shape
-    pieces = partial(_pieces, items, name, entry, whole_shape)
-    source = PiecesSource(shape, entry.dtype, pieces, folder.cancellation, name=name, fault=fault)
+    source = PiecesSource(
+        shape, entry.dtype, _Pieces(items, name, entry, whole_shape), folder.cancellation, name=name, fault=fault
+    )
     return in_pieces(name, shape, entry.dtype, source, "cpu")
 
 
-def _pieces(items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> list[Piece]:
-    found = [
-        (box, item.file, partial(items.tensor, name, item))
-        for box, item in zip(entry.boxes, entry.items, strict=True)
-        if item is not None
-    ]
-    if whole_shape is not None:
-        return list(flattened.pieces(whole_shape, entry.shape, found))
-    return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
+class _Pieces:
+    """Makes the pieces of a tensor when they are asked for."""
+
+    __slots__ = ("_entry", "_items", "_name", "_whole_shape")  # there is one for each tensor
+
+    def __init__(self, items: Items, name: str, entry: Entry, whole_shape: tuple[int, ...] | None) -> None:
+        self._items = items
+        self._name = name
+        self._entry = entry
+        self._whole_shape = whole_shape
+
+    def __call__(self) -> list[Piece]:
+        entry = self._entry
+        found = [
+            (box, item.file, partial(self._items.tensor, self._name, item))
+            for box, item in zip(entry.boxes, entry.items, strict=True)
+            if item is not None
+        ]
+        if self._whole_shape is not None:
+            return list(flattened.pieces(self._whole_shape, entry.shape, found))
+        return [Piece(offsets, sizes, file, read) for (offsets, sizes), file, read in found]
 
 
 def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:

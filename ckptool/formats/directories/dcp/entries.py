@@ -133,6 +133,7 @@ class Packed(NamedTuple):
         numbers = iter(self.numbers)
         known = [(file, tuple(transforms)) for file, transforms in labels]
         entries: dict[str, Entry | Item | None] = {}
+        before: Entry | None = None
         for at, name in enumerate(names):
             dtype = next(numbers)
             if dtype == _FAULTY:
@@ -140,12 +141,13 @@ class Packed(NamedTuple):
             elif dtype == _NONE:
                 entries[name] = _item(numbers, known)
             else:
-                entries[name] = _entry(self.dtypes[dtype], numbers, known)
+                entries[name] = before = _entry(self.dtypes[dtype], numbers, known, before)
         paths = {name: tuple(path) for name, path in zip(names, keys, strict=True) if path is not None}
         return Found(entries, paths, {file: Use(*use) for file, use in files})
 
 
-def _entry(dtype: DType, numbers: Iterator[int], labels: Sequence[_Label]) -> Entry:
+def _entry(dtype: DType, numbers: Iterator[int], labels: Sequence[_Label], before: Entry | None) -> Entry:
+    """Return a tensor, which shares with the one ``before`` what is equal: many are cut alike."""
     rank, count = next(numbers), next(numbers)
     shape = sizes = tuple(islice(numbers, rank))
     boxes: list[Box] = []
@@ -156,6 +158,8 @@ def _entry(dtype: DType, numbers: Iterator[int], labels: Sequence[_Label]) -> En
             sizes = own
         boxes.append((offsets, sizes))
         items.append(_item(numbers, labels))
+    if before is not None and boxes == before.boxes:
+        return Entry(dtype, before.shape if shape == before.shape else shape, before.boxes, items)
     return Entry(dtype, shape, boxes, items)
 
 

@@ -22,6 +22,7 @@ from ckptool.formats.directories.tree import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted
 from ckptool.pickles import nodes
+from ckptool.pickles.fields import FieldNames
 from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.files import FileSource
@@ -77,7 +78,7 @@ def read_index(source: FileSource, name: str, limits: Limits) -> Index:
 
 def _read(source: FileSource, name: str, limits: Limits) -> tuple[Packed, Index]:
     """Return what an index says, its entries apart: nothing may keep the memory of the nodes."""
-    pickled = read_pickle(source)
+    pickled = read_pickle(source, field_names=FieldNames())
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
     fields = nodes.attribute_pairs(pickled.root)
