@@ -179,7 +179,7 @@ class SourceChanged(UnreadableFile):
 
 
 class UnsafePickle(CkptoolError):
-    """The pickle can only be understood by running code or by consulting this process."""
+    """The pickle needs code to run, or something that only the process that wrote it had."""
 
     default_kind = "unsafe-pickle"
 
@@ -278,7 +278,7 @@ class ShapeMismatch(WeightsMismatch):
 
 
 class DeviceUnavailable(CkptoolError):
-    """The device that was asked for does not exist, or not on this machine; the message says why."""
+    """The device that was asked for does not exist, or is not on this machine; the message says why."""
 
     default_kind = "device-unavailable"
 
@@ -310,7 +310,7 @@ class OutOfMemory(CkptoolError):
 
 class Cancelled(CkptoolError):
     """
-    It was cancelled, or took longer than its deadline (``deadline-exceeded``); the message says after how many seconds.
+    The call was cancelled, or passed its deadline (``deadline-exceeded``); the message says after how many seconds.
 
     Nothing is wrong with the file, as far as was seen.
     """

@@ -41,6 +41,7 @@ from ckptool.sources.source import Source
 END_SEARCH = END.size + 0xFFFF
 """Bytes at the end of a file in which the end record has to be."""
 
+SEVERAL = "several-zips"
 METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 
 
@@ -127,7 +128,7 @@ def _refuse_several(source: Source, end: int, nbytes: int, offset: int) -> None:
     start = at - END64.size - LOCATOR.unpack(locator)[2] if is_64 else end - nbytes - offset
     if start > 0 and source.read(start, 4) == source.read(0, 4) == LOCAL_MAGIC:
         raise UnsupportedFeature(
-            f"several zips one after the other: the last begins at byte {start:,}", kind="several-zips", offset=start
+            f"several zips one after the other: the last begins at byte {start:,}", kind=SEVERAL, offset=start
         )
 
 

@@ -1,5 +1,5 @@
 """
-Where the payloads of a zip lie, as far as its directory alone tells: for files of which each read takes a while.
+Where the payloads of a zip lie, as far as its directory alone tells: for files that are slow to read.
 
 The directory has the offset of each local header, and not how long that is. Two ways lead to the payload, and where
 they agree nothing is left to know: back from the next header over the descriptor and the payload, and forward over the

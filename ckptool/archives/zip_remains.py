@@ -1,4 +1,8 @@
-"""What lies in a zip that has no single reading: whatever a local header says, for readers that go by it."""
+"""
+What lies in a zip that has no single reading: the members of its local headers, which some readers use.
+
+Of several zips one after the other, where each begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from ckptool.archives.compressed import RAW, decompress_as_far
+from ckptool.archives.zip_directory import SEVERAL, find_directory
 from ckptool.archives.zip_layout import ENTRY, ENTRY_MAGIC, LOCAL, LOCAL_MAGIC
-from ckptool.errors import MalformedFile, MissingPackage
+from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
@@ -17,6 +22,7 @@ _DIRECTORY: Final = 1 << 22
 """Bytes before the end in which the entries of the directory are found."""
 _BLOCK: Final = 1 << 20
 _MOST: Final = 10_000
+_MOST_ZIPS: Final = 10_000
 _ZSTANDARD: Final = 93
 
 
@@ -47,6 +53,30 @@ def members(source: Source, limits: Limits) -> Iterator[tuple[str, Source]]:
             yield name, content
         if left < 0:
             return
+
+
+def zips(source: Source) -> list[range]:
+    """Return where each of several zips lies that fill a source; nothing if it is one. The first may be several."""
+    found: list[range] = []
+    end = source.nbytes
+    while len(found) < _MOST_ZIPS:
+        start = _last(SliceSource(source, 0, end))
+        if not start:
+            break
+        found.append(range(start, end))
+        end = start
+    return [range(end), *reversed(found)] if found else []
+
+
+def _last(source: Source) -> int:
+    """Return where the last of several zips begins; 0 if there is one."""
+    try:
+        find_directory(source)
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        return error.offset or 0 if error.kind == SEVERAL else 0
+    return 0
 
 
 def _unpacked(content: Source, method: int, limits: Limits) -> bytes | bytearray | None:

@@ -1,4 +1,4 @@
-"""Zstandard: Python has it since 3.14, and a package has it for others."""
+"""Zstandard: from Python itself since 3.14, and from a package before that."""
 
 from __future__ import annotations
 

@@ -79,11 +79,12 @@ def _and(why: str | None, more: str) -> str:
 
 
 def _is_simple(checkpoint: Checkpoint, options: Options, renames: Renames) -> bool:
-    """Say whether no planner is needed: new tags, or a prefix less, for a state dict that ``torch.load`` takes."""
+    """Say whether no planner is needed: new tags, or a prefix less, for weights in a file that ``torch.load`` takes."""
     return (
         not renames
         and options.keys() <= _SIMPLE
-        and checkpoint.form == "state_dict"
+        and checkpoint.form in ("state_dict", "checkpoint")
+        and checkpoint.weights is not None
         and checkpoint.traits.has_tree
         and not (checkpoint.clashes or checkpoint.shards)
         and _are_allowed(checkpoint.globals)

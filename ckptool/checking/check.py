@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import advice, finding, requirements, safety, torch_load, value_survey, would_run
+from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines
 from ckptool.checking.surveys import Act, Survey
@@ -22,13 +22,15 @@ from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackag
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grading import Grade, is_plain
+from ckptool.pickles.grades import Grade, is_plain
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.sources.meter import Meter, Progress
+from ckptool.sources.folders import is_folder
 from ckptool.sources.naming import shown_path
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
-from ckptool.torch_ops.needed import check_installed
+
+if TYPE_CHECKING:
+    from ckptool.sources.meter import Progress
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
@@ -152,7 +154,7 @@ def check(
     limits: Limits = DEFAULT_LIMITS,
 ) -> CheckReport:
     """
-    Look for what is wrong with a checkpoint, or will be in somebody's way. Nothing in it runs.
+    Look for what is wrong with a checkpoint, or will make trouble later. Nothing in it runs.
 
     ``deep`` reads every byte and compares it with checksums; ``values`` also looks for NaN, infinities and zeros, which
     needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
@@ -172,6 +174,8 @@ def check(
     """
     depth: Depth = "values" if values else "bytes" if deep else "structure"
     if values:
+        from ckptool.torch_ops.needed import check_installed
+
         check_installed()  # before every byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
@@ -219,6 +223,7 @@ def _examine(
     whole = None
     if depth != "structure":
         from ckptool.checking import integrity, sparse_indices
+        from ckptool.sources.meter import Meter
 
         meter = Meter(progress, _to_read(checkpoint, depth))
         whole = integrity.verify(checkpoint, limits, meter)  # first: what was left unread of an index is read by then
@@ -238,7 +243,7 @@ def _examine(
 
         found += folder_files.unreadable(checkpoint, limits)
     found += _nested(survey)
-    found += would_run.findings(survey, advice.state_dict(checkpoint) if survey.acts else None)
+    found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
     for name, shapes in expected:
         from ckptool.checking import model_fit
 
@@ -247,6 +252,8 @@ def _examine(
         found += whole.findings
         found += sparse_indices.examine(checkpoint, limits)
         if depth == "values":
+            from ckptool.checking import value_survey
+
             found += value_survey.survey(checkpoint, limits, meter)
     return CheckReport(
         f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
@@ -269,9 +276,13 @@ def _examine(
 
 
 def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
+    """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
+    path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
+    if path is None or not is_folder(path):
+        return Survey()
     from ckptool.checking import folder_files  # few checkpoints are folders
 
-    return folder_files.survey(origin, checkpoint, limits)
+    return folder_files.survey(path, checkpoint, limits)
 
 
 def _to_read(checkpoint: Checkpoint, depth: Depth) -> int:

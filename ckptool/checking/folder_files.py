@@ -16,9 +16,8 @@ from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownForma
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import some
-from ckptool.sources.files import Origin
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.folders import is_folder, open_folder_source
+from ckptool.sources.folders import open_folder_source
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
 
@@ -28,17 +27,13 @@ _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
 _MOST_BESIDE = 64
-_ITEMS = ".distcp"
-"""Many zips one behind the other: those that an index names are looked at with it."""
 
 
-def survey(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
-    """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
-    if not isinstance(origin, str | os.PathLike) or not is_folder(os.fspath(origin)):
-        return Survey()
+def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
+    """Look at all files in a folder that are no part of its ``checkpoint``."""
     surveys = []
     try:
-        with closing(open_folder_source(os.fspath(origin), limits.cancellation)) as folder:
+        with closing(open_folder_source(path, limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
             for count, name in enumerate(_names(folder)):
                 if count >= _MOST_FILES:
@@ -90,7 +85,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
         if is_likely(name) and not name.endswith(_NEVER_UNPICKLED):
             unread = (f"{name}: {error.message.removeprefix(f'{name!r}: ')}",)
     found = merged([(name, search.survey())])
-    return found._replace(unseen=() if name.endswith(_ITEMS) else (*found.unseen, *unread))
+    return found._replace(unseen=(*found.unseen, *unread))
 
 
 def _names(folder: FolderSource) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """
-Read the files inside the files of a directory, each with the checksums that it has: pieces of tensors, and values.
+Read the items in the files of a directory (pieces of tensors, and values), and compare each with its checksums.
 
 They are opened one by one in the order of the files, compared with what the index says of them, and let go.
 """

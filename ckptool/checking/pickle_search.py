@@ -6,21 +6,22 @@ Pickles that ask only for what makes data are read and done with; the others are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from itertools import islice
 from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
-from ckptool.checking.programs import programs
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
-from ckptool.checking.unpacking import Content, Unpacking
+from ckptool.checking.unpacking import Content, Unpacking, behind_numpy
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
 from ckptool.pickles.effects import Effect, Listener
+from ckptool.pickles.grades import is_known
 from ckptool.pickles.nodes import Call, Global, Inert
 from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
@@ -43,8 +44,8 @@ _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 512
-_NUMPY: Final = b"\x93NUMPY"
-_NUMPY_SHORTEST: Final = 12
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules")
+"""What the names of members end with that may be programs."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
@@ -100,7 +101,7 @@ class Search:
             else:
                 at = self._one(stream.source, at, record, None, 0, has_arrays=stream.has_arrays)
 
-    def read(self, stream: Stream, calls: Sequence[Call] | None, scanned: Scan, record: str) -> None:
+    def read(self, stream: Stream, calls: Iterable[tuple[Call, int]] | None, scanned: Scan, record: str) -> None:
         """Judge what the pickles call that a format has read; they are followed where it takes that."""
         is_odd = stream.blocks or scanned.split_frame is not None or not LINES_OF_TEXT.isdisjoint(scanned.opcodes)
         self._allow_strings(stream.source)
@@ -259,10 +260,10 @@ class Search:
             if not head.startswith(LOCAL_MAGIC):
                 self.beginning(source, record, nested_at)
             self._contents(contents, nested_at, depth)
-        elif head.startswith(_NUMPY) and len(head) > _NUMPY_SHORTEST:
-            self._array(source, head, record, nested_at, depth)
-        else:
+        elif (begin := behind_numpy(head)) is None:
             self._pickles(source, head, record, nested_at, depth)
+        elif begin < source.nbytes:  # an array of objects is a pickle, whatever the header says of it
+            self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
@@ -273,21 +274,18 @@ class Search:
             else:
                 self._content(content, place, nested_at, depth)
 
-    def _array(self, source: Source, head: bytes, record: str, nested_at: int | None, depth: int) -> None:
-        """Look behind the header of an array of numpy: one of objects is a pickle, whatever the header says."""
-        width = 2 if head[len(_NUMPY)] == 1 else 4
-        length = len(_NUMPY) + 2
-        begin = length + width + int.from_bytes(head[length : length + width], "little")
-        if begin < source.nbytes:
-            self._pickles(source, source.read(begin, 1), record, nested_at, depth, begin)
-
     def member(self, archive: Archive, name: str, record: str, depth: int) -> None:
         """Look at one member of an archive."""
         self._content(partial(archive.open, name), record, None, depth)
 
     def programs(self, archive: Archive, record: str = "") -> None:
         """Look at the programs in an archive."""
-        for act in programs(archive, record):
+        names = [name for name in archive if name.endswith(_OF_PROGRAMS)]
+        if not names:
+            return
+        from ckptool.checking.programs import programs  # few archives hold some
+
+        for act in programs(archive, names, record):
             self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
     def others(self, archive: Archive, record: str) -> None:
@@ -361,7 +359,10 @@ class Search:
         return len(self.acts), len(self.names), len(self.unseen), self._called
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
-        """Look at one pickle that no format has read. What only begins like one calls nothing, and is none."""
+        """
+        Look at one pickle that no format has read. What only begins like one calls nothing, and is none; but a file
+        that begins with a name that reaches the system is no text.
+        """
         storage = storage_pickle(source, at) if nested_at is not None else None
         if storage is not None:
             end, asked = storage
@@ -372,6 +373,9 @@ class Search:
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
         if end < 0 and doubtful and self._called == called:
+            found = islice(reversed(self.acts.values()), len(self.acts) - acts)
+            if nested_at is None and any(one.grade == "system" and is_known(one.name) for one in found):
+                return end
             for kept, count in ((self.acts, acts), (self.names, names)):
                 while len(kept) > count:
                     kept.popitem()

@@ -1,5 +1,5 @@
 """
-Programs that archives hold beside their pickles: what these do that reaches the system. Nothing of them runs.
+Programs that archives hold beside their pickles: which of their actions reach the system. Nothing of them runs.
 
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -31,7 +31,6 @@ _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
-_ENDINGS: Final = (".py", "bytecode.pkl", ".json", _PACKAGE[1:])
 _OPERATORS: Final = _words(
     "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
     " aten.rpc_remote aten.rpc_sync"
@@ -62,9 +61,8 @@ _FUNCTIONS: Final = _words(
 _FORMULA: Final = re.compile(r"[\w\s().,+\-*/%<>=!&|~^'\"\[\]:@]*").fullmatch
 
 
-def programs(archive: Archive, record: str) -> Iterator[Act]:
-    """Yield what the programs of an archive do, if it holds any. ``record`` is its own place."""
-    names = [name for name in archive if name.endswith(_ENDINGS)]
+def programs(archive: Archive, names: Sequence[str], record: str) -> Iterator[Act]:
+    """Yield what the programs of an archive do, which are among members of these names. ``record`` is its own place."""
     if any(f"/{name}".endswith(_PACKAGE) for name in names):
         yield from _sources(archive, record)
     left, count = _MOST_READ, 0

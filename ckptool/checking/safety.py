@@ -7,7 +7,7 @@ Nothing is looked up or called.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
 from ckptool.checking.pickle_search import Search
@@ -16,7 +16,7 @@ from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.pickles import grading
+from ckptool.pickles import grades
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.nodes import Call
 from ckptool.pickles.scanner import Scan, scan_around
@@ -32,7 +32,7 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
     """
     search = Search(limits)
     for stream, scanned, calls in zip(checkpoint.streams, scans, _calls(checkpoint), strict=False):
-        plain = all(grading.is_plain(one.module, one.name) for one in stream.globals)
+        plain = all(grades.is_plain(one.module, one.name) for one in stream.globals)
         if plain and scanned.split_frame is None:
             search.carriers(stream.source, scanned, stream.record)
         else:
@@ -59,10 +59,10 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
             search.beginning(source)
 
 
-def _calls(checkpoint: Checkpoint) -> Iterator[Sequence[Call] | None]:
-    """Yield what the pickles of each stream call, as far as it is known."""
+def _calls(checkpoint: Checkpoint) -> Iterator[Iterable[tuple[Call, int]] | None]:
+    """Yield what the pickles of each stream call, and where, as far as it is known."""
     pickles = checkpoint.pickles
-    known = pickles[0].calls if len(pickles) == 1 else [call for one in pickles for call in one.calls]
+    known = chain.from_iterable(zip(one.calls, one.call_offsets, strict=True) for one in pickles)
     return chain((known if pickles else None,), repeat(None))
 
 

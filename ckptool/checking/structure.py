@@ -318,7 +318,7 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     from ckptool.checking import safety, would_run  # most files have no such names
 
     found = safety.quick(checkpoint)
-    return tuple(would_run.system_calls(found, _state_dict(checkpoint) if found.acts else None))
+    return tuple(would_run.system_calls(found, lambda: _state_dict(checkpoint)))
 
 
 def foreign(checkpoint: Checkpoint) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from ckptool.messages import cut
 from ckptool.pickles.effects import How
-from ckptool.pickles.grading import Grade
+from ckptool.pickles.grades import Grade
 from ckptool.pickles.reaching import package_of
 
 _LONGEST: Final = 4096

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, compression_of, decompress_as_far
+from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, UnsupportedFeature
@@ -25,6 +26,8 @@ Content: TypeAlias = "Archive | Stream | Callable[[], Source]"
 
 _MOST_SEARCHED: Final = 1 << 28
 """Bytes of zips that have no single reading, in which members are searched for."""
+_NUMPY: Final = b"\x93NUMPY"
+_NUMPY_SHORTEST: Final = 12
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _LZ4: Final = b"\x04\x22\x4d\x18"
 _UNPACKABLE: Final = "packed with Zstandard or LZ4"
@@ -33,6 +36,15 @@ _UNPACKABLE: Final = "packed with Zstandard or LZ4"
 def place(record: str, name: str) -> str:
     """Return the place of what has this name in a record."""
     return "::".join(filter(None, (record, name)))
+
+
+def behind_numpy(head: bytes) -> int | None:
+    """Return where the header of an array of numpy ends; None if this is none."""
+    if not head.startswith(_NUMPY) or len(head) <= _NUMPY_SHORTEST:
+        return None
+    width = 2 if head[len(_NUMPY)] == 1 else 4
+    length = len(_NUMPY) + 2
+    return length + width + int.from_bytes(head[length : length + width], "little")
 
 
 class Unpacking:
@@ -101,7 +113,11 @@ class Unpacking:
             archive = zips.read_zip(source, self._left())
         except Cancelled:
             raise
-        except CkptoolError:
+        except CkptoolError as error:
+            if error.kind == SEVERAL and (parts := zip_remains.zips(source)):
+                for one in parts:
+                    yield place(record, f"zip at {one.start:,}"), partial(SliceSource, source, one.start, len(one))
+                return
             yield from self._remains(source, record)
             raise
         yield from self.members(archive, record)

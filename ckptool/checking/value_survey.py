@@ -1,4 +1,4 @@
-"""NaN, infinities and zeros: what every value of every tensor is looked at for."""
+"""Look through every value of every tensor for NaN, infinities and zeros."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.safety import references
@@ -10,14 +11,21 @@ from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
 
+AskAdvice: TypeAlias = Callable[[], Advice | None]
+"""To find what helps takes a while, and most files need none."""
+
 _SHOWN = 3
 _LOADERS = "torch.jit.load(), torch.export.load() and what calls the model"
 _DATA = "only makes data"
 _TRUST = "Unpickle it only if you trust where it comes from."
 
 
-def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
-    """Yield what is to be known before a file is unpickled. ``advice`` is how to get its tensors without."""
+def _none() -> None:
+    """Give no advice."""
+
+
+def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
+    """Yield what is to be known before a file is unpickled. ``advice`` says how to get its tensors without."""
     yield from deeds(survey, advice)
     if survey.behind:
         more = counted(len(survey.behind), "more pickle")
@@ -27,7 +35,7 @@ def findings(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
         yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
 
 
-def deeds(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
+def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
     """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
     yield from system_calls(survey, advice)
     called = [act for act in survey.of("code") if act.how != "runs"]
@@ -38,7 +46,7 @@ def deeds(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
             "CK206",
             "warning",
             f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
-            *(advice or Advice(_TRUST)),
+            *(advice() or Advice(_TRUST)),
         )
     sources = [act.name for act in survey.of("code") if act.how == "runs"]
     if sources:
@@ -50,11 +58,15 @@ def deeds(survey: Survey, advice: Advice | None = None) -> Iterator[Finding]:
         yield Finding("CK207", "warning", fact, _TRUST)
 
 
-def system_calls(survey: Survey, advice: Advice | None) -> Iterator[Finding]:
+def system_calls(survey: Survey, advice: AskAdvice) -> Iterator[Finding]:
     """CK205: unpickling would call what reaches the system. CK216: a program in the file would."""
-    command = advice.command if advice is not None else None
-    programs = [act for act in survey.of("system") if act.how == "runs"]
-    calls = [act for act in survey.of("system") if act.how != "runs"]
+    acts = list(survey.of("system"))
+    if not acts:
+        return
+    found = advice()
+    command = found.command if found is not None else None
+    programs = [act for act in acts if act.how == "runs"]
+    calls = [act for act in acts if act.how != "runs"]
     if calls:
         shown = [f"{act.text}, which {act.why} ({_place(act)})" for act in calls]
         hint = "Do not unpickle this file: not with torch.load(weights_only=False), not with pickle.load()."

@@ -1,6 +1,6 @@
 """
-What a state dict would hold and cannot be had from the file: what modules add in code, what only their own classes
-can read, and weights that were partitioned, of which the file has empty stubs.
+What a state dict would hold but the file does not give: what modules add in code, what only their own classes can read,
+and partitioned weights, of which the file has empty stubs.
 
 What follows from code is known of a few packages alone, see ``modules``; of all other classes it is not guessed.
 """
@@ -82,9 +82,10 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
 
 def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
     """Raise the error of the first tensor whose pieces are not all there, before any is read."""
-    broken = [one for one in tensors if one.info.storage is not None and fault_of(one.info.storage.source) is not None]
-    if not broken:
+    stored = [(one, one.info.storage.source) for one in tensors if one.info.storage is not None]
+    if all(fault_of(source) is None for source in {id(source): source for _, source in stored}.values()):
         return
+    broken = [one for one, source in stored if fault_of(source) is not None]
     storage = broken[0].info.storage
     error = fault_of(storage.source) if storage is not None else None
     assert error is not None  # noqa: S101 - it is among them for that

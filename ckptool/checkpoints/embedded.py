@@ -58,7 +58,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             if nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
                 name = f"{path}.{key}" if path else str(key)
                 if len(name) < _LONGEST_PATH:
-                    if not nodes.is_small(node):  # to look at it again costs less than to note it
+                    if not (nodes.is_bare(node) or nodes.is_small(node)):  # to look again costs less than to note it
                         seen.add(id(node))
                     way.append((name, nodes.children(node)))
                     break

@@ -77,7 +77,7 @@ def count(
 ) -> Counts:
     """Return the counts of tensors; with ``tags``, as if they had been saved on these devices; ``apart``: none tied."""
     tags = [info.location for info in infos] if tags is None else tags
-    distinct = infos if apart else list({identity(info): info for info in each(infos, cancellation)}.values())
+    distinct = infos if apart else _distinct(infos, cancellation)
     return Counts(
         tensors=len(infos),
         tied=len(infos) - len(distinct),
@@ -85,6 +85,15 @@ def count(
         devices=dict(Counter(tags)),
         dtypes=dict(Counter(info.dtype.name for info in infos)),
     )
+
+
+def _distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None) -> Sequence[TensorInfo]:
+    """Return the tensors, of those that are tied one; where no two begin at one place, none are."""
+    storages = [info.storage for info in infos]
+    places = {(id(one.source), one.offset) for one in storages if one is not None}
+    if len(places) == len(infos):
+        return infos
+    return list({identity(info): info for info in each(infos, cancellation)}.values())
 
 
 def storage_nbytes(tensors: Iterable[LazyTensor]) -> int:

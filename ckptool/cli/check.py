@@ -12,8 +12,7 @@ from ckptool.checking.check import check as check_file
 from ckptool.checking.codes import CODES
 from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
 from ckptool.cli import terminal
-from ckptool.cli.check_output import Objects, output_for
-from ckptool.cli.json_output import print_json
+from ckptool.cli.check_output import output_for
 from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
@@ -69,8 +68,8 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     Say whether checkpoints are whole and safe, and will load.
 
     Nothing in them runs. One line for each finding, with what to do about it below, and a verdict that claims no more
-    than what was looked at: the structure alone, unless --deep. Exit codes: 0, nothing beyond notes; 1, a warning or an
-    error was found, or what --fail-on names; 2, a file cannot be opened.
+    than what was looked at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or
+    an error was found, or what --fail-on names; 2, a file cannot be opened.
     """
     if options["explain"] is not None:
         from ckptool.cli.explain import print_explanations
@@ -103,9 +102,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
                 report = about(check_file(target.path, progress=line, **arguments), options["only"])
             except CkptoolError as error:  # not of this file: of what it is compared with, or of this installation
                 line.clear()
-                if not isinstance(output, Objects):
-                    raise
-                output.failed(target.shown, error)
+                output.failed(error, target.shown)
                 code = 2
                 continue
             line.clear()
@@ -149,6 +146,8 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 def _list_codes(*, as_json: bool) -> None:
     if as_json:
+        from ckptool.cli.json_output import print_json
+
         codes = [{"code": code, **entry._asdict()} for code, entry in CODES.items()]
         print_json({"schema": CODES_SCHEMA, "codes": codes})
         return

@@ -15,8 +15,8 @@ def completion(shell: str | None) -> None:
     """
     Print what makes a shell complete verbs, options and files.
 
-    Without a name, it is for the shell that you use ($SHELL). Put the line for it, below, into the file that it reads
-    when it starts.
+    Without a name, it is for the shell that you use ($SHELL). Put the line for your shell, below, into the file that
+    the shell reads when it starts.
     """
     from click.shell_completion import get_completion_class
 

@@ -25,8 +25,7 @@ def devices(*, as_json: bool) -> None:
     """
     Show what torch sees on this machine.
 
-    Every device with its name, free and total memory and compute capability; where CUDA is missing, why. This
-    is the one reading command that imports torch.
+    Every device with its name, free and total memory and compute capability; if CUDA is missing, why. Needs torch.
     """
     from ckptool.torch_ops import devices as torch_devices
 

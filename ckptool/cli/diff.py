@@ -32,8 +32,10 @@ SCHEMA = "ckptool.diff/2"
 @click.option("--ignore-dtype", is_flag=True, help="Allow other types, if the values are the same.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Allow floating values to differ by this share of B's.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Allow floating values to differ by this much.")
-@click.option("--no-values", is_flag=True, help="Compare all but the values; this takes milliseconds.")
-@click.option("--stat", is_flag=True, help="Also say how alike tensors are that differ: cosine, norms. Needs numpy.")
+@click.option("--no-values", is_flag=True, help="Compare all but the values: only the indexes are read.")
+@click.option(
+    "--stat", is_flag=True, help="Also say how alike the tensors are that differ: cosine, norms. Needs numpy."
+)
 @pager_option
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -59,10 +61,11 @@ def diff(
     """
     Say where two checkpoints differ, in whatever forms they are.
 
-    A and B are checkpoints of any kind; FILE::MEMBER picks one out of an archive. Two of one kind that hold more than
-    weights are compared in everything; otherwise the weights are. Values are the same if their bits are; with --rtol
-    or --atol, where |a - b| <= atol + rtol * |b|, and NaN is the same as NaN. What a format cannot hold (safetensors:
-    devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be compared.
+    A and B are checkpoints of any kind; FILE::MEMBER picks one out of an archive. If both hold more than weights and
+    are of one kind, everything is compared; otherwise the weights are. Values are the same if their bits are. With
+    --rtol or --atol, they are the same if |a - b| <= atol + rtol * |b|, and NaN is the same as NaN. What a format
+    cannot hold (safetensors: devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be
+    compared.
     """
     if stat and no_values:
         raise click.UsageError("--stat is about values: --no-values leaves nothing to it.")

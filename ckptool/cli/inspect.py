@@ -69,7 +69,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     Say what is in checkpoints, without running them.
 
     FILE is a checkpoint of any kind, or an index of shards, or a folder; FILE::MEMBER picks one out of an archive. Only
-    the index is read, so this takes milliseconds whatever the size. Exit code 2 means that a file could not be read.
+    the index is read, so this is quick whatever the size. Exit code 2 means that a file could not be read.
     """
     check_one_form(options)
     selection = Selection(pattern(options["grep"]), Filter(options["include"], options["exclude"]), options["sort"])

@@ -95,16 +95,18 @@ class _InOrder(click.Command):
     help="Which weights to take.",
 )
 @click.option("--dtype", type=click.Choice(TARGETS), help="Cast the floating tensors of the weights.")
-@click.option("--keep-dtype", multiple=True, metavar="RE", help="Leave the type of names that match. Repeatable.")
+@click.option(
+    "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
+)
 @click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest.")
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option(
     "--keep-calls",
     is_flag=True,
-    help="Keep what calls commands or files when it is unpickled; in a state dict, all that torch.load() refuses.",
+    help="Keep calls that reach the system when the file is unpickled; in a state dict, all that torch.load() refuses.",
 )
-@click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and no tensor to be left.")
+@click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and a result without tensors.")
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."
 )
@@ -127,6 +129,7 @@ class _InOrder(click.Command):
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
 @click.option("--no-reflink", is_flag=True, help="Copy tensors where the file system could share their bytes.")
 @click.option("--deep", is_flag=True, help="Compare the checksums of all tensors first (--in-place).")
+@click.option("--compact", is_flag=True, help="Copy SRC, without what nothing refers to, and replace it (--in-place).")
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
@@ -136,9 +139,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: other device, form or names.
 
-    Nothing in SRC runs. SRC is only read, and is replaced only if you name it as DST, with --force. DST is there only
-    once it is complete, read back and compared; it may be a folder. Without DST, the result is written next to SRC, and
-    its name is printed.
+    Nothing in SRC runs. Without --in-place, SRC is only read, and is replaced only if you name it as DST, with --force.
+    DST is there only once it is complete, read back and compared; it may be a folder. Without DST, the result is
+    written next to SRC, and its name is printed.
 
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.
@@ -161,6 +164,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "dry_run": options["dry_run"],
         "in_place": options["in_place"],
         "deep": options["deep"],
+        "compact": options["compact"],
         "reflink": not options["no_reflink"],
     }
     code = 0
@@ -192,6 +196,8 @@ def _is_in_place(options: dict[str, Any]) -> bool:
     if not options["in_place"]:
         if options["deep"]:
             raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
+        if options["compact"]:
+            raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
         return False
     for name in ("out_dir", "force", "no_verify"):
         if options[name]:

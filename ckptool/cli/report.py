@@ -51,8 +51,8 @@ class _Asked(NamedTuple):
 @click.option(
     "--values/--no-values",
     default=None,
-    help="Read the values, too: statistics and histograms, and of two files how alike tensors are. Needs numpy. "
-    "Those of two files are compared in any case, unless --no-values.",
+    help="Also show statistics and histograms of the values and, for two files, how alike tensors are. Needs numpy. "
+    "Two files have their values compared without this, too, unless --no-values.",
 )
 @click.option("--key-a", metavar="PATH", help="Which state dict of FILE to compare with OTHER.")
 @click.option("--key-b", metavar="PATH", help="Which state dict of OTHER to compare.")

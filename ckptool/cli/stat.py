@@ -38,7 +38,11 @@ _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=AnyPath())
 @many_files
-@click.option("--depth", type=click.IntRange(0), help="Take the tensors of a module together, by so many components.")
+@click.option(
+    "--depth",
+    type=click.IntRange(0),
+    help="Take the tensors of a module together: those whose names share so many first components.",
+)
 @click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")

@@ -1,4 +1,4 @@
-"""The verbs: which there are, the words that people try for them, and each one's module, imported when it is used."""
+"""The verbs: their names, other words that people try for them, and their modules, each imported when it is used."""
 
 from __future__ import annotations
 

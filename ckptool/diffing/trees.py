@@ -27,6 +27,8 @@ NOTHING: Final = Global("", ABSENT)
 _SHOWN_COMPONENTS: Final = 16
 _MOST_MISSING: Final = 16
 _LONG: Final = 64
+_SHORT: Final = 4
+"""Of plain values: arguments of calls and shapes, mostly."""
 _AT_ONCE: Final = 64
 """Children that are taken at once; a node that has fewer leaves nothing behind on the way down."""
 _RENAMED_MODULES: Final = {
@@ -197,13 +199,17 @@ def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) 
 
 
 def _is_alike(a: Inert, b: Inert) -> bool:
-    """Say whether two nodes need not be walked to: equal plain values, as most in long lists are, or empty lists."""
+    """Say whether two nodes need not be walked to: equal plain values, as most in long lists are, or short lists."""
     kind = type(a)
     if kind is not type(b):
         return False
     if kind in _VALUES:
         return bool(a == b)
-    return not (a or b) if kind is list or kind is tuple else kind is Dict and not (a.pairs or b.pairs)
+    if kind is not list and kind is not tuple:
+        return kind is Dict and not (a.pairs or b.pairs)
+    return len(a) == len(b) <= _SHORT and all(
+        type(one) is type(other) and type(one) in _VALUES and one == other for one, other in zip(a, b, strict=True)
+    )
 
 
 def _key(key: Inert) -> str | None:

@@ -171,7 +171,7 @@ def _parse(index: SourceInFolder, limits: Limits) -> _Index:
 
 
 def refuse_many(count: int, limits: Limits) -> None:
-    """Raise LimitExceeded for more shards than may be open."""
+    """Raise LimitExceeded for more shards than the limits allow."""
     if count > limits.shards:
         raise LimitExceeded(f"{count:,} shards; {limits.shards:,} are allowed", needed=count, actual=limits.shards)
 

@@ -1,4 +1,4 @@
-"""What the pickle of a new file would call: what reaches the system is refused, what else goes along is listed."""
+"""What the pickle of a new file would call: calls that reach the system are refused, all others are listed."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
 
 
 def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
-    from ckptool.pickles import grading, results  # their tables are for files that hold more than weights
+    from ckptool.pickles import grades, grading, results  # their tables are for files that hold more than weights
 
     if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
         return Calls()  # weights alone
-    if all(grading.is_plain(one.module, one.name) for one in checkpoint.globals):
+    if all(grades.is_plain(one.module, one.name) for one in checkpoint.globals):
         return Calls()
     from ckptool.pickles.reaching import Looks
     from ckptool.pickles.tracer import trace

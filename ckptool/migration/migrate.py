@@ -24,6 +24,7 @@ from ckptool.migration.in_place.cloned import clone_plan, write_clone
 from ckptool.migration.in_place.run import migrate_in_place, report_of
 from ckptool.migration.kept_calls import kept_calls
 from ckptool.migration.output import Output
+from ckptool.migration.output.editing import open_for_editing
 from ckptool.migration.output.opening import open_folder, open_output
 from ckptool.migration.plan import make_plan
 from ckptool.migration.report import MigrationReport
@@ -53,6 +54,7 @@ def migrate(
     dry_run: bool = False,
     in_place: bool = False,
     deep: bool = False,
+    compact: bool = False,
     reflink: bool = True,
     progress: OnWritten | None = None,
     read_back: OnWritten | None = None,
@@ -73,7 +75,8 @@ def migrate(
 
     With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries, while no
     tensor is read or moved; ``deep`` compares their checksums first. Readers meet the old file, the new one or an
-    error, and ``recover`` makes of what a crash leaves the old file.
+    error, and ``recover`` makes of what a crash leaves the old file. What nothing refers to any more stays in the file;
+    with ``compact`` it goes: the file is copied, and the copy replaces it, as with ``dst=src`` and ``force``.
 
     Where the file system clones files, a large file of which the index alone changes is a clone of the source: it
     shares the bytes of the tensors, which are not read. ``reflink=False`` copies them.
@@ -95,7 +98,7 @@ def migrate(
         CkptoolError: ``src`` cannot be read, or is damaged.
         UnfinishedEdit: ``src`` was being edited in place, and is not whole.
         ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
-            ``in_place`` has a ``dst``, or ``deep`` no ``in_place``.
+            ``in_place`` has a ``dst``, or ``deep`` or ``compact`` no ``in_place``.
     """
     asked = changes_of(changes, options)
     target = None if dst is None else os.fspath(dst)
@@ -103,9 +106,15 @@ def migrate(
     if in_place:
         if target is not None:
             raise ValueError("in_place edits src itself: there is no dst")
-        return migrate_in_place(os.fspath(src), asked, dry_run=dry_run, deep=deep, limits=limits)
-    if deep:
-        raise ValueError("deep is for in_place: what is copied is compared in any case")
+        path = os.fspath(src)
+        if not compact:
+            return migrate_in_place(path, asked, dry_run=dry_run, deep=deep, limits=limits)
+        wanted = _Wanted(True, True, dry_run, False, progress, read_back)  # a clone has all that its source has
+        with open_for_editing(path):
+            return _migrate(path, path, asked._replace(form=asked.form or "same"), wanted, limits)
+    if deep or compact:
+        option = "deep" if deep else "compact"
+        raise ValueError(f"{option} is for in_place: what is copied is compared in any case, and has nothing unused")
     wanted = _Wanted(force, verify, dry_run, reflink, progress, read_back)
     return _migrate(os.fspath(src), target, asked, wanted, limits)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from shlex import quote
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
@@ -18,10 +18,6 @@ from ckptool.migration import safetensors_plan, selection, torch_plan
 from ckptool.migration.casting import Casting
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, label
-from ckptool.migration.folders import dcp, shards
-from ckptool.migration.folders.dcp import DcpPlan
-from ckptool.migration.folders.folder_plan import FolderPlan
-from ckptool.migration.folders.shards import ShardsPlan
 from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import Kept, TorchPlan
@@ -31,6 +27,11 @@ from ckptool.names.filter import Filter
 from ckptool.names.patterns import Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
+
+if TYPE_CHECKING:
+    from ckptool.migration.folders.dcp import DcpPlan
+    from ckptool.migration.folders.folder_plan import FolderPlan
+    from ckptool.migration.folders.shards import ShardsPlan
 
 
 class Plan(NamedTuple):
@@ -52,7 +53,7 @@ class Plan(NamedTuple):
     @property
     def folder(self) -> FolderPlan | None:
         """What the new folder holds; None where one file is written."""
-        return self.file if isinstance(self.file, ShardsPlan | DcpPlan) else None
+        return None if isinstance(self.file, TorchPlan | SafetensorsPlan) else self.file
 
     @property
     def builds_model(self) -> bool:
@@ -86,6 +87,8 @@ def make_plan(
         casting = Casting(changes.dtype, tuple(changes.keep_dtype), trials, saturate=changes.saturate)
     root = archive_root(target)
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
+        from ckptool.migration.folders import dcp  # most plans are of files
+
         _refuse_what_is_not_there(checkpoint, names)
         edited = torch_plan.edit_everything(
             checkpoint, names, changes.to, wrappers=wrappers, drop=tuple(changes.drop), casting=casting
@@ -121,6 +124,8 @@ def make_plan(
         edits = kept is not None
         return Plan(form, target, plain_file, changes.to, names, weights, casting, keeps_layout=edits)
     if form == "dcp":
+        from ckptool.migration.folders import dcp
+
         folder = dcp.plan_weights(checkpoint, weights, drop_unsupported=changes.drop_unsupported)
         return Plan(form, target, folder, changes.to, names, weights, casting)
     if form == "model":  # it is built from tensors alone
@@ -134,7 +139,8 @@ def make_plan(
 
 def _refuse_what_is_not_there(checkpoint: Checkpoint, names: NameChanges) -> None:
     refuse_lost(checkpoint)
-    refuse_broken(tensor for name, tensor in checkpoint.tensors.items() if names.filter.takes(name))
+    tensors, taken = checkpoint.tensors.items(), names.filter
+    refuse_broken(tensor for name, tensor in tensors if taken.takes_all or taken.takes(name))
 
 
 def _safetensors(
@@ -146,6 +152,8 @@ def _safetensors(
     if changes.max_shard_size is None:
         start = kept.tensors_at if kept is not None else None
         return safetensors_plan.plan(weights, **options, cancellation=cancellation, start=start)
+    from ckptool.migration.folders import shards
+
     return shards.plan(weights, shards.size_in_bytes(changes.max_shard_size), **options, cancellation=cancellation)
 
 

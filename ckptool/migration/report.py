@@ -13,10 +13,7 @@ from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, new_tag, not_there, retagged
-from ckptool.migration.folders.dcp import DcpPlan
-from ckptool.migration.folders.shards import ShardsPlan, size_in_bytes
 from ckptool.migration.plan import Plan
-from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.naming import shown_path
@@ -48,7 +45,7 @@ class WrittenFile(NamedTuple):
 
 
 class MigrationReport(NamedTuple):
-    """What was done, or would be."""
+    """What a migration did, or would do."""
 
     source: str
     target: str
@@ -165,10 +162,10 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
 def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
     """Return what ``inspect`` will say about the target."""
     file, weights = plan.file, plan.weights
-    if isinstance(file, SafetensorsPlan | ShardsPlan):
-        return _safetensors_facts(dict(file.expected), nbytes)
-    if isinstance(file, DcpPlan):
-        return _dcp_facts(checkpoint, plan, file)
+    if plan.form == "safetensors":
+        return _safetensors_facts({name: info for name, info in file.expected if name is not None}, nbytes)
+    if not isinstance(file, TorchPlan):
+        return _dcp_facts(checkpoint, plan)
     form = "model" if plan.form == "model" else checkpoint.form
     if weights is not None:
         plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
@@ -184,8 +181,12 @@ def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> 
     return [new.get(head + name, head + name)[len(head) :] for name in chosen or ()]
 
 
-def _dcp_facts(checkpoint: Checkpoint, plan: Plan, file: DcpPlan) -> FileFacts:
+def _dcp_facts(checkpoint: Checkpoint, plan: Plan) -> FileFacts:
     """Return the facts of a folder that is not written yet: tensors are on the CPU, but for those inside values."""
+    from ckptool.migration.folders.dcp import DcpPlan  # most plans are of files
+
+    file = plan.file
+    assert isinstance(file, DcpPlan)  # noqa: S101 - there is no other folder of items
     infos = [info for _, info in file.expected]
     own = {entry.name for entry in file.entries if entry.tensor is not None}
     tags = ["cpu" if name in own else retagged(info, plan.location) for name, info in file.expected]
@@ -248,6 +249,11 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
 
 def _of_folder(plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield what is notable about a folder that is written."""
+    if plan.folder is None:
+        return
+    from ckptool.migration.folders.dcp import DcpPlan
+    from ckptool.migration.folders.shards import ShardsPlan, size_in_bytes
+
     if isinstance(plan.file, DcpPlan):
         yield from plan.file.notes
     if isinstance(plan.file, ShardsPlan) and changes.max_shard_size is not None:

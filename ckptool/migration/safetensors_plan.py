@@ -10,7 +10,6 @@ https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -227,6 +226,8 @@ def _header(
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
         position += payload.nbytes
     try:
+        import json  # few plans are written
+
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise MigrationRefused(

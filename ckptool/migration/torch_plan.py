@@ -7,7 +7,7 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
@@ -142,16 +142,21 @@ class EditedTree(NamedTuple):
     root: Inert
     rewriter: TreeRewriter
     """Writes other nodes in place of those that change."""
-    kept: dict[str, LazyTensor]
+    kept: Mapping[str, LazyTensor]
     """Tensors that stay, by the names that they had."""
-    new_names: dict[str, str]
+    new_names: Mapping[str, str]
     dropped: tuple[str, ...]
-    recast: Callable[[TensorInfo], TensorInfo]
+    recast: Callable[[TensorInfo], TensorInfo] | None
 
     @property
     def expected(self) -> tuple[tuple[str, TensorInfo], ...]:
         """The tensors that are to be found in the result, by their new names, in order."""
-        return tuple((self.new_names.get(name, name), self.recast(one.info)) for name, one in self.kept.items())
+        named = [(self.new_names.get(name, name), one.info) for name, one in self.kept.items()]
+        return tuple(named if self.recast is None else [(name, self.cast(info)) for name, info in named])
+
+    def cast(self, info: TensorInfo) -> TensorInfo:
+        """Return a tensor as it is to be written."""
+        return info if self.recast is None else self.recast(info)
 
     @property
     def renamed(self) -> tuple[tuple[str, str], ...]:
@@ -189,15 +194,18 @@ def edit_everything(
     else:
         tree, tensors = model.node, dict(model)
         walks = tuple(("", walk) for path, walk in checkpoint.walks if path == model.key)
-    new_names = unwrap(tree, walks, wrappers, rewriter)
+    unwrapped = unwrap(tree, walks, wrappers, rewriter)
     edited = edit(checkpoint, changes, drop, rewriter) if model is None else Edited()
-    new_names |= edited.new_names
-    gone = tuple(f"{path}." for path in edited.dropped) or ("\0",)  # no name begins with that
-    kept = {name: t for name, t in tensors.items() if name not in edited.left_out and not f"{name}.".startswith(gone)}
+    new_names = {**unwrapped, **edited.new_names} if unwrapped else edited.new_names
+    kept = tensors
+    if edited.left_out or edited.dropped:
+        gone = tuple(f"{path}." for path in edited.dropped)
+        left = ((name, t) for name, t in tensors.items() if name not in edited.left_out)
+        kept = {name: t for name, t in left if not f"{name}.".startswith(gone)}
     if casting is not None:
         casting.take((new_names.get(name, name), tensor) for name, tensor in _to_cast(checkpoint, kept, model))
     dropped = (*edited.dropped, *edited.left_out)
-    return EditedTree(tree, rewriter, kept, new_names, dropped, recast or (lambda info: info))
+    return EditedTree(tree, rewriter, kept, new_names, dropped, recast)
 
 
 def plan_same(
@@ -275,7 +283,7 @@ def _refuse_names_of_a_model(checkpoint: Checkpoint, changes: NameChanges, model
 
 
 def _to_cast(
-    checkpoint: Checkpoint, kept: dict[str, LazyTensor], model: StateDict | None
+    checkpoint: Checkpoint, kept: Mapping[str, LazyTensor], model: StateDict | None
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield the weights, averaged ones too, and with a whole model what its own ``to`` would cast beside them."""
     chosen = [model] if model is not None else [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]

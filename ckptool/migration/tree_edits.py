@@ -149,7 +149,7 @@ def _rename_state_dicts(
             continue
         edits.rename(state_dict.node, {**renamed, **dict.fromkeys(gone)}, weights.modules)
         head = f"{state_dict.key}." if state_dict.key else ""
-        new_names |= {head + name: head + renamed.get(name, name) for name in state_dict if name not in gone}
+        new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
         others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
         for name, entry in _deeper(checkpoint, others) if others else ():

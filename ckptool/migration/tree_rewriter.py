@@ -3,7 +3,8 @@ A pickled tree → the nodes of a new file: storages numbered anew, device tags 
 
 ``TreeRewriter`` is the ``substitute`` of ``pickles.writer``, which calls it for every node and writes what it returns.
 
-1. Nodes of the source are never changed; each gets one answer, however often it is met, so that ties stay ties.
+1. Nodes of the source are never changed; each gets one answer, however often it is met, so that ties stay ties. A
+   plain tensor gets an equal one each time: the writer goes by the node itself.
 2. Nodes that it makes are final: the writer calls it for them too, and a device tag must not be counted again.
 3. An id is a node's only while the node lives, so everything whose id is kept is kept as well.
 4. Nodes that it does not know stay as they are.
@@ -17,9 +18,9 @@ from typing import TypeAlias
 from ckptool.errors import MigrationRefused
 from ckptool.migration.device_tags import DeviceTags, new_tag
 from ckptool.pickles import nodes
+from ckptool.pickles.made_nodes import PlainTensor, make_plain_tensor
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array
-from ckptool.pickles.writer import PlainTensor
 from ckptool.tensors import dtypes
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.rebuild import Rebuilder
@@ -59,7 +60,7 @@ class TreeRewriter:
     ) -> None:
         self._rebuilder = rebuilder
         self._location = location
-        self._recast = recast or (lambda info: info)
+        self._recast = recast
         self._replacements: dict[int, Inert] = {}
         self._answers: dict[int, Inert] = {}
         self._final: set[int] = set()
@@ -92,15 +93,17 @@ class TreeRewriter:
 
     def __call__(self, node: Inert) -> Inert:
         """Return the node to write instead of ``node``; the same one each time, so that ties stay ties."""
-        node = self.replaced(node)
-        if id(node) in self._final or not isinstance(node, Call | PersistentId):
+        if id(node) in self._replacements:
+            node = self.replaced(node)
+        own, kind = id(node), type(node)
+        if own in self._final or (kind is not Call and kind is not PersistentId):
             return node
-        answer = self._answers.get(id(node))
-        if answer is None:
-            answer = self._persistent_id(node) if isinstance(node, PersistentId) else self._call(node)
-            if answer is not node:
-                self._kept.append(node)
-                self._answers[id(node)] = answer
+        if own in self._answers:
+            return self._answers[own]
+        answer = self._call(node) if kind is Call else self._persistent_id(node)
+        if answer is not node and type(answer) is not PlainTensor:
+            self._kept.append(node)
+            self._answers[own] = answer
         return answer
 
     def tensor(self, info: TensorInfo, *, detached: bool = False) -> Inert:
@@ -110,19 +113,26 @@ class TreeRewriter:
         Raises:
             MigrationRefused: It is of a layout that only its own class can write.
         """
-        info = self._recast(info)
+        if self._recast is not None:
+            info = self._recast(info)
         requires_grad = info.requires_grad is True and not detached
-        made = self._made(info, requires_grad=requires_grad and info.kind != "parameter")
-        if info.kind == "parameter" and not detached:
+        if info.kind != "parameter":
+            return self._made(info, requires_grad=requires_grad)
+        made = self._made(info, requires_grad=False)
+        if not detached:
             made = self._finish(
                 Call(Global("torch._utils", "_rebuild_parameter"), (made, requires_grad, Call(_ORDERED_DICT, ())))
             )
         return made
 
+    def _cast(self, info: TensorInfo) -> TensorInfo:
+        return info if self._recast is None else self._recast(info)
+
     def _made(self, info: TensorInfo, *, requires_grad: bool, spelled: bool = False) -> Inert:
         """Return what makes a tensor: a call if it is to be ``spelled`` out, else maybe something shorter."""
-        if info.layout == "strided" and info.storage is not None:
-            return self._strided(info, info.storage, requires_grad=requires_grad, spelled=spelled)
+        storage = info.storage
+        if info.layout == "strided" and storage is not None:
+            return self._strided(info, storage, requires_grad=requires_grad, spelled=spelled)
         hooks = Call(_ORDERED_DICT, ())
         parts = dict(info.parts)
         if info.storage is None and info.location == "meta" and info.layout == "strided":
@@ -151,7 +161,7 @@ class TreeRewriter:
     def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool, spelled: bool) -> Inert:
         storage_id, offset = self._storage_of(storage, info)
         if info.dtype.storage_class is not None and not (info.conj or info.neg or spelled):
-            return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
+            return make_plain_tensor((*storage_id, offset, info.shape, info.stride, requires_grad))
         hooks = Call(_ORDERED_DICT, ())
         args: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride, requires_grad, hooks)
         flags: nodes.PairList = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
@@ -164,27 +174,27 @@ class TreeRewriter:
 
     def _storage_of(self, storage: StorageRef, info: TensorInfo) -> tuple[StorageId, int]:
         """Return a tensor's storage, and its offset in it in elements: views refer to what they view."""
-        name = info.dtype.storage_class
-        itemsize = info.dtype.itemsize if name else 1
-        offset = info.storage_offset
+        dtype, offset = info.dtype, info.storage_offset
+        name, itemsize = dtype.storage_class, dtype.itemsize
         if storage.whole is not None:  # legacy files have views of storages; zips have whole storages alone
-            offset += (storage.offset - storage.whole.offset) * info.dtype.packed // info.dtype.itemsize
+            offset += (storage.offset - storage.whole.offset) * dtype.packed // itemsize
             storage = storage.whole
-        return self._storage(storage, _CLASSES[name], itemsize, info.dtype.swap_nbytes), offset
+        return self._storage(storage, _CLASSES[name], itemsize if name else 1, dtype.part_nbytes or itemsize), offset
 
     def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
-        known = (id(storage.source), storage.offset, storage.nbytes)
+        nbytes, location = storage.nbytes, storage.location
+        known = (id(storage.source), storage.offset, nbytes)
         key = self._keys.get(known)
         if key is None:
             key = self._keys[known] = str(len(self.storages))
             self.storages.append(StoragePayload(storage, unit))
-            self._count(storage.location)
+            self._count(location)
         # Bytes that two types share can be swapped for one of them only.
-        if self._units.setdefault(key, unit) != unit and storage.big_endian:
+        if storage.big_endian and self._units.setdefault(key, unit) != unit:
             raise MigrationRefused(
                 f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
             )
-        return cls, key, new_tag(self._location, storage.location), storage.nbytes // itemsize
+        return cls, key, new_tag(self._location, location), nbytes // itemsize
 
     def _persistent_id(self, node: PersistentId) -> Inert:
         sourced = nodes.sourced_class(node.pid)
@@ -212,14 +222,12 @@ class TreeRewriter:
         func = nodes.global_of(node.func)
         if func is None:
             return node
-        if func.name == "NumpyArrayWrapper" and is_array(node):  # only joblib finds what follows it
-            return self._finish(as_numpy_writes_it(node))
-        if (
-            func.name == "_rebuild_tensor_v2"
-        ):  # most calls are this one: what it says is in ``info``, and shorter to write
+        if func.name == "_rebuild_tensor_v2":  # most calls: what they say is in ``info``, and shorter to write
             info = self._rebuilder.tensor(node)
             if info is not None and _is_plain(node, info):
                 return self.tensor(info)
+        if func.name == "NumpyArrayWrapper" and is_array(node):  # only joblib finds what follows it
+            return self._finish(as_numpy_writes_it(node))
         named = (func.module, func.name)
         if named == ("torch.storage", "_load_from_bytes"):
             found = self._rebuilder.storage(node)
@@ -238,7 +246,7 @@ class TreeRewriter:
 
     def _tensor_call(self, node: Call, func: Global, info: TensorInfo, storage: StorageRef) -> Inert:
         """Return the call to write for one that makes a tensor: itself, unless the tensor's memory changes."""
-        changed = self._recast(info) is not info
+        changed = self._cast(info) is not info
         if storage.whole is None and not storage.big_endian and not changed:
             return node
         if func.name in _DEVICE_ARGUMENT:  # it names the type too, and stores values its own way
@@ -252,7 +260,7 @@ class TreeRewriter:
         if func.name in _PARAMETER or (func.name in _FROM_TYPE and info.kind == "parameter"):
             return node  # what it is made of is a call of its own
         if func.name in _FROM_TYPE and isinstance(node.args, tuple):
-            made = self._made(self._recast(info), requires_grad=info.requires_grad is True, spelled=True)
+            made = self._made(self._cast(info), requires_grad=info.requires_grad is True, spelled=True)
             assert isinstance(made, Call)  # noqa: S101 - one of torch._utils
             return self._finish(Call(node.func, (made.func, node.args[1], made.args, *node.args[3:])))
         return self.tensor(info)
@@ -296,12 +304,12 @@ class TreeRewriter:
 
 def _is_plain(node: Call, info: TensorInfo) -> bool:
     """Say whether ``info`` has all that a call says about a tensor: it has no hooks, and no state of its own."""
-    storage = info.storage
+    storage, args = info.storage, node.args
     if storage is None or storage.whole is not None:
         return storage is not None  # a view of a storage is written as a view of the whole
-    if len(node.args) != 6 or not _is_bare(node):
+    if len(args) != 6 or not _is_bare(node):
         return False
-    reference, _, _, _, requires_grad, hooks = node.args
+    reference, requires_grad, hooks = args[0], args[4], args[5]
     if type(reference) is not PersistentId or type(requires_grad) is not bool:
         return False
     if type(hooks) is not Call or hooks.args != () or not _is_bare(hooks):
@@ -312,4 +320,4 @@ def _is_plain(node: Call, info: TensorInfo) -> bool:
 
 
 def _is_bare(node: Call) -> bool:
-    return node.state is None and node.pairs is None and node.items is None
+    return node.state is node.pairs is node.items is None

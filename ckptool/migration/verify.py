@@ -110,11 +110,9 @@ def _differ(found: tuple[str, TensorInfo], expected: tuple[str | None, TensorInf
 
 def are_unlike(one: TensorInfo, other: TensorInfo, *, of_files: bool = False) -> bool:
     """Say whether two tensors are not the same elements; with ``of_files``, of two files in which they stand alike."""
-    if (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride):
+    if kind_of(one) != kind_of(other):
         return True
-    if (one.layout, one.conj, one.neg) != (other.layout, other.conj, other.neg):
-        return True
-    if _begin(one, of_files) != _begin(other, of_files) and not _are_equal_in_pickles(one, other):
+    if begin_of(one, of_files) != begin_of(other, of_files) and not _are_equal_in_pickles(one, other):
         return True
     if one.layout == "strided":
         return False  # the parts of a plain tensor (a gradient, attributes) are not its value
@@ -124,7 +122,12 @@ def are_unlike(one: TensorInfo, other: TensorInfo, *, of_files: bool = False) ->
     return any(are_unlike(*pair, of_files=of_files) for pair in zip(parts, others, strict=True))
 
 
-def _begin(info: TensorInfo, of_files: bool) -> tuple[int, int] | None:
+def kind_of(info: TensorInfo) -> tuple[object, ...]:
+    """Return what tensors have in common that differ in nothing but their elements."""
+    return info.dtype.name, info.shape, info.stride, info.layout, info.conj, info.neg
+
+
+def begin_of(info: TensorInfo, of_files: bool) -> tuple[int, int] | None:
     """Return where the first element is in the source, whether the tensor views a storage or a part of one."""
     storage = info.storage
     if storage is None:

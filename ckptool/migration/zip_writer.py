@@ -101,12 +101,15 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
     members += [(f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes)]
     members.append(("version", 2))
     position = directory = 0
+    folder = len(f"{root}/".encode())
     for name, nbytes in members:
-        length, long, far = len(f"{root}/{name}".encode()), nbytes >= FULL32, position >= FULL32
-        wide = 4 + 8 * (2 * long + far) if long or far else 0
+        length, wide, descriptor = folder + len(name), 0, 16 if nbytes else 0
+        if nbytes >= FULL32 or position >= FULL32:
+            wide = 4 + 8 * (2 * (nbytes >= FULL32) + (position >= FULL32))
+            descriptor = 24 if nbytes else 0
         directory += ENTRY.size + length + wide
         start = position + LOCAL.size + length + wide + 4
-        position = start + -start % _ALIGNMENT + nbytes + (0 if not nbytes else 24 if long or far else 16)
+        position = start + -start % _ALIGNMENT + nbytes + descriptor
     return position + directory + END64.size + LOCATOR.size + END.size
 
 

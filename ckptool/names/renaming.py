@@ -132,7 +132,7 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
         left = [(index, name) for index, name in enumerate(renamed) if name is not None]
         for (index, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
             renamed[index] = new
-    if renamed == list(names):
+    if renamed == list(names) or len(set(filter(None, renamed))) == len(renamed):
         return renamed
     seen: dict[str, str] = {}
     for old, new in zip(names, renamed, strict=True):
@@ -153,6 +153,8 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
     A key follows its module: it is renamed as one of ``names``, those of the state dict, would be if it were inside
     it. None means that the module is gone, as a stripped wrapper is.
     """
+    if not keys:
+        return []
     marker = "\0"  # a name inside the module that no checkpoint has
     inside = [f"{key}.{marker}" if key else marker for key in keys]
     current = list(names)
@@ -187,16 +189,12 @@ def _strip_heads(
 ) -> list[str | None]:
     """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
     stripped: list[str | None] = list(names)
-    text = "\n".join(["", *names])  # most names have none of them, and one search is faster than thousands
-    if not any(f"\n{head}." in text for head in heads):
-        return stripped
     left = inf if most is None else most
-    while left:
-        headed = next((name for name in stripped if name is not None and _has_head(name, heads)), None)
-        if headed is None:
-            return stripped
+    while left and (headed := _headed(stripped, heads)) is not None:
         wrapper = BY_HEAD[headed.partition(".")[0]]
-        bare = next((name for name in stripped if name is not None and not _goes(name, wrapper, with_head=True)), None)
+        head, length = f"{wrapper.component}.", len(wrapper.component) + 1
+        others = [name for name in stripped if name is not None and not (name.startswith(head) and name[length:])]
+        bare = next((name for name in others if not _goes(name, wrapper)), None)
         if bare is not None and wrapped:
             return stripped
         if bare is not None:
@@ -205,24 +203,27 @@ def _strip_heads(
                 kind="mixed-prefix",
                 hint="Remove it from those that have it: `rename=`.",
             )
-        length = len(wrapper.component) + 1
-        stripped = [None if name is None or _goes(name, wrapper) else name[length:] for name in stripped]
+        gone = set(others)
+        stripped = [None if name is None or name in gone else name[length:] for name in stripped]
         wrapped = True
         left -= 1
     return stripped
 
 
-def _goes(name: str, wrapper: Wrapper, *, with_head: bool = False) -> bool:
-    """Say whether a name goes with a wrapper: what it keeps beside the wrapped names, or with their head these too."""
+def _goes(name: str, wrapper: Wrapper) -> bool:
+    """Say whether a name goes with a wrapper, as what it keeps beside the wrapped names does."""
     head, _, rest = name.partition(".")
-    return name in wrapper.companions or (
-        bool(rest) and (head == wrapper.twin or (with_head and head == wrapper.component))
-    )
+    return name in wrapper.companions or (bool(rest) and head == wrapper.twin)
 
 
-def _has_head(name: str, heads: Sequence[str]) -> bool:
-    head, _, rest = name.partition(".")
-    return head in heads and bool(rest)
+def _headed(names: Sequence[str | None], heads: Sequence[str]) -> str | None:
+    """Return the first name that has one of the heads in front of something."""
+    there = [name for name in names if name is not None]
+    text = "\n".join(["", *there])  # most names have none of them, and one search is faster than thousands
+    if not any(f"\n{head}." in text for head in heads):
+        return None
+    parts = ((name, *name.partition(".")) for name in there)
+    return next((name for name, head, _, rest in parts if head in heads and rest), None)
 
 
 def _without_marked(name: str) -> str:

@@ -122,7 +122,7 @@ DANGEROUS: Final = {
         " ultralytics.nn.tasks.attempt_load_weights lightning.fabric.utilities.cloud_io"
         " lightning_fabric.utilities.cloud_io lightning.pytorch.cli.LightningCLI spacy.util.load_model zope.dottedname",
         FILES: "builtins.open io.open io.open_code io.FileIO _io.open _io.open_code _io.FileIO codecs.open"
-        " shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
+        " argparse.FileType shutil os.remove os.unlink os.rename os.renames os.replace os.rmdir os.removedirs os.mkdir"
         " os.makedirs os.open os.chmod os.chown os.link os.symlink os.truncate os.mkfifo os.write os.read"
         " os.listdir os.scandir os.walk fileinput tempfile zipfile tarfile gzip bz2 lzma sqlite3 dbm mmap"
         " linecache glob pathlib.Path.open pathlib.Path.write_text pathlib.Path.write_bytes"
@@ -138,6 +138,7 @@ DANGEROUS: Final = {
         " scipy.io.loadmat scipy.io.savemat matplotlib.cbook.open_file_cm tensorflow.python.lib.io"
         " pandas.HDFStore pandas.ExcelWriter pandas.ExcelFile scipy.io scipy.sparse.load_npz scipy.sparse.save_npz"
         " sklearn.datasets.load_files sklearn.datasets.load_svmlight_file sklearn.datasets.dump_svmlight_file"
+        " joblib.dump joblib.numpy_pickle.dump"
         " joblib.disk joblib.backports joblib.func_inspect joblib.pool joblib.executor PIL.ImageFont.truetype"
         " Image.save Image.open click.open_file click.utils.LazyFile click.testing h5py.File tables.open_file"
         " netCDF4.Dataset"
@@ -163,7 +164,8 @@ DANGEROUS: Final = {
         _CHANGES: "builtins.setattr builtins.delattr sys.setprofile sys.settrace sys.exit sys.path.append"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.setuid copyreg.pickle copyreg.add_extension weakref.finalize"
-        " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool",
+        " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
+        " fickling.context",
         _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
         " builtins.sorted builtins.max builtins.min builtins.input builtins.help builtins.type.__call__"
         " functools.reduce itertools.starmap operator.call operator.methodcaller codecs.decode"
@@ -185,6 +187,17 @@ TELLING: Final = _words(
     " fork_exec spawn startfile parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
 )
 """Last components by which what another package imported from these is known."""
+
+TELLING_CLASSES: Final = _words(
+    "Thread Timer Process ThreadPoolExecutor ProcessPoolExecutor TemporaryFile NamedTemporaryFile TemporaryDirectory"
+    " SpooledTemporaryFile HTTPServer ThreadingHTTPServer BaseHTTPRequestHandler TCPServer EntryPoint Environment"
+    " DictLoader Connection Listener Stats TestCase ZipFile TarFile FileIO FileHandler CDLL Pickler Unpickler"
+    " FunctionType LambdaType CodeType MethodType PackageImporter PackageExporter CompilationUnit RRef GraphModule"
+    " _LazyGraphModule LazyGraphModule ObservedGraphModule QuantizedGraphModule FusedGraphModule"
+    " ObservedStandaloneGraphModule FxGraphCache CompiledFxGraph AOTCompiledArtifact CustomKnapsackSolver"
+    " DefaultLogsSpecs _DefaultLogsSpecs PyTorchFileReader PyTorchFileWriter DataSource memmap"
+)
+"""Classes that modules of torch and numpy import from each other and from elsewhere: under all their names."""
 
 INSIDE: Final = _words(
     "__class__ __base__ __bases__ __mro__ __subclasses__ __globals__ __builtins__ __code__ __closure__ __dict__"
@@ -276,7 +289,7 @@ HARMLESS: Final = frozenset(
         "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
         " divmod pow print format next super callable",
     )
-    | _full("functools", "partial partialmethod lru_cache cmp_to_key cached_property")
+    | _full("functools", "partial partialmethod")
     | _full("operator", "itemgetter attrgetter getitem")
     | _full("argparse", "Namespace ArgumentParser Action")
     | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
@@ -289,7 +302,7 @@ HARMLESS: Final = frozenset(
     | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
     | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
     | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType")
-    | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet ref")
+    | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet")
     | _full("_weakrefset", "WeakSet")
     | _full("abc", "ABCMeta ABC")
     | _full("itertools", "count cycle repeat chain islice product permutations combinations accumulate zip_longest")
@@ -298,7 +311,6 @@ HARMLESS: Final = frozenset(
     | _full("random", "SystemRandom")
     | _full("contextlib", "nullcontext ExitStack suppress")
     | _full("numbers", "Number Integral Real")
-    | _full("heapq", "merge")
     | _full("configparser", "ConfigParser SectionProxy RawConfigParser")
     | _full("collections.abc", "Mapping Sequence Callable Iterable")
     | _full("signal", "Signals Handlers")
@@ -332,15 +344,27 @@ CHANGERS: Final = _full("dill._dill", "_setattr _delattr") | _full(
 
 CALLED_CLASSES: Final = _words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
+    " torch.utils.data.DataLoader torch.utils.data.dataloader.DataLoader"
+    " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
+    " joblib.memory.MemorizedResult"
     " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
 )
 """Classes that load what they are told when they are called. Picklers make their objects without calling them."""
+
+ITERATING: Final = frozenset(
+    _full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
+    | _full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
+    | _full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
+    | {"array.array", "torch.Size"}
+)
+"""Calls that take one thing after the other from what they are given, by its own methods."""
 
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
     | _full("collections", "OrderedDict defaultdict")
     | _full("functools", "partial partialmethod")
-    | _full("types", "CodeType CellType MethodType SimpleNamespace")
+    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType")
+    | _full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
     | _full("argparse", "Namespace")
 )
 """Calls that keep what they are given, and do not call it."""
@@ -351,5 +375,6 @@ HARMLESS_PATTERN: Final = (
     r"|numpy(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
     r"|argparse\._?[A-Z]\w*"
     r"|typing\._?[A-Z]\w*"
+    r"|(?:[a-z_]\w*\.)+_?[A-Z]\w*(?:Error|Warning|Exception)"
 )
 """More of them: methods of plain values, classes of torch and numpy that are not named above."""

@@ -7,6 +7,7 @@ after the argument, as those in ``opcodes`` do. They are more patient: what matt
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Final
@@ -27,11 +28,20 @@ _FAR: Final = 1 << 32
 """From here on only text names an index of the memo; numbers could be chosen to have one hash."""
 
 
-def _leniently(step: Callable[[Tracer], None]) -> Callable[[Tracer], None]:
-    """Read an argument whose value nobody can call: one that is malformed may be sound for Python."""
+def _leniently(step: Callable[[Tracer], None], sound: bytes | None = None) -> Callable[[Tracer], None]:
+    """
+    Read an argument whose value nobody can call: one that is malformed may be sound for Python.
+
+    What does not begin like ``sound`` is so for nobody: with that, a pickle ends, and a text is none.
+    """
 
     def run(tracer: Tracer) -> None:
         begin = tracer.pos
+        if sound is not None:
+            line = tracer.line()
+            tracer.pos = begin
+            if re.match(sound, line, re.DOTALL | re.IGNORECASE) is None:
+                raise tracer.malformed("text that is no value")
         try:
             step(tracer)
         except (MalformedFile, ValueError):
@@ -316,10 +326,10 @@ _OWN: Final[dict[int, Callable[[Tracer], None]]] = {
     0x88: _constant(True),
     0x89: _constant(False),
     ord(")"): _constant(()),
-    ord("I"): _leniently(opcodes.op_int),
-    ord("L"): _leniently(opcodes.op_long),
-    ord("F"): _leniently(opcodes.op_float),
-    ord("S"): _leniently(_holding(opcodes.op_string)),
+    ord("I"): _leniently(opcodes.op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
+    ord("L"): _leniently(opcodes.op_long, rb"\s*[+-]?[0-9]"),
+    ord("F"): _leniently(opcodes.op_float, rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
+    ord("S"): _leniently(_holding(opcodes.op_string), rb"\s*([\'\"]).*\1\s*\Z"),
     ord("T"): _holding(opcodes.op_binstring),
     ord("U"): _holding(opcodes.op_short_binstring),
     ord("B"): _holding(opcodes.op_binbytes),

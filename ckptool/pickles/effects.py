@@ -1,5 +1,5 @@
 """
-What unpickling would do beyond building data: the machine that tells of it, as ``tracer`` follows a pickle.
+The machine that tells what unpickling would do beyond building data, while ``tracer`` follows a pickle.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.pickles.machine import Machine, NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Global, Inert
+from ckptool.pickles.scanner import end_of_opcode
 from ckptool.sources.source import Source
 
 How: TypeAlias = Literal["refers", "calls", "builds", "sets", "adds", "asks", "holds", "runs"]
@@ -90,8 +91,19 @@ class Tracer(Machine):
         if self._frame_end is not None:
             self._refuse_frame()
 
+    def check_torn(self, opcode: int) -> None:
+        """
+        Look at an opcode that went wrong: if its frame ends inside it, another reading can go on.
+
+        ``opcode`` is where it begins in the source.
+        """
+        end = self._frame_end
+        if end is not None and opcode + 1 < end < end_of_opcode(self.source, opcode):
+            self._refuse_frame()
+
     def _refuse_frame(self) -> None:
         """Refuse two readings: from a file, the unpickler forgets what is left of a frame; from memory it does not."""
+        self._frame_end = None
         self.tell("refers", Unfollowed(SPLIT_FRAME))
         raise self.malformed(SPLIT_FRAME)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from struct import pack
 from typing import Final
 
@@ -27,15 +29,23 @@ def encode_padding(nbytes: int, index: int, protocol: int) -> bytes:
     """
     Return opcodes that change nothing of the value on the stack, or nothing where none have that length.
 
-    The version again has two bytes; to put the value into the memo, under ``index``, has five. torch's own unpickler
-    refuses what takes something from the stack; and memory for a memo up to the index is taken, so it is the next one.
+    The version again has two bytes. To put the value into the memo once more has five, which is faster to read where
+    it is long. torch's own unpickler refuses what takes something from the stack; and memory for a memo up to an index
+    is taken, so they follow ``index``.
     """
     if nbytes < 2 or nbytes == 3:
         return b""
-    put = pack("<cI", b"r", index) if nbytes % 2 else b""
-    return put + bytes([0x80, protocol]) * ((nbytes - len(put)) // 2)
+    versions = (nbytes - nbytes % 2 * 5) // 2 if nbytes < _LONG else 3 * nbytes % 5  # the fewest that leave fives
+    count = (nbytes - 2 * versions) // 5
+    puts, indices = bytearray(b"r\0\0\0\0") * count, array("I", range(index, index + count))
+    if sys.byteorder == "big":
+        indices.byteswap()
+    for place in range(4):
+        puts[1 + place :: 5] = indices.tobytes()[place::4]
+    return bytes([0x80, protocol]) * versions + puts
 
 
+_LONG: Final = 1 << 12
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
 BOOLS: Final = (b"\x89", b"\x88")
 TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")

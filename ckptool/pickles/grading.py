@@ -7,21 +7,18 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ckptool.messages import cut
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes, results
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
+from ckptool.pickles.grades import Grade, grade_of, is_known, is_plain
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.reaching import Looks, canonical, is_function, listed, package_of, passed, reaching
-
-Grade: TypeAlias = Literal["data", "code", "system"]
-"""It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
+from ckptool.pickles.reaching import Looks, canonical, is_unknown, package_of, passed, reaching
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
 _LONGEST: Final = 120
@@ -35,13 +32,16 @@ _WITH_MAKERS: Final = {
     "numpy.random._pickle.__randomstate_ctor": (1, 0),
 }
 """Calls that make data, by what they are given to call: which argument that is, and which one it gets."""
+_CALL_ONE: Final = {"builtins.iter": (0, 2), "itertools.accumulate": (1, 2)}
+"""Calls that call one of their arguments, once or later: which, and how many they have then at least."""
+_MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _GIVEN_MORE: Final = frozenset(
     (
         *_WITH_MAKERS,
+        *_CALL_ONE,
+        *_MAKE_OBJECTS,
+        *table.ITERATING,
         "_codecs.encode",
-        "copyreg._reconstructor",
-        "copyreg.__newobj__",
-        "copyreg.__newobj_ex__",
     )
 )
 """Calls that make data and are given a name that they call, or give what others are to follow."""
@@ -64,18 +64,6 @@ class Verdict(NamedTuple):
     why: str | None
     shown: Callable[[], str]
     """Returns the call with its arguments, as far as they fit on a line. May hold any characters of the file."""
-
-
-@lru_cache(maxsize=1 << 12)
-def is_plain(module: str, name: str) -> bool:
-    """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
-    full = canonical(module, name)
-    return full in table.PLAIN or _fits(full, name)
-
-
-def _fits(name: str, qualified: str) -> bool:
-    """Say whether a name is one of the many that only make data, and none that is known for something else."""
-    return re.fullmatch(table.PLAIN_PATTERN, name) is not None and reaching(name, qualified) is None
 
 
 @lru_cache(maxsize=1 << 12)
@@ -118,7 +106,7 @@ def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
 
 def is_wary(verdict: Verdict) -> bool:
     """Say whether from now on it matters what harmless calls are given: there is something that they might call."""
-    return verdict.why is not None or verdict.name in table.MAKERS or is_function(verdict.name)
+    return verdict.why is not None or verdict.name in table.MAKERS or is_unknown(verdict.name)
 
 
 def keeps_calls(func: Global) -> bool:
@@ -144,8 +132,7 @@ def is_sure(effect: Effect, verdict: Verdict) -> bool:
     name = nodes.global_of(effect.target)
     if verdict.grade != "system" or effect.how == "refers" or name is None:
         return False
-    full = canonical(name.module, name.name)
-    return package_of(full) in table.STDLIB or listed(full) is not None
+    return is_known(canonical(name.module, name.name))
 
 
 def _reference(effect: Effect) -> Iterator[Verdict]:
@@ -168,23 +155,25 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     given = args if isinstance(args, tuple) else (args,)
     named = nodes.global_of(target)
     if named is None:
-        inner = _of_partial(effect)
-        if inner is not None:
-            yield from _call(inner, looks)
-        else:
-            yield _unnamed(effect)
+        yield from _call_of_result(effect, looks)
         return
     name = canonical(named.module, named.name)
     how = effect.how
-    if name.startswith("copyreg.__newobj") and given and (made := nodes.global_of(given[0])) is not None:
+    made = nodes.global_of(given[0]) if name in _MAKE_OBJECTS and given else named
+    if made is None:
+        yield _unnamed(effect._replace(target=given[0], arguments=given[1:], how="builds"))
+        return
+    if name.startswith("copyreg.__newobj") and given:
         how, given, named = "builds", given[1:], made
-    elif name == "copyreg._reconstructor" and given and (made := nodes.global_of(given[0])) is not None:
+    elif name == "copyreg._reconstructor" and given:
         base = given[1] if len(given) > 1 else None
         if not (isinstance(base, Global) and canonical(base.module, base.name) in _PLAIN_BASES):
             yield from _call(effect._replace(target=base, arguments=given[2:], how="calls"), looks)
         how, given, named = "builds", given[2:], made
     elif name in _WITH_MAKERS:
         yield from _made_with(effect, looks, given, *_WITH_MAKERS[name])
+    elif name in _CALL_ONE:
+        yield from _handed(effect, looks, given, *_CALL_ONE[name])
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
@@ -194,17 +183,66 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif loads_bytes(effect):
         return  # what is in the bytes is looked at itself
     name = canonical(named.module, named.name)
-    grade, why = grade_of(name, named.name, how)
+    grade, why = _graded(name, named.name, how, given)
     handed = given[1:] if name in _MAKE_ARRAYS else given
-    # Code of other packages may do what it likes; what is known to make data must not be given what it would call.
-    calls_it = how == "calls" and package_of(name) in _KNOWN and name not in table.KEEPERS
     found = None
     if grade != "system" and looks is not None:
-        found = passed((handed, effect.keywords), looks, made=calls_it)
+        found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
     if found is not None:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: _shown(name, given))
+
+
+def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
+    inner = _of_partial(effect)
+    if inner is not None:
+        yield from _call(inner, looks)
+    else:
+        yield _unnamed(effect)
+
+
+def _graded(name: str, qualified: str, how: How, given: tuple[Inert, ...]) -> tuple[Grade, str | None]:
+    if how == "calls" and name in table.ITERATING:
+        used = next(filter(None, map(_class_with_code, given)), None)
+        if used is not None:
+            return "system", f"uses an object of {used}, which {table.UNFOLLOWED}"
+    return grade_of(name, qualified, how)
+
+
+def _class_with_code(one: Inert) -> str | None:
+    """Return the class of torch, numpy or Python that an object is of, if its methods may do more than make data."""
+    made = nodes.class_of(one) if isinstance(one, Call) else None
+    name = canonical(made.module, made.name) if made is not None else ""
+    if package_of(name) not in _KNOWN or name in table.HARMLESS or name in table.KEEPERS:
+        return None
+    return name if made is not None and grade_of(name, made.name, "builds")[0] == "code" else None
+
+
+def _judge_of_handed(name: str, given: tuple[Inert, ...]) -> Callable[[str, str], bool] | None:
+    """
+    Return what says whether a name must not be given to a call; None where nothing is called that it is given.
+
+    Code of other packages may do what it likes; what is known to make data must not be given what it would call.
+    """
+    package = package_of(name)
+    is_hint = name == "operator.getitem" and given and isinstance(given[0], Global) and given[0].module == "typing"
+    if package not in _KNOWN or name in table.KEEPERS or name in _CALL_ONE or is_hint:
+        return None
+    # Torch's own get its functions for attributes, and are made of them; Python's have no use for these.
+    return _is_system if package in table.STDLIB else is_unknown
+
+
+def _is_system(name: str, qualified: str) -> bool:
+    return grade_of(name, qualified, "calls")[0] == "system"
+
+
+def _handed(effect: Effect, looks: Looks | None, given: tuple[Inert, ...], which: int, least: int) -> Iterator[Verdict]:
+    """Yield what it comes to that a call calls one of its arguments with what may be anything, if that reaches far."""
+    one = given[which] if len(given) >= least else None
+    if one is not None:
+        inner = _call(effect._replace(target=one, arguments=(), keywords=None), looks)
+        yield from (verdict for verdict in inner if verdict.grade == "system")
 
 
 def _made_with(
@@ -329,26 +367,6 @@ def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     found = passed((effect.target.pid,), looks) if looks is not None else None
     if found is not None:
         yield Verdict("system", _OF_LOADER, "asks", f"{table.PASSED}: {found}", lambda: _OF_LOADER)
-
-
-@lru_cache(maxsize=1 << 12)
-def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
-    """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
-    if name in table.PLAIN or _fits(name, qualified):
-        return "data", None
-    if name in table.HARMLESS:
-        return "code", None
-    reason = reaching(name, qualified)
-    if reason or (how == "calls" and name in table.CALLED_CLASSES):
-        return "system", reason or table.LOADS
-    if how == "builds" or re.fullmatch(table.HARMLESS_PATTERN, name):
-        return "code", None
-    package = package_of(name)
-    if package in table.STDLIB:
-        return "system", table.UNKNOWN_LIBRARY
-    if package in ("torch", "numpy"):
-        return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
-    return "code", None
 
 
 def _cut(value: Inert) -> str:

@@ -1,5 +1,5 @@
 """
-Arrays of joblib: an object in the pickle describes each, and its elements follow the opcode that built that.
+Arrays of joblib: an object in the pickle describes each, and the elements follow the opcode that built this object.
 
     u8 n, n bytes     so that elements are aligned, since joblib 1.2 (where the object has an alignment)
     raw elements      of the array; of one that holds Python objects a pickle instead
@@ -60,6 +60,7 @@ def _nested(machine: Machine) -> Inert:
         machine.globals.setdefault((found.module, found.name), found)
     machine.persistent_ids += inner.persistent_ids
     machine.calls += inner.calls
+    machine.call_offsets.extend(inner.call_offsets)
     machine.doubled += (*inner.doubled, *(inner.memo.values() if isinstance(inner.memo, Mapping) else inner.memo))
     machine.skip(inner.end - machine.position, opcodes=True)
     return inner.root

@@ -7,6 +7,7 @@ it has changed anything; then the window is moved and the opcode started again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -79,6 +80,7 @@ class Machine:
         """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
         self.calls: list[Call] = []
+        self.call_offsets = array("Q")  # an int each in the calls takes as much as a third of them
         """In order, those of what is dropped among them."""
         self.empty = 0
         """Lists, dicts and sets that were begun, by an opcode of one byte each."""
@@ -146,6 +148,11 @@ class Machine:
 
     def push(self, value: Inert) -> None:
         self.stack.append(value)
+
+    def push_call(self, made: Call) -> None:
+        self.push(made)
+        self.calls.append(made)
+        self.call_offsets.append(self.base + self.opcode)
 
     def put(self, index: int, value: Inert) -> None:
         """Remember a value under an index, in whatever order they come."""

@@ -65,17 +65,13 @@ class Call:
     ``how`` keeps apart REDUCE (``func(*args)``) and NEWOBJ (``func.__new__(func, *args)``).
     """
 
-    __slots__ = ("args", "func", "how", "items", "kwargs", "offset", "pairs", "state")
+    __slots__ = ("args", "func", "how", "items", "kwargs", "pairs", "state")
 
-    def __init__(
-        self, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None, offset: int = 0
-    ) -> None:
+    def __init__(self, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
         self.func = func
         self.args = args
         self.how = how
         self.kwargs = kwargs
-        self.offset = offset
-        """Of the opcode that calls, from the start of its source in bytes."""
         self.state: Inert = None
         self.items: list[Inert] | None = None
         self.pairs: PairList | None = None

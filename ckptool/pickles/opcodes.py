@@ -179,8 +179,7 @@ def op_obj(machine: Machine) -> None:
 
 
 def _called(machine: Machine, func: Inert, args: Inert, how: CallKind = "reduce", kwargs: Inert = None) -> None:
-    machine.push(Call(func, args, how, kwargs, machine.base + machine.opcode))
-    machine.calls.append(machine.stack[-1])
+    machine.push_call(Call(func, args, how, kwargs))
 
 
 def op_newobj(machine: Machine) -> None:

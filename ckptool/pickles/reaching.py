@@ -1,9 +1,9 @@
-"""Which names reach the system when they are called, and which of these are among what a call is given."""
+"""Which names reach the system when they are called, and which of them are among the arguments of a call."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from itertools import chain
 from typing import Final
@@ -15,6 +15,7 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 
 _MOST_LOOKED_AT: Final = 1 << 21
 _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
+_IMPORTERS: Final = ("torch", "numpy")
 _TOO_MUCH: Final = "more than can be looked at"
 
 
@@ -29,11 +30,11 @@ class Looks:
 
 @lru_cache(maxsize=1 << 12)
 def canonical(module: str, name: str) -> str:
-    """Return the full name in Python 3: the names of Python 2 are still understood by unpicklers."""
+    """Return the full name in Python 3, in no module in C: unpicklers still understand the names of Python 2."""
     import _compat_pickle as compat  # two tables: what pickle itself uses for this
 
     module, name = compat.NAME_MAPPING.get((module, name), (module, name))
-    module = compat.IMPORT_MAPPING.get(module, module)
+    module = "operator" if module == "_operator" else compat.IMPORT_MAPPING.get(module, module)
     return f"{module}.{name}" if name else module
 
 
@@ -61,15 +62,17 @@ def reaching(name: str, qualified: str) -> str | None:
             first = part.lstrip("_")[:1]
             if not first.isupper():
                 return table.THROUGH
-    return table.TELLING_NAME if parts[-1] in table.TELLING else None
+    if parts[-1] in table.TELLING or (package_of(name) in _IMPORTERS and not table.TELLING_CLASSES.isdisjoint(parts)):
+        return table.TELLING_NAME
+    return None
 
 
 @lru_cache(maxsize=1 << 12)
-def is_function(name: str) -> bool:
-    """Say whether this is a function of Python's library, by its spelling, that is not known to reach nothing."""
+def is_unknown(name: str, _qualified: str = "") -> bool:
+    """Say whether this is a function or a class of Python's library that is not known to reach nothing."""
     if package_of(name) not in table.STDLIB or name in table.PLAIN or name in table.HARMLESS:
         return False
-    return not name.rpartition(".")[2].lstrip("_")[:1].isupper() and not re.fullmatch(table.HARMLESS_PATTERN, name)
+    return not re.fullmatch(table.HARMLESS_PATTERN, name)
 
 
 def listed(name: str) -> str | None:
@@ -81,12 +84,13 @@ def listed(name: str) -> str | None:
     return None
 
 
-def passed(values: tuple[Inert, ...], looks: Looks, *, made: bool = False) -> str | None:
+def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str], bool] | None = None) -> str | None:
     """
     Return the first name among arguments that reaches the system when it is called, or what cannot be followed.
 
-    With ``made``, also the call that gives a function made of what the file holds. What objects have got as attributes
-    and items counts: a call of their methods may call it.
+    With ``called``, who gets them may call them: also a name of which it says so, given that and what of it is below
+    its module, and the call that gives a function made of what the file holds. What objects have got as attributes and
+    items counts: a call of their methods may call it.
     """
     if looks.left <= 0:
         return _TOO_MUCH
@@ -97,10 +101,10 @@ def passed(values: tuple[Inert, ...], looks: Looks, *, made: bool = False) -> st
         kind = type(one)
         if kind is Global:
             name = canonical(one.module, one.name)
-            if one.name and (reaching(name, one.name) or (made and is_function(name))):
+            if one.name and (reaching(name, one.name) or (called is not None and called(name, one.name))):
                 return name
         elif kind is Call:
-            maker = nodes.global_of(one.func) if made else None
+            maker = nodes.global_of(one.func) if called is not None else None
             name = canonical(maker.module, maker.name) if maker is not None else ""
             if name in table.MAKERS:
                 return name

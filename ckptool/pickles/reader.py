@@ -50,6 +50,8 @@ class Pickle(NamedTuple):
     """Where bytes lie between the opcodes, in order."""
     calls: Sequence[Call] = ()
     """Everything that unpickling calls, in order, with what was done to each result; of dropped ones, too."""
+    call_offsets: Sequence[int] = ()
+    """Of the opcodes that call, from the start of the source in bytes."""
     memo: Sequence[Inert] | Mapping[int, Inert] = ()
     """What it remembers, by index."""
     doubled: Sequence[Inert] = ()
@@ -110,6 +112,7 @@ def read_pickle(
         tuple(machine.persistent_ids),
         tuple(machine.blocks),
         machine.calls,
+        machine.call_offsets,
         machine.memo,
         machine.doubled,
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
@@ -127,7 +130,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     memo: Any = machine.memo
     following = machine.next_index()
     rare, persistent_ids, on_build = RARE, machine.persistent_ids, machine.on_build
-    calls, base, names = machine.calls, machine.base, machine.field_names
+    calls, offsets, base = machine.calls, machine.call_offsets, machine.base
+    names = machine.field_names
     try:
         while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
             op = data[pos]
@@ -184,8 +188,9 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         continue
                     if op == 0x81:  # NEWOBJ
                         args = stack.pop()
-                        stack[-1] = made = Call(stack[-1], args, "newobj", None, base + pos)
+                        stack[-1] = made = Call(stack[-1], args, "newobj")
                         calls.append(made)
+                        offsets.append(base + pos)
                         pos += 1
                         continue
                     if op == 0x88:  # NEWTRUE
@@ -227,8 +232,9 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 continue
             elif op == 0x52:  # REDUCE
                 args = stack.pop()
-                stack[-1] = made = Call(stack[-1], args, "reduce", None, base + pos)
+                stack[-1] = made = Call(stack[-1], args)
                 calls.append(made)
+                offsets.append(base + pos)
                 pos += 1
                 continue
             elif op == 0x58:  # BINUNICODE

@@ -20,6 +20,7 @@ _MODULES_OF: Final = (
 _UFUNCS: Final = ("numpy.core._ufunc_reconstruct", "numpy._core._ufunc_reconstruct")
 
 _GET: Final = ("builtins.getattr", "dill._dill._get_attr", "dill._dill._getattribute")
+_OF_TYPES: Final = ("SimpleNamespace", "GenericAlias", "DynamicClassAttribute")
 _TYPES: Final = ("cloudpickle.cloudpickle._builtin_type", "dill._dill._load_type")
 
 
@@ -44,7 +45,8 @@ def result(effect: Effect) -> Inert:
     if name in _UFUNCS and len(args) == 2 and all(isinstance(one, str) for one in args):
         return Global(args[0], args[1], effect.offset)
     if name in _TYPES and args and isinstance(args[0], str):
-        return Global("types", args[0], effect.offset)
+        is_builtin = name.startswith("dill.") and not args[0].endswith("Type") and args[0] not in _OF_TYPES
+        return Global("builtins" if is_builtin else "types", args[0], effect.offset)
     return None
 
 

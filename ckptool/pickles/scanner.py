@@ -1,5 +1,5 @@
 """
-List which opcodes a pickle uses, and the pickles in its strings: what interpreting it does not keep.
+List which opcodes a pickle uses, and the pickles in its strings.
 
 The walk goes from opcode to opcode by their lengths; it builds nothing. It is for streams that were interpreted
 before, so every length has been compared with the source.
@@ -8,7 +8,8 @@ before, so every length has been compared with the source.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -80,12 +81,11 @@ _TEXTS: Final = b"|".join(
     rb"\x%02x\0{3}[\x20-AC-OQ-wy-\x7e][\x20-\x7e]{%d}" % (count, count - 1) for count in range(1, 64)
 )
 """Short texts that can be no pickles, each with its size in front."""
-_OF_STORAGE: Final = re.compile(
-    rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS,
-    re.DOTALL,
-).match
+_OF_STORAGE: Final = (
+    rb"\x80\x02(?:[()\]NQtae\x85-\x89]|[Khq].|[Jjr].{4}|M.{2}|X(?:%b)|ctorch\n[A-Z]\w*Storage\n){1,64}\." % _TEXTS
+)
 """Data, and names of classes that are given to the loader and not called."""
-_CLASS: Final = re.compile(rb"c(torch)\n(\w+)\n").finditer
+_CLASS: Final = rb"c(torch)\n(\w+)\n"
 _LONGEST_OF_STORAGE: Final = 512
 
 
@@ -129,11 +129,17 @@ def storage_pickle(source: Source, start: int) -> tuple[int, list[tuple[int, str
     Plain pickles have two of them for each tensor. None for any other pickle, in which more may happen.
     """
     data = source.read(start, min(_LONGEST_OF_STORAGE, source.nbytes - start))
-    found = _OF_STORAGE(data)
+    found = _of_storage()(data)
     if found is None:
         return None
-    names = [(start + one.start(), str(one[1], "ascii"), str(one[2], "ascii")) for one in _CLASS(data, 0, found.end())]
+    names = [(start + one.start(), str(one[1], "ascii"), str(one[2], "ascii")) for one in re.finditer(_CLASS, found[0])]
     return start + found.end(), names
+
+
+@cache
+def _of_storage() -> Callable[[bytes], re.Match[bytes] | None]:
+    """Compile the pattern when it is needed, which takes as long as ten modules: few files are plain pickles."""
+    return re.compile(_OF_STORAGE, re.DOTALL).match
 
 
 def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot loop: calls would double its time
@@ -217,6 +223,18 @@ def scan_around(source: Source, start: int, end: int, blocks: Sequence[range]) -
         tuple(chain.from_iterable(part.carriers for part in parts)),
         next((part.split_frame for part in parts if part.split_frame is not None), None),
     )
+
+
+def end_of_opcode(source: Source, position: int) -> int:
+    """Return where the opcode at ``position`` ends, with its argument, which the source may not have."""
+    data = source.read(position, min(_LONGEST_FIXED, source.nbytes - position))
+    op = data[0]
+    if op in _LINES:
+        return _to_end_of_lines(source, position, source.nbytes, _LINES[op])
+    if op in _COUNTED:
+        behind = 1 + _COUNTED[op]
+        return position + behind + int.from_bytes(data[1:behind], "little")
+    return position + 1 + _FIXED.get(op, 0)
 
 
 def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:

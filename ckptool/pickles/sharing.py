@@ -1,4 +1,8 @@
-"""Which nodes stand in a tree more than once: of those that its pickle may have taken from the memo, or doubled."""
+"""
+Which nodes stand in a tree more than once, among those that its pickle took from the memo, or doubled.
+
+In a long pickle, all of these count: to walk through its tree takes longer than to write a note of each.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,25 @@ _WINDOW: Final = 1 << 18
 _LONGEST: Final = 12
 """An opcode that gets from the memo, with an index of ten digits."""
 # At every byte, for it is not known which of them are opcodes: what is wrongly taken for one is sorted out later.
-_SHORT: Final = re.compile(rb"(?=h(.))", re.DOTALL).findall
-_LONG: Final = re.compile(rb"(?=j(.{4}))", re.DOTALL).findall
-_TEXT: Final = re.compile(rb"(?=g\s*\+?([0-9]{1,10})\s*\n)").findall
+_SHORT: Final = re.compile(rb"h(?=(.))", re.DOTALL).findall
+_LONG: Final = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall
+_TEXT: Final = re.compile(rb"g(?=\s*\+?([0-9]{1,10})\s*\n)").findall
 
 
 def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
-    """Return the ids of all nodes that stand in the tree of a pickle more than once."""
-    indices: set[int] = set()
+    """Return the ids of all nodes that stand in the tree of a pickle more than once; of a long one, of some others."""
+    is_long = pickled.end - pickled.start > _WINDOW
+    indices = set(range(256)) if is_long else set()  # as many as the shortest opcode can get
     for begin in range(pickled.start, pickled.end, _WINDOW):
         data = source.read(begin, min(_WINDOW + _LONGEST, pickled.end - begin))
-        indices.update(found[0] for found in set(_SHORT(data)))
+        if not is_long:
+            indices.update(found[0] for found in set(_SHORT(data)))
         indices.update(int.from_bytes(found, "little") for found in set(_LONG(data)))
         indices.update(map(int, set(_TEXT(data))))
     memo = pickled.memo
     got = [memo[index] for index in indices if (index in memo if isinstance(memo, dict) else index < len(memo))]
-    return _met_again(pickled.root, {id(node) for node in (*got, *pickled.doubled) if type(node) not in _ATOMS})
+    candidates = {id(node) for node in (*got, *pickled.doubled) if type(node) not in _ATOMS}
+    return candidates if is_long else _met_again(pickled.root, candidates)
 
 
 def _met_again(root: Inert, candidates: set[int]) -> set[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
-from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded, TruncatedFile
 from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import Listener, Tracer
 from ckptool.pickles.machine import NeedMore, OnBuild
@@ -55,24 +55,37 @@ def trace(source: Source, start: int, listener: Listener, *, on_build: OnBuild |
     """
     tracer = Tracer(source, start, listener, on_build)
     try:
-        while True:
-            try:
-                _run(tracer)
-                break
-            except NeedMore as need:
-                tracer.move_window(need.end)
+        _follow(tracer)
     except Cancelled:
         raise
     except CkptoolError as error:
         is_over = isinstance(error, LimitExceeded)
         return Trace(tracer.base + tracer.pos, error.message, blocks=tuple(tracer.blocks), is_over_limit=is_over)
-    except (IndexError, KeyError, ValueError, TypeError, struct.error):
-        opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
-        at = tracer.base + tracer.opcode
-        broken = f"malformed pickle at byte {at:,}: opcode 0x{opcode:02x} has no valid operand"
-        return Trace(at, broken, blocks=tuple(tracer.blocks))
     left = len(tracer.stack) - 1 + sum(map(len, tracer.marks))
     return Trace(tracer.base + tracer.pos, None, left, tracer.stack[-1], tuple(tracer.blocks))
+
+
+def _follow(tracer: Tracer) -> None:
+    """Run until STOP, through as many windows as that takes."""
+    while True:
+        try:
+            return _run(tracer)
+        except NeedMore as need:
+            try:
+                tracer.move_window(need.end)
+            except TruncatedFile:
+                tracer.check_torn(tracer.base + tracer.pos)
+                raise
+        except Cancelled:
+            raise
+        except CkptoolError:
+            tracer.check_torn(tracer.base + tracer.opcode)
+            raise
+        except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+            opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
+            tracer.pos = tracer.opcode
+            tracer.check_torn(tracer.base + tracer.opcode)
+            raise tracer.malformed(f"opcode 0x{opcode:02x} has no valid operand") from error
 
 
 def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would double its time

@@ -1,5 +1,5 @@
 """
-Inert nodes → pickle bytes: the way back from ``pickles``, for trees in which something was changed.
+Inert nodes → pickle bytes: the way back from ``reader``, for trees in which something was changed.
 
 ``substitute`` is called with every call, dict and persistent id before it is written, and returns the node to write
 in its place: so a change needs no copy of the tree, and what is shared or recursive stays so. A plain tensor,
@@ -11,14 +11,16 @@ say (nested class names, sets, keyword arguments).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from struct import Struct, pack
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import MigrationRefused
 from ckptool.pickles.encoding import BOOLS, TUPLES, encode_get, encode_int, encode_padding
+from ckptool.pickles.made_nodes import DictInBatches, PlainTensor
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId, Set
 
 Substitute = Callable[[Inert], Inert]
@@ -31,32 +33,6 @@ _U32: Final = Struct("<I").pack
 _PYTHON_3_NAMES: Final = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _REBUILD_TENSOR: Final = Global("torch._utils", "_rebuild_tensor_v2")
 _ORDERED_DICT: Final = Global("collections", "OrderedDict")
-
-
-class PlainTensor(NamedTuple):
-    """
-    A node for the call that torch writes for a tensor of plain strided memory: ``_rebuild_tensor_v2``, without hooks.
-
-    One node in place of twenty; what nothing refers to is not put into the memo.
-    """
-
-    cls: Global
-    """The class of its storage."""
-    key: str
-    """Of its storage, as are ``location`` and ``numel``."""
-    location: str
-    numel: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    requires_grad: bool
-
-
-class DictInBatches(NamedTuple):
-    """A dict of very many entries, which are made when they are written, a few at a time, and then let go."""
-
-    batches: Callable[[], Iterator[Pairs]]
-    """What is in them that no ``shared`` of ``write_pickle`` has is written each time that it is met."""
 
 
 def write_pickle(
@@ -101,7 +77,7 @@ class _Writer:
         self._out = bytearray()
         self._memo: dict[object, int] = {}
         self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
-        self._words: dict[tuple[str, ...], list[bytes]] = {}
+        self._words: dict[object, tuple[bytes, ...]] = {}
         # What is left to do, last first: nodes to write, and steps between them.
         self._todo: list[Inert] = []
 
@@ -118,24 +94,32 @@ class _Writer:
             if kind is _Step:
                 node.do(self, node.argument)
                 continue  # not elif: Python 3.11 speeds up a loop that jumps back without a condition
+            if kind is str:
+                self._str(node, 0)
+                continue
             if kind in _ATOMS:
                 _WRITERS[kind](self, node, 0)
                 continue
-            is_alone = shared is not None and id(node) not in shared
+            key = _ALONE
+            if shared is None or id(node) in shared:
+                key = id(node)
+                if key in memo:
+                    self._get(memo[key])
+                    continue
             if kind in _SUBSTITUTED:
                 original, node = node, substitute(node)
-                if node is not original:
+                kind = type(node)
+                if kind is not PlainTensor and node is not original:
                     self._kept.append(node)
-                    is_alone = False
-            if is_alone:
-                _WRITERS[kind](self, node, _ALONE)
-                continue
-            known = memo.get(id(node))
-            if known is not None:
-                self._get(known)
-                continue
-            _WRITERS[type(node)](self, node, id(node))
-        self._out += encode_padding(nbytes - len(self._out) - 1, len(self._memo), self._protocol) + b"."
+                    key = id(node)  # other nodes may have the same in their place
+                    if key in memo:
+                        self._get(memo[key])
+                        continue
+            _WRITERS[kind](self, node, key)
+        following = len(memo)
+        memo.clear()  # it may be as large as the pickle
+        self._out += encode_padding(nbytes - len(self._out) - 1, following, self._protocol)
+        self._out += b"."
         return bytes(self._out)
 
     def _then(self, *steps: Inert) -> None:
@@ -153,7 +137,7 @@ class _Writer:
 
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
-        return b"q" + bytes([index]) if index < 256 else pack("<cI", b"r", index)
+        return b"q" + bytes([index]) if index < 256 else b"r" + _U32(index)
 
     def _none(self, _: None, _key: int) -> None:
         self._out += b"N"
@@ -173,8 +157,7 @@ class _Writer:
             self._get(known)
             return
         data = value.encode("utf-8", "surrogatepass")
-        self._out += pack("<cI", b"X", len(data)) + data
-        self._remember(value)
+        self._out += b"X%b%b%b" % (_U32(len(data)), data, self._put(value))
 
     def _bytes(self, value: bytes, key: int) -> None:
         if self._protocol >= 4:
@@ -328,23 +311,31 @@ class _Writer:
     def _plain_tensor(self, value: PlainTensor, key: int) -> None:
         cls, name, location, numel, offset, shape, stride, requires_grad = value
         # Each piece in its turn: a word that is written for the first time is put into the memo.
-        kind = (cls.module, cls.name, location)
-        words = self._words.get(kind) or self._written(kind, _REBUILD_TENSOR, "storage", cls, location)
-        sizes = self._sizes(shape) + self._sizes(stride)
-        hooks = self._words.get(()) or self._written((), _ORDERED_DICT)
+        named = (cls.module, cls.name, location)
+        begin, at = self._words.get(named) or self._written(named, lambda: self._begin(cls, location))
         data = name.encode("utf-8", "surrogatepass")
-        self._out += b"%b((%b%bX%b%b%b%btQ%b%b%b%b)RtR" % (
-            *(*words[:3], _U32(len(data)), data, words[3], encode_int(numel)),
-            *(encode_int(offset), sizes, BOOLS[requires_grad], hooks[0]),
-        )
+        sizes = (array("q", shape + stride).tobytes(), requires_grad)  # numbers could be chosen to have one hash
+        (end,) = self._words.get(sizes) or self._written(sizes, lambda: self._end(shape, stride, requires_grad))
+        numel_and_offset = b"%btQ%b" % (encode_int(numel), encode_int(offset))
+        self._out += b"".join((begin, _U32(len(data)), data, at, numel_and_offset, end))
         self._remember(key)
 
-    def _written(self, kind: tuple[str, ...], *words: str | Global) -> list[bytes]:
-        """Return what words are written as, for being written next; keep it once it stays the same."""
+    def _begin(self, cls: Global, location: str) -> tuple[bytes, bytes]:
+        """Return what a tensor is written as up to the key of its storage, and its location."""
+        func, storage, of, at = [self._encoded(word) for word in (_REBUILD_TENSOR, "storage", cls, location)]
+        return b"%b((%b%bX" % (func, storage, of), at
+
+    def _end(self, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> tuple[bytes]:
+        """Return what a tensor is written as behind its offset."""
+        sizes = self._sizes(shape) + self._sizes(stride)
+        return (b"%b%b%b)RtR" % (sizes, BOOLS[requires_grad], self._encoded(_ORDERED_DICT)),)
+
+    def _written(self, key: object, encode: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...]:
+        """Return what is written next; keep it once it stays the same, as all of it is only referred to."""
         known = len(self._memo)
-        encoded = [self._encoded(word) for word in words]
-        if len(self._memo) == known:  # all of them were written before, and are only referred to
-            self._words[kind] = encoded
+        encoded = encode()
+        if len(self._memo) == known:
+            self._words[key] = encoded
         return encoded
 
     def _encoded(self, word: str | Global) -> bytes:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ckptool.cancellation import Cancellation
-from ckptool.sources.folder import FolderSource
 from ckptool.sources.naming import is_far
+
+if TYPE_CHECKING:
+    from ckptool.sources.folder import FolderSource
 
 
 def is_folder(path: str) -> bool:
@@ -22,6 +25,8 @@ def open_folder_source(path: str, cancellation: Cancellation | None = None) -> F
         FileUnavailable: It is none, or cannot be read.
     """
     if not is_far(path):
+        from ckptool.sources.folder import FolderSource  # most are files
+
         return FolderSource(path, cancellation)
     from ckptool.sources.far_folder import open_prefix  # few folders are far away
 

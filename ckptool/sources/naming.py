@@ -1,4 +1,4 @@
-"""What to call a file: in messages, where nothing secret is shown, and in this folder."""
+"""What to call a file: in messages, without what is secret in an address, and as a copy in a folder here."""
 
 from __future__ import annotations
 

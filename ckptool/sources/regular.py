@@ -1,4 +1,4 @@
-"""Open a regular file by its path, whatever has it; and what the system says of an open one."""
+"""Open a regular file by its path, and refuse anything else there; read what the system says of an open file."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Compare: TypeAlias = "Callable[[int], None]"
 
 
 class Source(Protocol):
-    """``nbytes`` bytes that can be read from anywhere."""
+    """``nbytes`` bytes that can be read at any position."""
 
     @property
     def nbytes(self) -> int:

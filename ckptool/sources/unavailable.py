@@ -1,4 +1,4 @@
-"""What a path is that cannot be opened as a file."""
+"""Errors for paths that cannot be opened as files: what is there instead."""
 
 from __future__ import annotations
 

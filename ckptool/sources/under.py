@@ -1,4 +1,4 @@
-"""What lies under a source: the file that it is a slice of, and what fills buffers with its bytes."""
+"""What a source is made of: the file that it is a slice of, and the object that fills buffers with its bytes."""
 
 from __future__ import annotations
 

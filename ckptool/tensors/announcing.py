@@ -1,4 +1,4 @@
-"""Say which bytes will be read next: of files far away, they are fetched ahead of who reads them."""
+"""Say which bytes will be read next, so that those of files far away are fetched ahead."""
 
 from __future__ import annotations
 

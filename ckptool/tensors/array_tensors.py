@@ -1,4 +1,4 @@
-"""Arrays of numpy as tensors: the type and the shape that the pickle says, and the bytes in a string or behind it."""
+"""Arrays of numpy as tensors: type and shape come from the pickle, the bytes from a string in it or from behind it."""
 
 from __future__ import annotations
 

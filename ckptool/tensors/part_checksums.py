@@ -1,4 +1,4 @@
-"""CRC-32 checksums of pieces of tensors, of which threads read one part or another, in any order."""
+"""CRC-32 checksums of pieces of tensors, whose parts threads read in any order."""
 
 from __future__ import annotations
 

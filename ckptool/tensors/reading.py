@@ -1,4 +1,4 @@
-"""``LazyTensor``: the elements of any strided view, gathered from the bytes of its storage in pieces."""
+"""``LazyTensor``: the elements of any strided view, gathered from the bytes of its storage, some at a time."""
 
 from __future__ import annotations
 

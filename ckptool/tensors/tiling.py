@@ -1,5 +1,5 @@
 """
-Boxes inside a shape: whether they tile it, which of them meet another, which boxes a run of elements is.
+Boxes inside a shape: whether they tile it, where two of them overlap, which boxes make up a run of elements.
 
 A box is a pair ``(offsets, sizes)``, in elements. Nothing here reads bytes.
 """

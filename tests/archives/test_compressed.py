@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import random
 import zlib
 from collections.abc import Callable
 from typing import Any
+from zipfile import ZIP_LZMA, ZipFile
 
 import pytest
 
-from ckptool.archives.compressed import _PIECE, Compression, compression_of, decompress_as_far
+from ckptool import MalformedFile
+from ckptool.archives.compressed import _PIECE, RAW, Compression, compression_of, decompress, decompress_as_far
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.source import BytesSource
 
@@ -98,3 +101,30 @@ def test_what_is_whole_for_certain_is_unpacked_in_large_pieces() -> None:
     assert why is not None
     assert max(asked) == _PIECE
     assert asked.count(1) <= len(found) - 4 * _PIECE + 2
+
+
+def lzma_of_zip(data: bytes, dictionary: int) -> bytes:
+    """Return a member of a zip: what Python's zipfile writes, with another size of the dictionary announced."""
+    stream = io.BytesIO()
+    with ZipFile(stream, "w", ZIP_LZMA) as archive:
+        archive.writestr("m", data)
+        (info,) = archive.infolist()
+    packed = bytearray(stream.getvalue()[31 : 31 + info.compress_size])
+    packed[5:9] = dictionary.to_bytes(4, "little")
+    return bytes(packed)
+
+
+@pytest.mark.parametrize("piece", [1, 8, 9, 10, 1 << 20])
+def test_lzma_of_zips_is_unpacked_from_pieces_of_any_size(piece: int) -> None:
+    packed = lzma_of_zip(values(60_000), 1 << 23)
+    unpacker = RAW[14].start()
+    pieces = [packed[start : start + piece] for start in range(0, len(packed), piece)]
+
+    assert b"".join(map(unpacker.decompress, pieces)) == values(60_000)
+    assert unpacker.eof
+
+
+def test_the_dictionary_of_lzma_is_as_large_as_announced_up_to_what_is_needed() -> None:
+    assert decompress(BytesSource(lzma_of_zip(values(60_000), 0xFFFFFFFF)), RAW[14], DEFAULT_LIMITS) == values(60_000)
+    with pytest.raises(MalformedFile):  # what is repeated is 30,000 bytes back
+        decompress(BytesSource(lzma_of_zip(values(60_000), 4096)), RAW[14], DEFAULT_LIMITS)

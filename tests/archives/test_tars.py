@@ -17,7 +17,7 @@ from ckptool import (
     UnsupportedFeature,
 )
 from ckptool.archives.archive import Archive
-from ckptool.archives.tars import is_tar, read_tar
+from ckptool.archives.tars import is_tar, others, read_tar
 from ckptool.sources.source import BytesSource
 from tests import build
 from tests.each import each
@@ -263,3 +263,47 @@ def extended(records: bytes) -> bytes:
     """Return a pax header in front of a member."""
     data = bytearray(packed(member("PaxHeader", records, type=b"x")))[: 512 + -(-len(records) // 512) * 512]
     return with_checksum(data)
+
+
+def others_of(data: bytes, *, is_refused: bool = False) -> list[tuple[str, bytes]]:
+    source = BytesSource(data, is_file=True)
+    archive = None if is_refused else archive_of(data)
+    return [(name, found.read(0, found.nbytes)) for name, found in others(source, archive)]
+
+
+def test_what_only_other_readers_take_for_a_file_is_found() -> None:
+    data = packed(
+        member("plain", b"1"), member("special", b"payload", type=b"Z"), member("folder", type=tarfile.DIRTYPE)
+    )
+
+    assert others_of(data) == [("special", b"payload")]
+    assert others_of(data, is_refused=True) == [("plain", b"1"), ("special", b"payload")]
+
+
+def test_of_a_refused_tar_all_is_found_that_is_there() -> None:
+    twice = packed(member("a", b"1"), member("a", b"2"))
+    cut = packed(member("a", b"x" * 3000))
+
+    assert others_of(twice, is_refused=True) == [("a", b"1"), ("a", b"2")]
+    assert others_of(cut[:2000], is_refused=True) == [("a", b"x" * 1488)]
+    assert others_of(cut[:513], is_refused=True) == [("a", b"x")]
+    assert others_of(cut[:512], is_refused=True) == []
+
+
+def test_a_sparse_file_is_found_with_and_without_the_list_in_front() -> None:
+    def sparse(payload: bytes) -> list[bytes]:
+        data = packed(member("a", payload, pax_headers={"GNU.sparse.major": "1"}), dialect="pax")
+        return [found for name, found in others_of(data, is_refused=True) if name == "a"]
+
+    assert sparse(b"1" * 512) == [b"1" * 512]
+    assert sparse(b"1" * 512 + b"2") == [b"1" * 512 + b"2", b"2"]
+
+
+def test_an_extended_header_may_reach_just_to_the_end() -> None:
+    data = packed(member("n" * 200, b"x"), dialect="gnu")
+    payload = 512 + 201  # the name and the zero behind it
+
+    assert archive_of(data[:payload]).notes
+    with pytest.raises(TruncatedFile) as caught:
+        archive_of(data[: payload - 1])
+    assert (caught.value.needed, caught.value.actual) == (payload, payload - 1)

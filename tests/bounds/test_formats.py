@@ -133,7 +133,9 @@ def test_a_range_is_just_as_large_as_its_tensor(offsets: list[int]) -> None:
     refused(described(one([2], offsets), bytes(20)))
 
 
-@pytest.mark.parametrize("offsets", [[0], [0, 8, 8], [-1, 7], [0, MOST + 1], [MOST + 1, MOST + 9], [True, 8]])
+@pytest.mark.parametrize(
+    "offsets", [[0], [0, 8, 8], [-1, 7], [0, MOST + 1], [MOST + 1, MOST + 9], [MOST + 1, 0], [0, -1], [True, 8]]
+)
 def test_a_range_is_two_sizes(offsets: list[Any]) -> None:
     assert "data_offsets" in str(refused(described(one([2], offsets), bytes(8))))
 

@@ -114,6 +114,16 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
         assert "CK216" in codes(check(data)), target
 
 
+def has_programs(name: str, data: bytes) -> bool:
+    """Say whether the member of an archive does what reaches the system."""
+    archive = read_zip(BytesSource(zip_file({name: data})))
+    return bool(list(programs(archive, list(archive), "")))
+
+
+def of_model(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
 SCRIPTS = {
     "torch.save(x, '/x')": True,
     "ops.aten.save(x, '/x')": True,
@@ -134,14 +144,12 @@ SCRIPTS = {
 @pytest.mark.parametrize("line", SCRIPTS)
 def test_operators_that_open_files_are_found_in_code(line: str) -> None:
     text = f"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    y = {line}\n    return x\n"
-    archive = read_zip(BytesSource(zip_file({"m/code/__torch__.py": text.encode()})))
-    assert bool(list(programs(archive, ""))) == SCRIPTS[line]
+    assert has_programs("m/code/__torch__.py", text.encode()) == SCRIPTS[line]
 
 
 def test_operators_of_byte_code_are_found() -> None:
     for name, opens in (("aten::save", True), ("aten::add", False), ("image::read_file", True)):
-        archive = read_zip(BytesSource(zip_file({"m/bytecode.pkl": b"\x80\x02X" + name.encode() + b"."})))
-        assert bool(list(programs(archive, ""))) == opens
+        assert has_programs("m/bytecode.pkl", b"\x80\x02X" + name.encode() + b".") == opens
 
 
 FORMULAS = {
@@ -160,9 +168,8 @@ FORMULAS = {
 
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_a_formula_only_reckons(formula: str) -> None:
-    text = json.dumps({"as_expr": {"expr_str": formula, "hint": None}}).encode()
-    archive = read_zip(BytesSource(zip_file({"p/models/model.json": text})))
-    assert bool(list(programs(archive, ""))) != FORMULAS[formula]
+    text = of_model(as_expr={"expr_str": formula, "hint": None})
+    assert has_programs("p/models/model.json", text) != FORMULAS[formula]
 
 
 GUARDS = {
@@ -175,9 +182,7 @@ GUARDS = {
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_only_compares(guard: str) -> None:
-    text = json.dumps({"guards_code": [guard]}).encode()
-    archive = read_zip(BytesSource(zip_file({"p/models/model.json": text})))
-    assert bool(list(programs(archive, ""))) != GUARDS[guard]
+    assert has_programs("p/models/model.json", of_model(guards_code=[guard])) != GUARDS[guard]
 
 
 def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from ckptool import CheckReport, check
+from ckptool.archives import zip_remains
 from tests.build import call, named, pickled, raw, tar_file, zip_file
 
 CALLS = pickled(call(named("os", "system"), "true"))
@@ -52,6 +53,24 @@ def test_calls_are_named_however_deep_they_are_packed(packer: str, levels: int) 
     report = check(data)
     assert system(report) == ["os.system('true')"]
     assert report.grade == "system"
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 1001])
+def test_each_of_several_zips_is_looked_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of ``torch.distributed.checkpoint`` has one for each tensor: whoever opens one may open the others."""
+    monkeypatch.setattr(zip_remains, "_MOST_ZIPS", 500)  # so that many are looked at in two steps
+    honest, hostile = zipped(pickled(1)), zipped(CALLS)
+    for place in {0, count // 2, count - 1}:
+        zips = [honest] * count
+        zips[place] = hostile
+        report = check(b"".join(zips))
+        assert system(report) == ["os.system('true')"]
+        assert report.unseen == ()
+    quiet = check(honest * count)
+    assert system(quiet) == []
+    assert {one.code for one in quiet.findings} <= {"CK202"}
+    cut = check((honest * count)[:-9])
+    assert cut.unseen or cut.error is not None
 
 
 def test_what_is_deeper_is_said() -> None:

@@ -11,6 +11,7 @@ import enum
 import fractions
 import functools
 import gzip
+import importlib
 import io
 import logging
 import lzma
@@ -38,8 +39,10 @@ from click.testing import CliRunner
 from ckptool import CheckReport, check
 from ckptool.cli import cli
 from ckptool.pickles import grading
+from ckptool.pickles.dangerous_names import EVALUATES, LOADS
 from ckptool.pickles.describe import describe
-from ckptool.pickles.grading import grade_of
+from ckptool.pickles.grades import grade_of
+from ckptool.pickles.reaching import listed
 from tests.against_torch.test_joblib_files import dumped, wrapped
 from tests.build import (
     call,
@@ -225,6 +228,54 @@ PAYLOADS: dict[str, bytes] = {
     "text that sympy evaluates": call(named("sympy", "N"), "__import__('os')"),
     "a class that attrs compiles": call(named("attr", "make_class"), "X", ["a=1"]),
     "a library that loads pickles": call(named("ultralytics", "YOLO"), "x.pt"),
+    "a class that accumulate calls": call(
+        named("builtins", "list"), call(named("itertools", "accumulate"), ["x", "w"], named("logging", "FileHandler"))
+    ),
+    "a function that accumulate calls": call(
+        named("builtins", "list"),
+        call(named("itertools", "accumulate"), ["x", "w"], named("torch.serialization", "_open_file")),
+    ),
+    "a class that iter calls": call(named("builtins", "iter"), named("mailbox", "Mailbox"), 1),
+    "a key that merge calls": call(
+        call(named("functools", "partial"), named("heapq", "merge"))
+        + ops((named("heapq", "merge"), ops(()), {"key": call(named("argparse", "FileType"), "w")}, None))
+        + b"b",
+        ["x"],
+    ),
+    "GraphModule under another name": call(named("torch.ao.quantization.quantize_fx", "GraphModule"), {}, {}),
+    "Thread under another name": call(named("torch.distributed.elastic.rendezvous.utils", "Thread"), None, OS),
+    "a zip of packages under another name": call(named("torch.jit._script", "PackageImporter"), "x"),
+    "memmap under another name": named("numpy.matlib", "memmap") + ops(("x",)) + b"\x81",
+    "Stats under another name": call(named("torch.distributed.checkpoint.utils", "Stats"), "x"),
+    "text that torch compiles": call(named("torch", "CompilationUnit"), "def f(): return"),
+    "an object of a class that is made": call(
+        named("builtins", "getattr"),
+        call(
+            named("copyreg", "__newobj__"),
+            call(
+                named("builtins", "type"),
+                "X",
+                (named("builtins", "str"),),
+                {"p": call(named("builtins", "property"), named("torch.serialization", "_open_zipfile_writer_file"))},
+            ),
+            "x",
+        ),
+        "p",
+    ),
+    "a list of what a loader of torch gives": call(
+        named("builtins", "list"),
+        named("torch.utils.data.dataloader", "DataLoader")
+        + b")\x81"
+        + ops({"dataset": ["x"], "collate_fn": named("torch.serialization", "_open_zipfile_writer_file")})
+        + b"b",
+    ),
+    "getitem in C": call(
+        call(
+            named("builtins", "getattr"), call(named("_operator", "getitem"), named("sys", "modules"), "os"), "system"
+        ),
+        "true",
+    ),
+    "joblib.dump": call(named("joblib", "dump"), 1, "x"),
     "a class that is made": call(named("builtins", "type"), "X", (), {"__setstate__": OS}) + b")\x81",
 }
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
@@ -687,6 +738,65 @@ def test_a_name_alone_is_a_warning_and_never_an_error() -> None:
 
     assert {one.code: one.severity for one in report.findings if one.code in ("CK205", "CK207")} == {"CK207": "warning"}
     assert system(report) == []
+
+
+def test_names_that_honest_files_have_are_not_of_the_third_grade() -> None:
+    nothing = call(named("builtins", "type"), None)
+    hint = call(named("_operator", "getitem"), named("typing", "Union"), (named("torch", "Tensor"), nothing))
+    honest = [
+        call(named("_operator", "getitem"), named("typing", "Tuple"), (hint, named("logging", "Handler"))),
+        call(call(named("dill._dill", "_load_type"), "set"), []),
+        call(named("itertools", "accumulate"), [1, 2]),
+        call(named("builtins", "set"), call(named("collections", "OrderedDict"))),
+        call(named("builtins", "tuple"), call(named("mypkg", "Loader"))),
+        call(named("builtins", "iter"), [named("logging", "FileHandler")]),
+        call(named("json.decoder", "JSONDecodeError"), "x", "y", 1),
+        call(named("builtins", "FileNotFoundError"), 2, "x"),
+    ]
+    for one in honest:
+        report = check(torch_zip({"x": one}))
+        assert (report.error, system(report)) == (None, []), one
+
+
+def test_classes_that_torch_imports_are_known_under_all_its_names() -> None:
+    for name in ("torch.ao.quantization.quantize_fx", "torch.distributed.checkpoint"):
+        importlib.import_module(name)
+    missed, known = [], 0
+    for name, module in list(sys.modules.items()):
+        found = vars(module).items() if name.startswith(("torch.", "numpy.")) else ()
+        classes = [(last, one) for last, one in found if issubclass(type(one), type) and one.__module__ != "torch.hub"]
+        for last, one in [(last, one) for last, one in classes if not issubclass(one, Exception)]:
+            if listed(f"{one.__module__}.{one.__qualname__}") in (EVALUATES, LOADS):
+                known += 1
+                missed += [f"{name}.{last}"] if grade_of(f"{name}.{last}", last, "calls")[0] != "system" else []
+    assert known > 20
+    assert missed == []
+
+
+LOGS = [
+    "Seed set to 1\nGPU available: False, used: False\nTPU available: no\n",
+    "INFO: 2026\nGPU available: True\nb\n",
+    "F1 of 0.9\nLoss: 1\nGot all: bb\n",
+    "Finished\nGPU 0: 17 % used, b\n",
+    "Loading…\nG12345678a\n",
+]
+
+
+@each("log", LOGS)
+def test_what_people_write_is_no_pickle(log: str) -> None:
+    report = check(log.encode())
+    assert report.acts == ()
+    assert report.grade == "data"
+
+
+def test_a_file_that_breaks_off_behind_a_name_alone_says_it() -> None:
+    def codes(data: bytes) -> set[str]:
+        return {one.code for one in check(data).findings}
+
+    broken = b"(X\x3e\nprint(1)tR."  # the length of the text is taken from the text
+    assert "CK207" in codes(b"cbuiltins\nexec\n" + broken)
+    assert "CK207" in codes(zip_file({"a.pkl": b"cos\nsystem\n" + broken}))
+    assert "CK207" not in codes(b"collections\nof all kinds\n")
 
 
 def test_pickles_behind_the_first_are_a_warning_with_their_names() -> None:

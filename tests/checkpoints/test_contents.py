@@ -8,6 +8,7 @@ import pytest
 
 from ckptool import AmbiguousFile, Checkpoint, LimitExceeded, Limits, MalformedFile, open_checkpoint
 from ckptool.checking.structure import examine
+from ckptool.checkpoints import contents
 from ckptool.checkpoints.weights import NameChanges, prepare
 from ckptool.pickles import nodes
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
@@ -199,6 +200,19 @@ def test_a_name_longer_than_the_limit_is_refused() -> None:
         opened({"a" * 6: {"b" * 4: T}}, name_nbytes=10)
 
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("name-too-long", 11, 10)
+    assert list(opened({"a" * 10: T, "epoch": 3}, name_nbytes=10).tensors) == ["a" * 10]
+    with pytest.raises(LimitExceeded):
+        opened({"a" * 11: T, "epoch": 3}, name_nbytes=10)
+
+
+@pytest.mark.parametrize("beside", [{}, {"epoch": 3}])
+def test_paths_may_cost_just_as_much_as_they_may(beside: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_PATH_NBYTES", 0)
+    monkeypatch.setattr(contents, "_PATHS_NBYTES", sum(len(name) + 64 for name in {"w": 0} | beside))
+    assert list(opened({"w": T} | beside).tensors) == ["w"]
+    monkeypatch.setattr(contents, "_PATHS_NBYTES", 64)
+    with pytest.raises(LimitExceeded, match="paths"):
+        opened({"w": T} | beside)
 
 
 def test_many_long_names_are_no_reason_to_refuse_a_file() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from itertools import pairwise
@@ -491,6 +492,19 @@ def test_trees_that_hold_themselves_end() -> None:
 
     assert tree_differences(cycle(1000, 1), cycle(1000, 1)) == []
     assert tree_differences(cycle(997, 1), cycle(1000, 2))
+
+
+@each("args", [[], [None], [1, "a"], ["a", 2, True, 4]])
+def test_small_objects_that_are_alike_leave_no_note(args: list[Inert]) -> None:
+    class_of = Global("some.where", "Settings")
+    made = [[Call(class_of, tuple(args)) for _ in range(3_000)] for _ in range(2)]
+    tracemalloc.start()
+    assert tree_differences(*made) == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 17  # notes of all would take three times that
+    made[1][7] = Call(class_of, (*args[:-1], 5))
+    assert [change.name for change in tree_differences(*made)] == [f"x.7.{len(args) - 1}" if args else "x.7"]
 
 
 def test_parts_that_are_shared_a_billion_times_are_compared_once() -> None:

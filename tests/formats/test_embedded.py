@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import ckptool
 from ckptool import CkptoolError, MalformedFile, WeightsNotFound, open_checkpoint
 from ckptool.checkpoints.embedded import find_embedded
+from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from tests import build, zip_bytes
 
 ZIP = build.torch_zip({"w": build.tensor(build.storage("0"))}, {"0": build.floats()})
@@ -133,3 +136,16 @@ def test_a_pickle_with_tensors_is_one_too(tmp_path: Path, protocol: int) -> None
     found = ckptool.load(f"{path}::attributes")
     assert found.keys() == model.state_dict().keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+
+CLASS = Global("m", "C")
+
+
+@pytest.mark.parametrize("one", [lambda: PersistentId(None), lambda: Call(CLASS, ([1],))])
+def test_small_things_are_looked_at_without_a_note(one: Callable[[], Inert]) -> None:
+    values = [one() for _ in range(20_000)]
+    tracemalloc.start()
+    assert not find_embedded([("x", values)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 17  # notes of all would take ten times that

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import CkptoolError, MalformedFile, open_checkpoint
+from ckptool import CkptoolError, LimitExceeded, Limits, MalformedFile, open_checkpoint
+from ckptool.tensors.tensor import MAX_RANK
 
 QKV = torch.randn(12, 4)
 WIDE = torch.randn(3, 8)
@@ -76,6 +77,9 @@ def test_a_missing_rank_is_a_hole(tmp_path: Path) -> None:
         ("0,4,2#0,4,2", "(4,)"),
         ("0,4,None", "(4,)"),
         ("-1,4,None#0,4,None", "(4,)"),
+        ("0,4,None|0,1,None#0,4,None|0,1,None", "(4,)"),
+        ("0,4,None#0,4,None", "(4, 1)"),
+        ("0,4,None#0,4,None", f"(4{', 1' * MAX_RANK},)"),
         ("0,4,None#0,4,None", "(99999999999999999, 99999999999999999)"),
     ],
 )
@@ -84,3 +88,55 @@ def test_slices_that_make_no_sense(pairs: str, shape: str, tmp_path: Path) -> No
     put(folder, "model.norm.weight", NORM, "", pairs, shape)
     with pytest.raises(MalformedFile, match=r"slices|shape"):
         open_checkpoint(folder)
+
+
+def test_files_that_are_no_parts(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    save_file({"data": NORM, "more": NORM.clone()}, folder / "model/model/norm/model_weight.safetensors")
+    with pytest.raises(MalformedFile, match="does not hold one tensor"):
+        open_checkpoint(folder)
+    put(folder, "model.norm.weight", NORM, "", "0,4,None#0,4,None" * 10_000, "(4,)")
+    with pytest.raises(LimitExceeded, match="characters of its slices"):
+        open_checkpoint(folder)
+    put(folder, "model.norm.weight", NORM)
+    with pytest.raises(LimitExceeded, match="files of tensors"):
+        open_checkpoint(folder, limits=Limits(tensors=4))
+
+
+def digits(nbytes: int, *numbers: int) -> str:
+    """Return slices of so many characters: their numbers have zeros in front."""
+    missing = nbytes - len(",,None#,,None")
+    widths = [missing // 4 + (number < missing % 4) for number in range(4)]
+    first, second, third, fourth = (str(one).zfill(width) for one, width in zip(numbers, widths, strict=True))
+    return f"{first},{second},None#{third},{fourth},None"
+
+
+def test_as_much_as_there_can_be_is_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    long = torch.arange(1024.0)
+    cuts = ";".join(digits(63, at, at + 1, at, at + 1) for at in range(1023))
+    cuts = f"{cuts};{digits(64, 1023, 1024, 1023, 1024)}"
+    assert len(cuts) == 1 << 16
+    put(folder, "model.long.weight", long, "", cuts, f"(1024,{' ' * ((1 << 16) - 7)})")
+    deep = torch.ones((2, *[1] * (MAX_RANK - 1)))
+    every = "|".join(["None,None,None"] * MAX_RANK)
+    put(folder, "model.deep.weight", deep, "", f"{every}#{every}", str(tuple(deep.shape)))
+    put(folder, "model.norm.weight", NORM, "", "0,4,None#0,4,None;2,2,None#0,0,None;4,4,None#4,4,None", "(4,)")
+
+    found = ckptool.load(folder, limits=Limits(tensors=7))
+
+    for name, tensor in (("long.weight", long), ("deep.weight", deep), ("norm.weight", NORM)):
+        (own,) = [one for key, one in found.items() if key.endswith(name)]
+        assert torch.equal(own, tensor)
+    put(folder, "model.long.weight", long, "", f"{cuts};0,0,None#0,0,None", "(1024,)")
+    with pytest.raises(LimitExceeded, match="characters of its slices"):
+        open_checkpoint(folder)
+
+
+def test_ranks_that_say_another_shape_of_the_whole_are_of_several_saves(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    slices = "None,None,None|None,None,None#None,None,None|4,8,None"
+    put(folder, "model.head.weight", WIDE[:, 4:], "_pp-rank-0-of-1_tp-rank-1-of-2", slices, "(3, 9)")
+    with pytest.raises(MalformedFile, match="another shape") as caught:
+        open_checkpoint(folder)
+    assert caught.value.kind == "mixed-saves"

@@ -31,7 +31,7 @@ from typing import Any
 
 from ckptool import check
 from ckptool.pickles.effects import SPLIT_FRAME, Effect
-from ckptool.pickles.grading import grade_of
+from ckptool.pickles.grades import grade_of
 from ckptool.pickles.nodes import Call, Global, PersistentId
 from ckptool.pickles.reaching import canonical
 from ckptool.pickles.tracer import trace
@@ -299,7 +299,8 @@ COMPOUND: list[Callable[[random.Random, int], bytes]] = [
 
 def program(chance: random.Random) -> bytes:
     """Return a pickle that calls what is not there: whole mostly, else damaged, cut, or with more than one value."""
-    head = chance.choice((b"\x80\2", b"\x80\4", b"", b"\x80\4\x95" + pack("<Q", chance.choice((0, 5, 1 << 20)))))
+    frame = b"\x95" + pack("<Q", chance.choice((0, 1 << 20, chance.randrange(60))))
+    head = chance.choice((b"\x80\2", b"\x80\4", b"", b"\x80\4" + frame))
     data = head + b"".join(value(chance, chance.randrange(1, 5)) for _ in range(chance.choice((1, 1, 2, 3)))) + b"."
     kind = chance.randrange(10)
     if kind == 0:

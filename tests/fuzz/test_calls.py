@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from struct import pack
 
 import pytest
 
@@ -40,8 +41,8 @@ def test_no_call_in_the_hostile_files_is_missing(tmp_path: Path) -> None:
     hostile = [case.make for case in CASES if case.row.startswith("P") and isinstance(case.make, bytes)]
     for number, data in enumerate([one for one in hostile if len(one) < 100_000][:: step(6)]):
         (tmp_path / f"{number}").write_bytes(data)
-    for number, pack in enumerate([*CONTAINERS.values(), *PIECES.values()]):
-        (tmp_path / f"packed {number}").write_bytes(pack(call(named("os", "system"), "true")))
+    for number, packed in enumerate([*CONTAINERS.values(), *PIECES.values()]):
+        (tmp_path / f"packed {number}").write_bytes(packed(call(named("os", "system"), "true")))
     command = [sys.executable, "-m", "tests.fuzz.calls", "--files", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -113,6 +114,24 @@ def test_what_the_reader_refuses_is_told_too(data: bytes) -> None:
     registered()
     assert unpickled(data, pickle.Unpickler) or unpickled(data, pickle._Unpickler)  # type: ignore[attr-defined]
     assert missing(data) is None
+
+
+TORN = {
+    "a length beyond the file": (b"\x96\xff\xff\xff\xff", bytes(8)),
+    "an index that nothing has": (b"N\x94j\5\0", bytes(4)),
+    "no number": (b"Ia", b"7\n"),
+    "text that is none": (b"X\3\0\0\0\xff", b"abc"),
+}
+
+
+@pytest.mark.parametrize("which", TORN)
+def test_an_opcode_that_goes_wrong_at_the_end_of_its_frame_has_another_reading(which: str) -> None:
+    begun, anew = TORN[which]
+    data = b"\x80\4\x95" + pack("<Q", len(begun)) + begun + anew + b"cos\nsystem\n)R."
+
+    assert ("calls", "os.system") in unpickled(data, pickle.Unpickler)
+    assert missing(data) is None
+    assert "system" in {act.grade for act in check(data).acts}
 
 
 def test_a_frame_that_ends_inside_an_opcode_is_an_error() -> None:

@@ -112,6 +112,43 @@ class Entry(NamedTuple):
     other: str = ""
 
 
+class Stepped(Operations):
+    """Asks ``before`` each operation that changes something; half way through it, where it writes."""
+
+    def before(self, what: str) -> None:
+        """Do something first."""
+
+    def cut(self, nbytes: int) -> int:
+        """Return after how many bytes of a write to ask."""
+        return nbytes // 2
+
+    def create(self, path: str) -> int:
+        """Do it, after that."""
+        self.before("create")
+        return super().create(path)
+
+    def write(self, fd: int, offset: int, data: bytes) -> None:
+        """Do a part of it, then all."""
+        super().write(fd, offset, data[: self.cut(len(data))])
+        self.before("write")
+        super().write(fd, offset, data)
+
+    def sync(self, fd: int) -> None:
+        """Do it, after that."""
+        self.before("sync")
+        super().sync(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """Do it, after that."""
+        self.before("rename")
+        super().rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """Do it, after that."""
+        self.before("unlink")
+        super().unlink(path)
+
+
 class Recorder(Operations):
     """Does everything, and keeps a log."""
 

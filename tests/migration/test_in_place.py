@@ -5,10 +5,16 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import pickletools
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -30,6 +36,7 @@ from ckptool.sources.unfinished import journal_path
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, readings, weights, write
+from tests.scale import exhaustive
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -103,6 +110,56 @@ def test_what_is_dropped_from_a_zip_is_named_as_unused(tmp_path: Path) -> None:
     assert not open_checkpoint(path).notes
 
 
+@LAYOUT
+def test_a_compact_file_is_what_a_copy_over_it_is(layout: str, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    if layout in ("slot", "tail"):
+        edit(path, LONGER)
+        edit(path, Changes(exclude=["*block2*"]))
+    copy = tmp_path / f"copy{path.suffix}"
+    shutil.copyfile(path, copy)
+    changes = {"rename": [("weight$", "w")], "exclude": ["*block1.*"]}
+    planned = migrate(path, in_place=True, compact=True, dry_run=True, **changes)  # type: ignore[arg-type]
+    assert path.read_bytes() == copy.read_bytes()
+    done = migrate(path, in_place=True, compact=True, **changes)  # type: ignore[arg-type]
+    migrate(copy, copy, form="same", force=True, **changes)  # type: ignore[arg-type]
+
+    assert diff(path, copy).same
+    assert (done.written, done.verified, done.how, done.unused_nbytes) == (True, True, "copy", 0)
+    assert planned.nbytes == done.nbytes == path.stat().st_size
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([path.name, copy.name])
+    if layout != "header":
+        names = zipfile.ZipFile(path).namelist()
+        assert not [name for name in names if ".unused" in name]
+        assert (
+            len([name for name in names if "/data/" in name])
+            == len(torch.load(path, map_location="cpu"))
+            == done.tensors
+        )
+
+
+def test_what_cannot_be_made_compact_is_refused_and_stays(tmp_path: Path) -> None:
+    path = write("slot", tmp_path)
+    old = path.read_bytes()
+    with pytest.raises(ValueError, match="compact is for in_place"):
+        migrate(path, compact=True)
+    with pytest.raises(MigrationRefused) as no_file:
+        migrate(tmp_path, in_place=True, compact=True)
+    with path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        assert refused(path, to="cpu", compact=True).kind == "locked"
+    with pytest.raises(MigrationRefused) as empty:
+        migrate(path, in_place=True, compact=True, exclude=["*"])
+    used = CliRunner().invoke(cli, ["migrate", str(path), "--compact"])
+
+    assert (no_file.value.kind, empty.value.kind) == ("not-a-file", "no-tensor-left")
+    assert used.exit_code == 2
+    assert "--compact is for --in-place" in used.output
+    assert path.read_bytes() == old
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert CliRunner().invoke(cli, ["migrate", str(path), "--in-place", "--compact", "--to", "cpu"]).exit_code == 0
+
+
 def test_ties_views_and_objects_stay(tmp_path: Path) -> None:
     for number, legacy in enumerate((False, True)):
         path = tmp_path / f"{number}.pth"
@@ -164,6 +221,15 @@ def test_a_pickle_is_padded_to_any_length_but_two(nbytes: int) -> None:
     assert pickle.loads(padded) == tree
     assert read_pickle(BytesSource(padded)).root == tree
     assert len(write_pickle(tree, nbytes=len(plain) - 5)) == len(plain)
+
+
+def test_padding_is_read_in_few_steps_and_takes_little_memory() -> None:
+    tree: Inert = ["a"]
+    padded = write_pickle(tree, nbytes=100_000)
+    opcodes = [opcode.name for opcode, _, _ in pickletools.genops(padded)]
+
+    assert len(opcodes) < 100_000 / 5 + 20
+    assert len(read_pickle(BytesSource(padded)).memo) == 1 + 1 + opcodes.count("LONG_BINPUT")  # one after the other
 
 
 def refused(path: Path, **changes: Any) -> CkptoolError:
@@ -372,3 +438,57 @@ def test_the_command_line_edits_many(tmp_path: Path) -> None:
     for option in ("--force", "--no-verify", "--out-dir=x"):
         assert CliRunner().invoke(cli, ["migrate", "--in-place", option, str(paths[0])]).exit_code == 2
     assert CliRunner().invoke(cli, ["migrate", "--deep", str(paths[0])]).exit_code == 2
+
+
+def calls_of(do: Callable[[], object]) -> int:
+    """Return how many functions of Python are called."""
+    count = 0
+
+    def on_event(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(on_event)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_plan_takes_few_steps_for_each_tensor(tmp_path: Path) -> None:
+    path, count = write("slot", tmp_path, 1000), 1000
+    plan = partial(migrate, path, to="cuda:0", strip_module=True, dry_run=True)
+    plan()
+    reading = calls_of(lambda: open_checkpoint(path).close())
+    assert (calls_of(plan) - reading) / count < 50  # it was 67
+    assert (calls_of(partial(plan, in_place=True)) - reading) / count < 50
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import ckptool
+
+def peak():  # ru_maxrss would begin with what the process had before exec, which is all of pytest
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
+
+if sys.argv[2] == "open":
+    ckptool.open_checkpoint(sys.argv[1])
+else:
+    ckptool.migrate(sys.argv[1], to="cpu", strip_module=True, in_place=True)
+print(peak())
+"""
+
+
+@exhaustive
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+def test_an_edit_takes_little_more_memory_than_opening(tmp_path: Path) -> None:
+    path = write("slot", tmp_path, 20_000)
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", PEAK, str(path), what], capture_output=True, check=True).stdout)
+        for what in ("open", "edit")
+    ]
+
+    assert peaks[1] - peaks[0] < 20, peaks  # it was 33 MiB
+    assert peaks[1] < 76, peaks

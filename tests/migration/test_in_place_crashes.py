@@ -12,6 +12,8 @@ import fcntl
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -24,7 +26,7 @@ from ckptool.migration.output.editing import roll_back
 from ckptool.migration.output.operations import Operations
 from ckptool.sources.unfinished import journal_path
 from tests import scale
-from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, done, edit, put, readings, write
+from tests.migration.in_place import LAYOUTS, Entry, Files, Recorder, Stepped, done, edit, put, readings, write
 from tests.scale import times
 
 SECTOR = 512
@@ -128,11 +130,11 @@ def test_a_write_that_is_torn_at_a_byte_leaves_the_old_file_or_the_new_one(layou
 def test_without_the_poison_a_torn_pickle_would_be_taken(layout: str, tmp_path: Path) -> None:
     if layout in ("header", "tail"):
         pytest.skip("a torn header is no JSON, a torn tail has no end")
-    edited = Recorded(layout, tmp_path, count=30)
+    edited = Recorded(layout, tmp_path, count=8)
     writes = [entry for entry in edited.log if entry.what == "write" and entry.file == edited.path.name]
     pickled = max(writes, key=lambda entry: len(entry.data))
     silent = 0
-    for cut in range(1, len(pickled.data), every(41, 7)):
+    for cut in range(1, len(pickled.data), every(9, 3)):
         put(done(edited.start(), pickled._replace(data=pickled.data[:cut])), edited.path)
         silent += any(found not in (edited.known[0][one], edited.known[1][one]) for one, found in readings(edited.path))
 
@@ -201,7 +203,7 @@ def test_power_that_fails_leaves_the_old_file_or_the_new_one(layout: str, tmp_pa
             edited.check(lost(edited.log[:stop], edited.start(), chosen))
 
 
-class Refusing(Operations):
+class Refusing(Stepped):
     """A disk on which one operation fails, and, where it is full for good, each one after it that needs room."""
 
     def __init__(self, number: int, error: int, *, for_good: bool) -> None:
@@ -210,38 +212,14 @@ class Refusing(Operations):
         self._for_good = for_good
         self.failed = False
 
-    def _next(self) -> None:
+    def before(self, what: str) -> None:
+        """Fail, or do not."""
+        if what == "unlink" and self._for_good:
+            return
         self._left -= 1
         if self._left == -1 or (self._left < 0 and self._for_good):
             self.failed = True
             raise OSError(self._error, os.strerror(self._error))
-
-    def create(self, path: str) -> int:
-        """Do it, or fail."""
-        self._next()
-        return super().create(path)
-
-    def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Do half of it, then all, or fail."""
-        super().write(fd, offset, data[: len(data) // 2])
-        self._next()
-        super().write(fd, offset, data)
-
-    def sync(self, fd: int) -> None:
-        """Do it, or fail."""
-        self._next()
-        super().sync(fd)
-
-    def rename(self, old: str, new: str) -> None:
-        """Do it, or fail."""
-        self._next()
-        super().rename(old, new)
-
-    def unlink(self, path: str) -> None:
-        """Do it, or fail."""
-        if not self._for_good:
-            self._next()
-        super().unlink(path)
 
 
 @LAYOUT
@@ -291,38 +269,21 @@ def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: 
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-class Killed(Operations):
+class Killed(Stepped):
     """Ends its process at an operation, in the middle of it if it writes."""
 
     def __init__(self, number: int) -> None:
         self._left = number
 
-    def _next(self) -> None:
+    def cut(self, nbytes: int) -> int:
+        """Stop anywhere."""
+        return random.randrange(nbytes)
+
+    def before(self, what: str) -> None:
+        """End, or go on."""
         self._left -= 1
         if self._left < 0:
             _kill_myself()
-
-    def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write a part, then end or go on."""
-        cut = random.randrange(len(data))
-        super().write(fd, offset, data[:cut])
-        self._next()
-        super().write(fd, offset, data)
-
-    def sync(self, fd: int) -> None:
-        """End, or go on."""
-        self._next()
-        super().sync(fd)
-
-    def rename(self, old: str, new: str) -> None:
-        """End, or go on."""
-        self._next()
-        super().rename(old, new)
-
-    def unlink(self, path: str) -> None:
-        """End, or go on."""
-        self._next()
-        super().unlink(path)
 
 
 def _kill_myself() -> NoReturn:
@@ -335,7 +296,7 @@ def _kill_myself() -> NoReturn:
 @LAYOUT
 def test_a_process_that_is_killed_leaves_the_old_file_or_the_new_one(layout: str, tmp_path: Path) -> None:
     edited = Recorded(layout, tmp_path)
-    operations = len([entry for entry in edited.log if entry.what in ("write", "sync", "rename", "unlink")])
+    operations = len([entry for entry in edited.log if entry.what in ("create", "write", "sync", "rename", "unlink")])
     met = set()
     for number in range(times(3, 30)):
         put(edited.start(), edited.path)
@@ -409,3 +370,22 @@ def test_an_edit_that_goes_on_is_not_recovered(tmp_path: Path) -> None:
             recover(edited.path)
     assert refused.value.kind == "locked"
     assert edited.path.read_bytes() == files[edited.path.name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a lock ends with any descriptor of the file")
+@pytest.mark.parametrize("lock", ["flock", "lockf"])
+def test_nobody_gets_a_lock_while_a_file_is_edited(lock: str, tmp_path: Path) -> None:
+    asks = f"import fcntl, sys; fcntl.{lock}(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    answers = {}
+
+    class Asked(Stepped):
+        def before(self, what: str) -> None:
+            if what in ("create", "write", "unlink"):
+                asked = subprocess.run([sys.executable, "-ISc", asks, str(path)], stderr=subprocess.PIPE, check=False)
+                answers[what] = b"BlockingIOError" in asked.stderr
+
+    path = write("slot", tmp_path)
+    edit(path, LAYOUTS["slot"].changes, Asked())
+
+    assert answers == {"create": True, "write": True, "unlink": True}
+    assert subprocess.run([sys.executable, "-ISc", asks, str(path)], check=False).returncode == 0

@@ -15,6 +15,29 @@ EMPTY_ANYWAY = "where they are equal, what follows does nothing"
 OTHER_PYTHONS = "which Python it is: each runs one side alone"
 
 EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    (
+        "checkpoints/contents",
+        "_add_tensors",
+        "longest <= self._limits.name_nbytes",
+        "longest < self._limits.name_nbytes",
+    ): (ONLY_FASTER),
+    ("checkpoints/contents", "_add_tensors", "cost <= self._paths_nbytes", "cost < self._paths_nbytes"): ONLY_FASTER,
+    (
+        "checkpoints/contents",
+        "_add_tensors",
+        "len(tensors) + len(names) <= self._limits.tensors",
+        "len(tensors) + len(names) < self._limits.tensors",
+    ): ONLY_FASTER,
+    ("checkpoints/contents", "_add_tensors", "len(set(names)) == len(names)", "len(set(names)) >= len(names)"): (
+        "no set of names has more than there are"
+    ),
+    ("checkpoints/contents", "_mark_holding", "depth + _SMALL_DEPTH < deepest", "depth + _SMALL_DEPTH <= deepest"): (
+        "what is small has fewer levels than that"
+    ),
+    ("formats/safetensors", "_layout", "len(entry) > len(_FIELDS)", "len(entry) >= len(_FIELDS)"): ONLY_FASTER,
+    ("archives/compressed", "decompress", "len(self._head) < _ZIP_LZMA", "len(self._head) <= _ZIP_LZMA"): (
+        "data that ends there holds nothing either way"
+    ),
     ("pickles/reader", "_loop", "following >= 0", "following > 0"): ONLY_FASTER,
     ("pickles/reader", "_loop", "following >= 0", "following >= 1"): ONLY_FASTER,
     ("sources/files", "", "sys.version_info >= (3, 13)", "sys.version_info > (3, 13)"): OTHER_PYTHONS,
@@ -329,5 +352,54 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("migration/transfer", "_send_extent", "extent.nbytes >= WORTH_A_THREAD", "extent.nbytes < WORTH_A_THREAD"): (
         ONLY_FASTER
     ),
+    (
+        "migration/in_place/zip_edit",
+        "_name_at",
+        "max(0, record.offset - FULL16 - LOCAL.size - len(name))",
+        "max(0, 0)",
+    ): ONLY_FASTER,
+    (
+        "migration/in_place/zip_edit",
+        "_end_of",
+        "max(0, source.nbytes - END_SEARCH)",
+        "max(1, source.nbytes - END_SEARCH)",
+    ): "the end record of a zip with a member does not stand at its first byte",
+    ("migration/in_place/zip_edit", "_end_of", "max(0, source.nbytes - END_SEARCH)", "max(0, 0)"): ONLY_FASTER,
+    ("migration/in_place/zip_edit", "_is_made_of", "len(rest) >= len(head)", "len(rest) > len(head)"): ONLY_FASTER,
+    ("migration/in_place/zip_edit", "_is_made_of", "len(rest) >= len(head)", "len(rest) < len(head)"): ONLY_FASTER,
+    ("migration/in_place/zip_edit", "_is_made_of", "begin >= 0", "begin >= -1"): (
+        "from the last byte on there are fewer than are looked for"
+    ),
+    ("migration/in_place/header_edit", "_refuse_gaps", "begin == position", "begin <= position"): (
+        "no tensor of a file that was read begins inside another"
+    ),
+    ("migration/in_place/header_edit", "_refuse_gaps", "position != end", "position < end"): NEVER_BEYOND,
+    ("migration/in_place/stream_edit", "_keys", "len(encoded) != len(texts)", "len(encoded) < len(texts)"): (
+        NEVER_BEYOND
+    ),
+    ("formats/directories/rank_files/dtensor", "_layout", "len(said) != 2", "len(said) < 2"): NEVER_LONGER,
+    (
+        "formats/directories/rank_files/dtensor",
+        "_layout",
+        "len(known) == len(sizes)",
+        "len(known) >= len(sizes)",
+    ): NEVER_BEYOND,
+    ("sources/pool", "_make_room", "len(self._open) > most", "len(self._open) >= most"): EMPTY_ANYWAY,
+    ("formats/directories/dcp/index", "_places", "begin < use[1]", "begin <= use[1]"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size < 0"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size > 0"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= 1"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size <= 0", "size <= -1"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size == whole"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size < whole"): ONLY_FASTER,
+    ("formats/directories/dcp/index", "_in_rows", "size != whole", "size > whole"): ONLY_FASTER,
+    ("sources/unfinished", "journal_name", "len(found) <= _LONGEST // 4", "len(found) < _LONGEST // 4"): ONLY_FASTER,
+    ("sources/unfinished", "journal_name", "len(found) <= _LONGEST // 4", "len(found) <= _LONGEST // 5"): ONLY_FASTER,
+    (
+        "migration/in_place/zip_edit",
+        "_pieces",
+        "min(start + _PIECE, run.end)",
+        "min(run.end, run.end)",
+    ): "in one piece it says the same, and takes more memory",
 }
 """``(module, function, before, after)``, and the reason."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptool import FileUnavailable, SourceChanged, migrate, open_checkpoint
+from ckptool import CkptoolError, FileUnavailable, SourceChanged, migrate, open_checkpoint
 from ckptool.errors import MalformedFile
 from ckptool.formats import open_checkpoint as opened_by_formats
 from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
@@ -104,3 +104,58 @@ def test_other_objects_with_such_names_are_read_as_streams(tmp_path) -> None:
     with local.open(str(tmp_path / "x.pth")) as stream, open_checkpoint(stream) as found:
         assert len(found.tensors) == 3
     assert migrate(tmp_path / "x.pth", tmp_path / "y.pth").verified
+
+
+class Refusing(Far):
+    """A file system whose every second answer is an error, or short."""
+
+    def __init__(self, files: dict[str, bytes], answer: Exception | bytes) -> None:
+        super().__init__(files)
+        self.answer = answer
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        if isinstance(self.answer, bytes):
+            return self.answer
+        raise self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (FileNotFoundError("x"), FileUnavailable, "no such file"),
+        (PermissionError("x"), FileUnavailable, "refuses access"),
+        (OSError("a secret"), FileUnavailable, "cannot be read (OSError)"),
+        (SourceChanged("another one"), SourceChanged, "another one"),
+        (b"short", SourceChanged, ""),
+    ],
+)
+def test_what_the_file_system_raises_is_said(answer: Exception | bytes, kind: type[Exception], words: str) -> None:
+    files = Refusing({"x": zipped(tensors(3, 4))}, answer)
+    with files.open("x") as stream, pytest.raises(kind) as caught:
+        open_checkpoint(stream)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_gone_in_the_end_is_said() -> None:
+    files = Far({"x": zipped(tensors(288, NUMEL))})
+    with files.open("x") as stream, opened_by_formats(stream) as found:
+        files.info = lambda path, **_: {}[path]
+        with pytest.raises(FileUnavailable, match=r"cannot be read \(KeyError\)"):
+            found.check_unchanged()
+
+
+def test_without_facts_of_the_file_system_no_change_is_seen() -> None:
+    class Factless(FarFile):
+        details = None
+
+    files = Far({"x": zipped(tensors(288, NUMEL))})
+    with opened_by_formats(Factless(files, "x", size=len(files.files["x"]))) as found:
+        files.files["x"] = b"another one"
+        found.check_unchanged()
+
+
+def test_an_empty_file_is_empty() -> None:
+    files = Far({"x": b""})
+    with files.open("x") as stream, pytest.raises(CkptoolError, match="empty"):
+        open_checkpoint(stream)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +164,57 @@ def test_a_store_that_goes_away_at_any_step_has_nothing_under_the_name(
         monkeypatch,
         every=1 if scale.scale else 3,
     )
+
+
+KILLED = f"""
+import sys
+from ckptool import Remote, migrate
+from ckptool.sources.remote import upload
+upload._PART_NBYTES = {PART_NBYTES}
+migrate(sys.argv[1], Remote("s3://b/y.pth", endpoint=sys.argv[2]), to="cpu", force=True)
+"""
+
+
+@pytest.mark.parametrize("old", [None, b"the old one"])
+def test_a_process_that_is_killed_at_any_step_leaves_what_had_the_name(
+    source: Path, tmp_path: Path, old: bytes | None
+) -> None:
+    migrate(source, tmp_path / "y.pth", to="cpu")
+    new = (tmp_path / "y.pth").read_bytes()
+    process: list[subprocess.Popen[bytes]] = []
+
+    def killing(server: Server, first: int) -> list[None]:
+        """Kill the process that writes at one of its requests, which the store has by then, and may still carry out."""
+        signed, seen = server.before, []
+
+        def kills(handler: Any) -> bool:
+            if is_write(handler.command, handler.path):
+                with server.lock:
+                    seen.append(None)
+                    if len(seen) - 1 == first:
+                        process[-1].kill()
+                        process[-1].wait()
+            return signed(handler)
+
+        server.before = kills
+        return seen
+
+    def run(first: int) -> tuple[int, int, dict[str, bytes]]:
+        with bucket({"/b/y.pth": old} if old else {}) as (server, _):
+            seen = killing(server, first)
+            process.append(subprocess.Popen([sys.executable, "-c", KILLED, str(source), server.url]))
+            code = process[-1].wait()
+        return code, len(seen), {name: data for name, data in server.files.items() if ".part" not in name}
+
+    code, requests, files = run(-1)
+    assert (code, files) == (0, {"/b/y.pth": new})
+    outcomes = set()
+    for first in range(0, requests, 1 if scale.scale else 5):
+        code, _, files = run(first)
+        assert code == -signal.SIGKILL
+        assert files in ({"/b/y.pth": old} if old else {}, {"/b/y.pth": new})
+        outcomes.add(files.get("/b/y.pth") == new)
+    assert False in outcomes
 
 
 def test_shards_get_their_names_before_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

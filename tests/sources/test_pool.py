@@ -6,12 +6,15 @@ import os
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from resource import RLIM_INFINITY
 
 import pytest
 
-from ckptool.errors import SourceChanged
+from ckptool.errors import CkptoolError, SourceChanged
 from ckptool.sources.files import PooledFile, check_names
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.pool import POOL, Pool, PooledFolder, most_open, refuse_many_mappings
+from ckptool.sources.siblings import NO_DESCRIPTOR, open_folder
 
 _MANY = 400
 
@@ -112,3 +115,124 @@ def test_descriptor_zero_is_one_like_any_other(folder: FolderSource) -> None:
     finally:
         os.dup2(kept, 0)
         os.close(kept)
+
+
+def test_a_folder_may_have_descriptor_zero(tmp_path: Path) -> None:
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        folder = PooledFolder(str(tmp_path), lambda: open_folder(str(tmp_path)))
+        assert not folder.is_resting
+        with folder.descriptor() as fd:
+            assert fd == 0
+        folder.rest()
+        assert folder.is_resting
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(0)
+        folder.close()
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+class Fake:
+    """Something that is open or not."""
+
+    users = 0
+    is_resting = False
+
+    def reopen(self) -> int:
+        return 5
+
+    def open_again(self, _: int) -> None:
+        self.is_resting = False
+
+    def rest(self) -> None:
+        self.is_resting = True
+
+
+def test_no_more_are_closed_than_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (20, RLIM_INFINITY))
+    pool, fakes = Pool(), [Fake() for _ in range(8)]
+    for number, one in enumerate(fakes):
+        pool.add(one)
+        assert [fake.is_resting for fake in fakes] == [fake <= number - 5 for fake in range(8)]
+    with pool.using(fakes[0]):
+        assert [fake.is_resting for fake in fakes] == [False, True, True, True, False, False, False, False]
+
+
+def test_what_is_used_stays_open_when_others_need_its_place(folder: FolderSource) -> None:
+    first = folder.open("0.bin")
+    assert isinstance(first, PooledFile)
+    with POOL.using(first):
+        assert [_number(folder, number) for number in range(_MANY)] == list(range(_MANY))
+        assert not first.is_resting
+    assert [_number(folder, number) for number in range(1, _MANY)] == list(range(1, _MANY))
+    assert first.is_resting
+    folder.close()
+
+
+def test_without_a_descriptor_left_those_at_rest_give_theirs(folder: FolderSource) -> None:
+    files = [folder.open(f"{number}.bin") for number in range(20)]
+    told: list[str] = []
+
+    def opening() -> str:
+        told.append("asked")
+        if len(told) == 1:
+            raise CkptoolError("too many open files", kind=NO_DESCRIPTOR)
+        return "opened"
+
+    assert POOL.opened(opening) == "opened"
+    assert all(one.is_resting for one in files if isinstance(one, PooledFile))
+    folder.close()
+
+
+def test_an_error_that_is_none_of_descriptors_is_raised_at_once() -> None:
+    def opening() -> None:
+        raise CkptoolError("no such file", kind="missing")
+
+    with pytest.raises(CkptoolError, match="no such file"):
+        POOL.opened(opening)
+
+
+def test_a_folder_whose_name_another_has_by_now_is_not_opened_again(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    path = str(tmp_path / "one")
+    folder = PooledFolder(path, lambda: open_folder(path))
+    with folder.descriptor() as fd:
+        assert os.fstat(fd).st_ino == (tmp_path / "one").stat().st_ino
+    folder.rest()
+    (tmp_path / "one").rename(tmp_path / "old")
+    (tmp_path / "one").mkdir()
+    with pytest.raises(SourceChanged, match="another folder"), folder.descriptor():
+        pass
+    (tmp_path / "one").rmdir()
+    with pytest.raises(SourceChanged, match="not any more"), folder.descriptor():
+        pass
+    folder.close()
+
+
+@pytest.mark.parametrize(("limit", "most"), [(RLIM_INFINITY, 128), (4096, 128), (100, 25), (8, 4)])
+def test_the_pool_has_its_share_of_descriptors(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, RLIM_INFINITY))
+    assert most_open() == most
+
+
+def test_mappings_leave_half_of_the_descriptors_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    lowest = os.dup(fd)
+    os.close(lowest)
+    try:
+        refuse_many_mappings(fd)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (2 * lowest, RLIM_INFINITY))
+        refuse_many_mappings(fd)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (2 * lowest - 1, RLIM_INFINITY))
+        with pytest.raises(OSError, match="Too many open files"):
+            refuse_many_mappings(fd)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (4, RLIM_INFINITY))
+        with pytest.raises(OSError, match="Too many open files"):
+            refuse_many_mappings(fd)
+        monkeypatch.setattr("resource.getrlimit", lambda _: (RLIM_INFINITY, RLIM_INFINITY))
+        refuse_many_mappings(fd)
+    finally:
+        os.close(fd)

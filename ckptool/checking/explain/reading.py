@@ -20,7 +20,7 @@ READING: tuple[Entry, ...] = (
         r"Attempting to deserialize object on a (\w+) device but torch\.\w+\.is_available\(\) is False",
         "The tensors were saved on {0}, and torch finds no such device: there is none, its driver is missing, or "
         "this build of torch does not support it.",
-        f"{_MAP} Why there is none: ckptool devices",
+        f"{_MAP} 'ckptool devices' says why there is none.",
         TO_CPU,
     ),
     Entry(
@@ -56,8 +56,8 @@ READING: tuple[Entry, ...] = (
     Entry(
         "unsafe-global",
         r"(?:Unsupported global: )?GLOBAL (\S+) was not an allowed global by default",
-        "The file holds {0} beside its tensors, or is a whole model, and torch.load() takes neither since 2.6 unless "
-        "told to trust the file.",
+        "The file holds {0} beside its tensors, or is a whole model. Since 2.6, torch.load() refuses both unless told "
+        "to trust the file.",
         "Take the weights out without running anything.",
         WEIGHTS,
     ),
@@ -205,7 +205,7 @@ READING: tuple[Entry, ...] = (
     Entry(
         "disk-full",
         r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+|No space left on device|Disk quota exceeded",
-        "The disk, or what a quota allows of it, was full while a file was written: what is there now is cut short.",
+        "The disk or its quota was full while a file was written: what is there now is cut short.",
         "Free some space and save again; 'check' says what of the file is whole.",
         CHECK,
     ),
@@ -232,7 +232,7 @@ READING: tuple[Entry, ...] = (
         "future-version",
         r"PyTorch file with version (\d+), but the maximum supported version for reading is (\d+)",
         "The file has format version {0}; this torch reads up to {1}.",
-        "Update torch, or save it again with an older one.",
+        "Update torch, or save the file again with an older torch.",
     ),
     Entry(
         "newer-torch",
@@ -293,7 +293,7 @@ READING: tuple[Entry, ...] = (
     Entry(
         "missing-class",
         r"Can't get attribute '(\w+)' on <module '(?!torch\b)([^']+)'|cannot import name '(\w+)' from '([^']+)'",
-        "The file is a whole model, or holds one: it needs the class {0}{2} in {1}{3}, and that has none of the name.",
+        "The file is a whole model, or holds one: it needs the class {0}{2}, which {1}{3} does not have.",
         "Take the weights without the class.",
         WEIGHTS,
     ),
@@ -330,7 +330,7 @@ READING: tuple[Entry, ...] = (
         "safetensors-metadata",
         r"does not contain the valid metadata",
         "The safetensors file does not say which framework its tensors are for.",
-        "Write it again, which says so.",
+        "Write it again with ckptool, which adds that.",
         SAFETENSORS,
     ),
     Entry(

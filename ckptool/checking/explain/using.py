@@ -115,7 +115,7 @@ USING: tuple[Entry, ...] = (
         "A convolution with a weight of {0} takes {2} channels, and the input {1} has {3}: the data is in grey "
         "instead of colour or the other way round, its axes are in another order, or the file was trained on other "
         "data.",
-        "Give it what it was trained on: see its first layer.",
+        "Give it the kind of data that it was trained on: its first layer shows which.",
         INSPECT,
     ),
     Entry(
@@ -141,8 +141,8 @@ USING: tuple[Entry, ...] = (
         r"|(?!torch\.cuda)(\S+)\) and \w+ type \((?!torch\.cuda)(\S+))\) should be the same"
         r"|expected scalar type (\w+) but found (\w+)|must have the same dtype, but got (\w+) and (\w+)"
         r"|expected m1 and m2 to have the same dtype, but got: (\S+) != (\S+)",
-        "{0}{2}{4}{6}{8} and {1}{3}{5}{7}{9} meet: the model is of one type, as a file in half precision may "
-        "make it, and its input of another.",
+        "{0}{2}{4}{6}{8} and {1}{3}{5}{7}{9} meet: the model has one type, perhaps from a file in half "
+        "precision, and its input another.",
         "Cast one of them (model.float(), or input.to(model.dtype)), or the file.",
         f"{WEIGHTS} --dtype float32",
     ),
@@ -193,8 +193,8 @@ GENERAL: tuple[Entry, ...] = (
     Entry(
         "no-such-entry",
         r"KeyError: ['\"]([^'\"\n]+)['\"]",
-        "The code takes {0!r} out of a dict that has no such entry. If the dict was loaded from a file, that has the "
-        "weights under another name, is a plain state_dict itself, or has other names for its tensors.",
+        "The code takes {0!r} out of a dict that has no such entry. If the dict was loaded from a file, the file has "
+        "the weights under another name, is a plain state_dict itself, or has other names for its tensors.",
         "See what it holds, and take that.",
         INSPECT,
     ),
@@ -241,14 +241,14 @@ GENERAL: tuple[Entry, ...] = (
         "Ask 'ls -l' whose it is; a file is made readable by chmod u+r.",
     ),
 )
-"""Messages that say too little, or that others contain: for want of a specific one."""
+"""Messages that say too little, or that are part of others: used if no specific entry matches."""
 
 FRAGMENTS: tuple[Entry, ...] = (
     Entry(
         "some-device",
         r"(?i)deserialize object on|cuda\.is_available\(\) is False",
         "The tensors were saved on a device that is not here.",
-        "Pass map_location='cpu', or rewrite the tags once. Why there is none: ckptool devices",
+        "Pass map_location='cpu', or rewrite the tags once. 'ckptool devices' says why there is none.",
         TO_CPU,
     ),
     Entry(

@@ -1,4 +1,4 @@
-"""Columns of many rows in few bytes: what repeats is told once, then deflated, then written as text."""
+"""Columns of many rows in few bytes: what repeats is kept once, the result is deflated, and then written as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that have what is put beside weights, and no weights: what is opened in their place is said to be another."""
+"""Folders without weights, but with what is usually beside them: remarks that say what was opened instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Megatron-LM's checkpoints of a file for each rank, before there was ``torch_dist``.
+Megatron-LM's checkpoints from before ``torch_dist``: a file for each rank.
 
     latest_checkpointed_iteration.txt               text: a number, or "release"
     iter_0000100/mp_rank_00/model_optim_rng.pt      tensor parallelism alone

@@ -1,5 +1,5 @@
 """
-Megatron-core's checkpoints of before ``torch_dist``: an array of zarr for each tensor, a folder of blocks each.
+Megatron-core's checkpoints from before ``torch_dist``: a zarr array for each tensor, each a folder of blocks.
 
     metadata.json                        {"sharded_backend": "zarr", …}
     common.pt                            what is not sharded, without weights

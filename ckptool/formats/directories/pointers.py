@@ -1,5 +1,5 @@
 """
-Files of one line that name the folder of the last save: ``latest`` of DeepSpeed, and what others have for it.
+Files of one line that name the folder of the last save: ``latest`` of DeepSpeed, and what other frameworks call it.
 
 Anything may be called so. So a pointer counts only where it leads to a checkpoint, or where it names a folder that is
 called like those that are there: then one is gone, or was not finished.

@@ -1,5 +1,6 @@
 """
-What one file of a set is, when it is given alone: a shard, or what one process wrote. Going by its name and its folder.
+A file of a set that is given alone (a shard, or what one process wrote): the set that it belongs to, by its name and
+its folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-A tree of objects that no file has as a whole: of what lies in several files, under the names that it has together.
+A tree of objects that is put together from several files, under the names that they have as one checkpoint.
 
 It reads as the tree of a pickle does, so that state dicts, optimizers and names are found in it in the one way that
 there is.

@@ -1,4 +1,4 @@
-"""How a live model comes to have new weights: copied into its own memory, or in a second module around them."""
+"""How a live model gets new weights: copied into its own memory, or as a second module that is built around them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
     wait_for_all(devices)  # calls have returned, but their kernels may still run
 
     def copy_all() -> None:
-        for one in real:  # see _copy_all in filling
+        for one in real:
             with torch.inference_mode(one.tensor.is_inference()), torch.no_grad():
                 one.tensor.detach().copy_(staged[one.name], non_blocking=False)
 

@@ -1,4 +1,4 @@
-"""A gate for threads: many are inside at once, or one alone, which does not starve and cannot wait for itself."""
+"""A gate for threads: many are inside at once, or one alone. That one does not starve, and none waits for itself."""
 
 from __future__ import annotations
 

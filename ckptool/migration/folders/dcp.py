@@ -179,7 +179,7 @@ def plan_everything(checkpoint: Checkpoint, edited: EditedTree, casting: Casting
         if leaf.is_empty:
             empty.append(name)
         elif info is not None:
-            work.tensor(name, leaf.path, edited.recast(info))
+            work.tensor(name, leaf.path, edited.cast(info))
         else:
             work.value(name, leaf.path, leaf.node, rewriter)
     if casting is not None:

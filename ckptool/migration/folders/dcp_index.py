@@ -13,8 +13,9 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from ckptool.migration.folders.dcp_items import Item
+from ckptool.pickles.made_nodes import DictInBatches
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
-from ckptool.pickles.writer import DictInBatches, write_pickle
+from ckptool.pickles.writer import write_pickle
 from ckptool.tensors.dtypes import DType
 
 NAME: Final = ".metadata"

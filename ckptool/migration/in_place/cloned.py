@@ -13,7 +13,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.file_plan import EditPlan, plan_edit
-from ckptool.migration.in_place.run import verify_edit
+from ckptool.migration.in_place.run import expected_of, verify_edit
 from ckptool.migration.output import Output
 from ckptool.migration.output.cloning import clones_to
 from ckptool.migration.plan import Plan
@@ -50,7 +50,7 @@ def write_clone(work: Work, edit: EditPlan, output: Output) -> Done:
     work.checkpoint.check_unchanged()
     if limits is not None:
         output.sync()
-        verify_edit(output.fileno(), edit, limits)
+        verify_edit(output.fileno(), expected_of(edit.plan), limits)
     nbytes = output.nbytes
     output.publish()
     return Done(nbytes, ("ckptool",) if limits is not None else (), ())

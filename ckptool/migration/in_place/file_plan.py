@@ -1,5 +1,5 @@
 """
-What an edit of a file would be, planned as every migration is: only where the bytes go differs.
+The plan of an edit in place, made as for every migration: only the place of the bytes differs.
 
 What cannot be done without a tensor being moved, or not so that every reader takes the result, is refused.
 """
@@ -13,6 +13,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.changes import Changes
 from ckptool.migration.in_place.header_edit import LENGTH_NBYTES, plan_header
+from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.in_place.rewriters import KeepsMembers, KeepsStream
 from ckptool.migration.in_place.stream_edit import plan_stream, tree_room
 from ckptool.migration.in_place.zip_edit import plan_zip
@@ -23,7 +24,6 @@ from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.sources.files import FileSource
 from ckptool.tensors.tensor import StorageRef
 
-_COPY: Final = "Write a copy instead."
 _WRITES_ALL: Final = ("max_shard_size", "key", "dtype", "expand_tied", "model")
 """Changes after which tensors have other bytes, or others are beside them."""
 
@@ -122,4 +122,4 @@ def _refuse_file(checkpoint: Checkpoint) -> None:
 
 
 def _refused(fact: str) -> MigrationRefused:
-    return MigrationRefused(f"cannot be done in place: {fact}", kind="not-in-place", hint=_COPY)
+    return not_in_place(f"cannot be done in place: {fact}")

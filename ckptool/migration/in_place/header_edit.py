@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptool.errors import MigrationRefused
+from ckptool.migration.in_place.refusals import not_in_place, too_long
 from ckptool.migration.output.editing import FileEdit, poison_like
 from ckptool.migration.output.journal import Run
 from ckptool.migration.safetensors_plan import SafetensorsPlan
@@ -23,13 +23,7 @@ def plan_header(source: Source, plan: SafetensorsPlan) -> FileEdit:
     _refuse_gaps(plan, LENGTH_NBYTES + room, source.nbytes)
     header = plan.header.rstrip(b" ")
     if len(header) > room:
-        raise MigrationRefused(
-            f"the header would have {len(header):,} bytes, and there is room for {room:,}",
-            kind="no-room",
-            hint="Shorter names fit. Else write a copy instead.",
-            needed=len(header),
-            actual=room,
-        )
+        raise too_long("the header", len(header), room)
     runs = (Run(LENGTH_NBYTES, header.ljust(room)),)
     return FileEdit(source.nbytes, runs, 0, Run(0, length), poison_like(length))
 
@@ -41,8 +35,4 @@ def _refuse_gaps(plan: SafetensorsPlan, start: int, end: int) -> None:
         if begin == position:
             position = stop
     if position != end:
-        raise MigrationRefused(
-            "what is left out would leave bytes that are no tensor's, which safetensors does not allow",
-            kind="not-in-place",
-            hint="Write a copy instead.",
-        )
+        raise not_in_place("what is left out would leave bytes that are no tensor's, which safetensors does not allow")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ckptool.errors import MigrationRefused
 from ckptool.migration.device_tags import new_tag
+from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.tree_rewriter import StorageId, TreeRewriter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
@@ -18,14 +18,14 @@ class KeepsMembers(TreeRewriter):
     """For a zip whose members stay."""
 
     def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
-        if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
-            _refuse_inner()
-        known = (id(storage.source), storage.offset, storage.nbytes)
-        if known not in self._keys:
-            self._keys[known] = storage.key
+        key, location = storage.key, storage.location
+        if key not in self._units:
+            if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
+                _refuse_inner()
+            self._units[key] = unit
             self.storages.append(StoragePayload(storage, unit))
-            self._count(storage.location)
-        return cls, storage.key, new_tag(self._location, storage.location), storage.nbytes // itemsize
+            self._count(location)
+        return cls, key, new_tag(self._location, location), storage.nbytes // itemsize
 
 
 class KeepsStream(TreeRewriter):
@@ -55,8 +55,4 @@ class KeepsStream(TreeRewriter):
 
 
 def _refuse_inner() -> NoReturn:
-    raise MigrationRefused(
-        "it has tensors that are not stored as they are: compressed, or in the pickle itself",
-        kind="not-in-place",
-        hint="Write a copy instead.",
-    )
+    raise not_in_place("it has tensors that are not stored as they are: compressed, or in the pickle itself")

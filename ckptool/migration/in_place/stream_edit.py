@@ -1,5 +1,5 @@
 """
-The edit of a legacy stream: other pickles of the same length in front of the storages, which follow them at once.
+The edit of a legacy stream: other pickles of the same length in front of the storages, which stay where they are.
 
 Its tree is padded. Where one byte is missing, or three, which no padding has, the keys behind it are written shorter:
 without the memo that nothing in them uses.
@@ -10,8 +10,8 @@ from __future__ import annotations
 from struct import pack
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import MigrationRefused
 from ckptool.messages import counted
+from ckptool.migration.in_place.refusals import no_room, not_in_place, too_long
 from ckptool.migration.output.editing import FileEdit, poison_like
 from ckptool.migration.output.journal import Run
 from ckptool.migration.torch_plan import TorchPlan
@@ -37,31 +37,18 @@ def plan_stream(checkpoint: Checkpoint, plan: TorchPlan) -> FileEdit:
     listed = [str(key) for key in keys.root] if isinstance(keys.root, list) else []
     if stored != set(listed):
         left = len(set(listed) - stored)
-        raise MigrationRefused(
-            f"{left:,} of its {len(listed):,} storages would be in the file and be nobody's, which torch refuses",
-            kind="not-in-place",
-            hint="Write a copy instead.",
+        raise not_in_place(
+            f"{left:,} of its {len(listed):,} storages would be in the file and be nobody's, which torch refuses"
         )
     new = plan.pickled
     if len(new) != tree.end - tree.start:
         new += _keys(checkpoint)
     room = (keys.end if len(new) > len(plan.pickled) else tree.end) - tree.start
     if len(new) < room:
-        raise MigrationRefused(
-            f"its pickles would have {counted(room - len(new), 'byte')} too few, and no padding is so short",
-            kind="no-room",
-            hint="A name that is longer or shorter by one character fits. Else write a copy instead.",
-            needed=room,
-            actual=len(new),
-        )
+        few = f"its pickles would have {counted(room - len(new), 'byte')} too few, and no padding is so short"
+        raise no_room(few, room, len(new), "A name that is longer or shorter by one character fits.")
     if len(new) > room:
-        raise MigrationRefused(
-            f"its pickles would have {len(new):,} bytes, and there is room for {room:,}",
-            kind="no-room",
-            hint="Shorter names fit. Else write a copy instead.",
-            needed=len(new),
-            actual=room,
-        )
+        raise too_long("its pickles", len(new), room)
     guard = checkpoint.source.read(0, _GUARD_NBYTES)
     return FileEdit(checkpoint.source.nbytes, (Run(tree.start, new),), 0, Run(0, guard), poison_like(guard))
 

@@ -25,13 +25,14 @@ from ckptool.archives.zip_layout import (
     FULL16,
     LOCAL,
 )
-from ckptool.errors import MigrationRefused
+from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.output.editing import FileEdit, masked, poison_like
 from ckptool.migration.output.journal import Run
 from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.sources.source import Source
 
 _UNUSED: Final = ".unused"
+_PIECE: Final = 1 << 16
 _MARKS: Final = digits + ascii_lowercase
 """What the names of old pickles end in: with one of these, a name is as long as that of data.pkl."""
 
@@ -103,7 +104,7 @@ def _name_at(source: Source, record: Record) -> int:
         _, _, _, _, _, _, _, _, _, name_n, extra_n = LOCAL.unpack_from(before, at - LOCAL.size)
         if name_n == len(name) and at + name_n + extra_n == len(before):
             return start + at
-    raise _refused("its data.pkl has an unusual local header")
+    raise not_in_place("its data.pkl has an unusual local header")
 
 
 def _entry(source: Source, directory: Directory, name: str) -> int:
@@ -118,7 +119,7 @@ def _entry(source: Source, directory: Directory, name: str) -> int:
         if data[begin : begin + name_n] == wanted:
             return position
         position = begin + name_n + extra_n + comment_n
-    raise _refused("its data.pkl has another name in the directory")
+    raise not_in_place("its data.pkl has another name in the directory")
 
 
 def _free_name(archive: Archive, name: str) -> str:
@@ -128,7 +129,7 @@ def _free_name(archive: Archive, name: str) -> str:
     for mark in _MARKS:
         if f"{folder}{_UNUSED}{mark}".lower() not in taken:
             return f"{folder}{_UNUSED}{mark}"
-    raise _refused(f"it holds {len(_MARKS)} old pickles by now")
+    raise not_in_place(f"it holds {len(_MARKS)} old pickles by now")
 
 
 def _end_of(source: Source) -> int:
@@ -152,15 +153,23 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
     start = max(0, edit.guard - END_SEARCH)
     tail = masked(Run(start, source.read(start, source.nbytes - start)), edit.guard, edit.poison)
     found = END_MAGIC in tail
-    for run in edit.runs:
-        start, stop = max(0, run.offset - 3), min(run.end + 3, source.nbytes)
-        around = source.read(start, max(0, stop - start))
-        old = masked(Run(start, around), edit.guard, edit.poison)
-        new = around[: run.offset - start] + masked(run, edit.new_guard.offset, edit.poison)
-        new += around[len(new) :]
+    for old, new in _pieces(source, edit):
         found = found or END_MAGIC in new or _is_made_of(old, new) or _is_made_of(new, old)
     if found:
-        raise _refused("something in it looks like the end of a zip, which readers would find meanwhile")
+        raise not_in_place("something in it looks like the end of a zip, which readers would find meanwhile")
+
+
+def _pieces(source: Source, edit: FileEdit) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what is where something is written, and what will be there; with as much around it as a magic reaches."""
+    for run in edit.runs:
+        data = masked(run, edit.new_guard.offset, edit.poison)
+        for start in range(run.offset - 3, run.end, _PIECE):  # a local header stands in front of all that is edited
+            stop = min(start + _PIECE, run.end) + 3
+            around = source.read(start, max(0, min(stop, source.nbytes) - start))
+            begin = start - run.offset
+            new = around[: max(0, -begin)] + data[max(0, begin) : stop - run.offset]
+            new += around[len(new) :]
+            yield masked(Run(start, around), edit.guard, edit.poison), new
 
 
 def _is_made_of(first: bytes, second: bytes) -> bool:
@@ -178,7 +187,3 @@ def _is_made_of(first: bytes, second: bytes) -> bool:
                 return True
             at = text.find(part, at + 1)
     return False
-
-
-def _refused(fact: str) -> MigrationRefused:
-    return MigrationRefused(fact, kind="not-in-place", hint="Write a copy instead.")

@@ -15,7 +15,6 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,6 +25,8 @@ from ckptool.sources.files import FileSource
 from ckptool.sources.unfinished import refuse_unfinished
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from typing_extensions import Self
 
 
@@ -189,6 +190,8 @@ class Output:
         After that, the name never leads to an incomplete file, even if the power fails. Reading back meanwhile
         hides nearly all of the time that it takes.
         """
+        from concurrent.futures import ThreadPoolExecutor  # slow to import, and a plan needs none
+
         pool = ThreadPoolExecutor(1)
         self._syncing = pool.submit(os.fsync, self._fd)
         pool.shutdown(wait=False)
@@ -232,7 +235,7 @@ class Output:
     def close(self) -> None:
         """Close the file, and remove it if it has no name yet."""
         if self._syncing is not None:
-            wait([self._syncing])  # it uses the descriptor
+            self._syncing.exception()  # waits for it: it uses the descriptor
         fd, self._fd = self._fd, -1
         temporary, self._temporary = self._temporary, None
         try:

@@ -1,5 +1,5 @@
 """
-Edit a file in place so that whoever reads it, whatever happens meanwhile, meets the old file, the new one or an error.
+Edit a file in place, or undo an edit that was cut off: who reads it meets the old file, the new one or an error.
 
 1. What will be overwritten is in a journal beside the file, on the disk, before the first byte changes.
 2. Poison: the guard, a few bytes without which no reader takes the file, is overwritten with others. Were it not, a
@@ -16,8 +16,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
 from ckptool.errors import FileUnavailable, MigrationRefused, OutputFailed
@@ -105,7 +107,7 @@ def edit_in_place(
         remove_journal(path, operations)
     except OSError as error:
         raise unfinished(path) from error
-    return edit.written_nbytes + len(journal.encoded())
+    return edit.written_nbytes + journal.encoded_nbytes
 
 
 def roll_back(path: str, operations: Operations = OPERATIONS) -> int:
@@ -214,9 +216,9 @@ def _read_only(path: str) -> MigrationRefused:
 
 
 def _lock(fd: int, path: str) -> None:
-    """Lock a file against others that ask for a lock, of either kind."""
+    """Lock a file against others that ask for a lock, of either kind, until its descriptors are closed."""
     if fcntl is not None:
-        for lock in (fcntl.flock, fcntl.lockf):
+        for lock in (fcntl.flock, _lock_records):
             try:
                 lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -228,6 +230,18 @@ def _lock(fd: int, path: str) -> None:
                     path=path,
                     hint="Try again when that is done, or write a copy instead.",
                 ) from error
+
+
+def _lock_records(fd: int, how: int) -> None:
+    """
+    Lock a file as ``lockf`` does, whose lock ends as soon as this process closes any descriptor of the file.
+
+    Linux has locks that the open file owns: they end with it alone, and keep out the same processes.
+    """
+    if sys.platform != "linux":
+        fcntl.lockf(fd, how)
+        return
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
@@ -279,11 +293,12 @@ def poison_like(guard: bytes) -> bytes:
 
 
 def masked(run: Run, guard: int, poison: bytes) -> bytes:
-    """Return the bytes of a run, with poison where the guard is."""
+    """Return the bytes of a run, with poison where the guard is, or what of it is in the run."""
     at = guard - run.offset
-    if at < 0 or at + len(poison) > len(run.data):
+    begin, stop = max(at, 0), min(at + len(poison), len(run.data))
+    if begin >= stop:
         return run.data
-    return run.data[:at] + poison + run.data[at + len(poison) :]
+    return run.data[:begin] + poison[begin - at : stop - at] + run.data[stop:]
 
 
 def _compare(fd: int, edit: FileEdit) -> None:

@@ -64,8 +64,13 @@ class Journal(NamedTuple):
         """Return the bytes of the journal."""
         head = _HEAD.pack(_MAGIC, *self[:-1], len(self.runs))
         table = b"".join(_RUN.pack(run.offset, len(run.data)) for run in self.runs)
-        content = b"".join((head, table, *(run.data for run in self.runs)))
-        return content + _checksum(content)
+        parts = (head, table, *(run.data for run in self.runs))
+        return b"".join((*parts, _checksum(*parts)))
+
+    @property
+    def encoded_nbytes(self) -> int:
+        """How many bytes ``encoded`` has."""
+        return _HEAD.size + sum(_RUN.size + len(run.data) for run in self.runs) + _SUM_NBYTES
 
 
 def decoded(data: bytes) -> Journal:
@@ -92,10 +97,13 @@ def decoded(data: bytes) -> Journal:
     return found
 
 
-def _checksum(content: bytes) -> bytes:
+def _checksum(*parts: bytes) -> bytes:
     from hashlib import sha256  # most migrations have no journal
 
-    return sha256(content).digest()
+    found = sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
 
 
 def _is_sound(journal: Journal) -> bool:

@@ -1,4 +1,4 @@
-"""Ranges of bytes, from their first to the one behind their last: what lies close together is fetched in one."""
+"""Ranges of bytes, from the first to the one after the last; ranges that lie close together are fetched as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trying again what may pass: a server that is busy, a connection that was cut."""
+"""Trying again what may work later: a server that is busy, a connection that was cut."""
 
 from __future__ import annotations
 

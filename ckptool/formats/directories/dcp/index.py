@@ -250,12 +250,9 @@ def _in_rows(shape: tuple[int, ...], boxes: Sequence[tuple[tuple[Inert, ...], tu
 
     Nearly all are, and this is many times as fast as asking whether they tile the shape.
     """
-    if not boxes or not shape or 0 in shape or len(boxes[0][1]) != len(shape):
+    if not boxes or not shape or 0 in shape:
         return None
-    cut = [axis for axis, size in enumerate(boxes[0][1]) if size != shape[axis]]
-    if len(cut) > 1:
-        return None
-    axis = cut[0] if cut else 0
+    axis = next((axis for axis, (size, whole) in enumerate(zip(boxes[0][1], shape, strict=False)) if size != whole), 0)
     before, after, zeros = shape[:axis], shape[axis + 1 :], (0,) * len(shape)
     found: list[Box] = []
     at, last, sizes = 0, 0, shape

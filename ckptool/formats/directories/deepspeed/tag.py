@@ -1,4 +1,4 @@
-"""What the states in one folder are as one checkpoint."""
+"""Read the states in one folder as one checkpoint."""
 
 from __future__ import annotations
 

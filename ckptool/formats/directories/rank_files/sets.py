@@ -1,4 +1,4 @@
-"""Which files in a folder are of the ranks of one save, going by their names."""
+"""Which files in a folder the ranks of one save wrote, going by their names."""
 
 from __future__ import annotations
 

@@ -1,0 +1,51 @@
+"""How far a call reaches by its name alone: it makes data, runs code of a package, or reaches the system."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from ckptool.pickles import dangerous_names as table
+from ckptool.pickles.effects import How
+from ckptool.pickles.reaching import canonical, listed, package_of, reaching
+
+Grade: TypeAlias = Literal["data", "code", "system"]
+"""It makes data; runs code of a package; runs commands or text, opens files or connections, changes the interpreter."""
+
+
+@lru_cache(maxsize=1 << 12)
+def is_plain(module: str, name: str) -> bool:
+    """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
+    full = canonical(module, name)
+    return full in table.PLAIN or _fits(full, name)
+
+
+def _fits(name: str, qualified: str) -> bool:
+    """Say whether a name is one of the many that only make data, and none that is known for something else."""
+    return re.fullmatch(table.PLAIN_PATTERN, name) is not None and reaching(name, qualified) is None
+
+
+def is_known(name: str) -> bool:
+    """Say whether this is a name of Python's library, or of what is known to reach the system."""
+    return package_of(name) in table.STDLIB or listed(name) is not None
+
+
+@lru_cache(maxsize=1 << 12)
+def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
+    """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
+    if name in table.PLAIN or _fits(name, qualified):
+        return "data", None
+    if name in table.HARMLESS:
+        return "code", None
+    reason = reaching(name, qualified)
+    if reason or (how == "calls" and name in table.CALLED_CLASSES):
+        return "system", reason or table.LOADS
+    if how == "builds" or re.fullmatch(table.HARMLESS_PATTERN, name):
+        return "code", None
+    package = package_of(name)
+    if package in table.STDLIB:
+        return "system", table.UNKNOWN_LIBRARY
+    if package in ("torch", "numpy"):
+        return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
+    return "code", None

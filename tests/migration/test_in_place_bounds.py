@@ -1,0 +1,217 @@
+"""What is edited in place, and what is refused, at the very bounds: ends of zips, local headers, headers, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ckptool import MigrationRefused, diff, migrate, open_checkpoint
+from ckptool.archives.archive import Archive
+from ckptool.archives.zip_directory import END_SEARCH
+from ckptool.archives.zip_layout import END_MAGIC
+from ckptool.migration.in_place import zip_edit
+from ckptool.migration.in_place.stream_edit import tree_room
+from ckptool.migration.in_place.zip_edit import _is_made_of, _refuse_other_ends, plan_zip
+from ckptool.migration.output.editing import FileEdit, poison_like
+from ckptool.migration.output.journal import Run
+from ckptool.sources.source import BytesSource
+from tests import build
+from tests.each import each
+from tests.zip_bytes import read, stored, whole
+
+POISON = poison_like(END_MAGIC)
+NAME = "m/data.pkl"
+
+
+# Ends of zips that a torn write would make
+
+
+def mixtures(first: bytes, second: bytes) -> Iterator[bytes]:
+    """Yield what is there when the first bytes are of one text, and those from a cut on of the other."""
+    for cut in range(min(len(first), len(second)) + 1):
+        yield first[:cut] + second[cut:]
+
+
+def test_an_end_record_is_made_of_two_texts_where_one_of_their_mixtures_has_it() -> None:
+    pieces = [END_MAGIC[start:stop] for start in range(4) for stop in range(start + 1, 5) if stop - start < 4]
+    texts = [(b"." * at + piece).ljust(5, b".") for piece in pieces for at in range(6 - len(piece))]
+    texts += [b"", b"P", b"PK", b"\6", b"\5\6", b"PPK\5.", b"K\5\6.K\5\6."]
+    for first, second in product(texts, texts):
+        assert _is_made_of(first, second) == any(END_MAGIC in one for one in mixtures(first, second)), (first, second)
+
+
+class Strict(BytesSource):
+    """Has no bytes where a file has none."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        assert 0 <= offset <= offset + nbytes <= self.nbytes or not nbytes
+        return super().read(offset, nbytes)
+
+
+def is_refused(data: bytes, edit: FileEdit) -> bool:
+    try:
+        _refuse_other_ends(Strict(data), edit)
+    except MigrationRefused as error:
+        return error.kind == "not-in-place"
+    return False
+
+
+def states(data: bytes, edit: FileEdit) -> Iterator[bytes]:
+    """Yield what is in a file while its one run is written, one way or the other, with the guard poisoned."""
+    (run,) = edit.runs
+    old = data[: edit.guard] + edit.poison + data[edit.guard + 4 :]
+    new = old[: run.offset] + run.data + old[run.end :]
+    guard = edit.new_guard.offset
+    new = new[:guard] + edit.poison + new[guard + 4 :]
+    yield from mixtures(old, new)
+    yield from mixtures(new, old)
+
+
+@each("piece", [1 << 16, 5, 1])
+def test_no_state_of_an_edit_may_show_another_end(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of the magic stands in the old bytes or, where some are new, in those instead."""
+    monkeypatch.setattr(zip_edit, "_PIECE", piece)
+    end = END_MAGIC + bytes(18)
+    for old, new, start in ((b"." * 60 + end, b"-" * 12, 30), (b"." * 20 + end, b"-" * 30 + end, 20)):
+        guard = len(old) - len(end)
+        new_guard = max(guard, start + len(new) - len(end))
+        for at in range(start - 5, min(start + len(new) + 3, new_guard - 3)):
+            for in_new in product((False, True), repeat=4):
+                changed, added = bytearray(old), bytearray(new)
+                for place, byte, is_new in zip(range(at, at + 4), END_MAGIC, in_new, strict=True):
+                    if is_new and start <= place < start + len(new):
+                        added[place - start] = byte
+                    elif place < len(old) and not guard <= place < guard + 4:
+                        changed[place] = byte
+                run = Run(start, bytes(added))
+                edit = FileEdit(max(len(old), run.end), (run,), guard, Run(new_guard, END_MAGIC), POISON)
+                shown = any(END_MAGIC in state for state in states(bytes(changed), edit))
+
+                assert is_refused(bytes(changed), edit) == shown, (at, in_new)
+
+
+def edited_with(place: int, nbytes: int = 1 << 17) -> tuple[bytes, FileEdit]:
+    """Return a file with another magic of an end record at a place, and an edit of its bytes 200 to 207."""
+    data = bytearray(nbytes)
+    data[place : place + 4] = END_MAGIC
+    guard = nbytes - 22
+    data[guard : guard + 4] = END_MAGIC
+    return bytes(data), FileEdit(nbytes, (Run(200, bytes(8)),), guard, Run(guard, END_MAGIC), POISON)
+
+
+def test_only_ends_that_a_reader_looks_for_are_in_the_way() -> None:
+    begin = (1 << 17) - 22 - END_SEARCH
+
+    assert is_refused(*edited_with(begin))
+    assert not is_refused(*edited_with(begin - 1))
+    assert is_refused(*edited_with(0, 1000))
+    assert not is_refused(*edited_with(208))  # behind all that is written
+    assert is_refused(*edited_with(208, 1000))
+    assert not is_refused(*edited_with(200 - 4))
+
+
+# The places of what is edited in a zip
+
+
+def torch_zip(*, prefix: bytes = b"", extra: bytes = b"", payload: bytes = b"", name: bytes = NAME.encode()) -> bytes:
+    pickled = payload or build.pickled({"a": 1})
+    local = {"name": name, "extra": extra}
+    members = [
+        replace(stored(NAME, pickled, local=local), name=name),
+        stored("m/byteorder", b"little"),
+        stored("m/version", b"3\n"),
+    ]
+    return whole(members, prefix=prefix)
+
+
+def edited(data: bytes, pickled: bytes, name: str = NAME) -> bytes:
+    edit = plan_zip(read(data), name, pickled)
+    new = bytearray(data.ljust(edit.nbytes, b"\0"))
+    for run in edit.runs:
+        new[run.offset : run.end] = run.data
+    assert edit.new_guard.data == bytes(new[edit.new_guard.offset :][:4]) == END_MAGIC
+    return bytes(new)
+
+
+def pickle_of(archive: Archive) -> bytes:
+    assert archive.damage(archive) is None
+    return archive.content(NAME).read(0, archive[NAME].nbytes)
+
+
+@each("change", [-4, -1, 0, 1, 5])
+def test_only_a_pickle_of_the_same_size_takes_the_place_of_the_old_one(change: int) -> None:
+    old = build.pickled({"a": "x" * 20})
+    new = build.pickled({"a": "y" * (20 + change)})
+    archive = read(edited(torch_zip(payload=old), new))
+
+    assert pickle_of(archive) == new
+    assert (len(archive) == 4) == bool(change)
+    assert not archive.notes
+
+
+def in_extra(name_n: int, extra_n: int) -> bytes:
+    """Return an extra field that holds what could be the name of the member behind the end of a local header."""
+    inner = pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, 0, 0, name_n, extra_n) + NAME.encode() + bytes(40)
+    return pack("<2H", 0x4B42, len(inner)) + inner
+
+
+@each(("name_n", "extra_n"), [(9, 41), (11, 39), (10, 39), (10, 41), (9, 40), (11, 40)])
+def test_names_in_extra_fields_are_not_taken_for_that_of_the_member(name_n: int, extra_n: int) -> None:
+    data = torch_zip(extra=in_extra(name_n, extra_n))
+    for new in (build.pickled({"a": 2}), build.pickled({"longer": 2})):
+        archive = read(edited(data, new))
+        assert pickle_of(archive) == new
+
+
+def test_a_local_header_with_as_many_extra_fields_as_there_can_be_is_found() -> None:
+    field = pack("<2H", 0x4B42, 0xFFFF - 4) + bytes(0xFFFF - 4)
+    new = build.pickled({"b": 2})
+
+    assert pickle_of(read(edited(torch_zip(extra=field, prefix=bytes(1000)), new))) == new
+
+
+def test_a_name_that_is_no_utf8_is_not_looked_for() -> None:
+    data = torch_zip(name=b"\x81/data.pkl")
+    for new in (build.pickled({"b": 2}), build.pickled({"longer": 2})):
+        with pytest.raises(MigrationRefused, match="another name in the directory"):
+            plan_zip(read(data), "\u00fc/data.pkl", new)
+
+
+# Headers of safetensors, and legacy streams
+
+
+def test_a_header_may_take_all_the_room_that_there_is(tmp_path: Path) -> None:
+    path, copy = tmp_path / "model.safetensors", tmp_path / "copy.safetensors"
+    save_file({"a" * 20: torch.ones(3)}, path, {"format": "pt"})
+    room = int.from_bytes(path.read_bytes()[:8], "little")
+    spaces = room - len(path.read_bytes()[8 : 8 + room].rstrip())
+    fits = "b" * (20 + spaces)
+    migrate(path, copy, rename=[("^.*$", fits)])
+    with pytest.raises(MigrationRefused) as refused:
+        migrate(path, in_place=True, rename=[("^.*$", f"{fits}b")])
+    migrate(path, in_place=True, rename=[("^.*$", fits)])
+
+    assert (refused.value.kind, refused.value.needed, refused.value.actual) == ("no-room", room + 1, room)
+    assert diff(path, copy).same
+    assert path.read_bytes()[8:][:room].rstrip()[-1:] == b"}"
+    assert path.read_bytes()[8 + room - 1 : 8 + room] == b"}"
+
+
+def test_keys_that_are_no_texts_are_written_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    rooms: list[Any] = []
+    for key in (0, "0"):
+        tree = {"a": build.tensor(build.storage(key="0", rest=(None,)))}
+        path.write_bytes(build.legacy(tree, [("0", 4, build.floats())], keys=[key]))
+        with open_checkpoint(path) as checkpoint:
+            pickled = checkpoint.pickles[-2]
+            rooms.append(tree_room(checkpoint, whole=True) - (pickled.end - pickled.start))
+    assert rooms == [0, 0]
