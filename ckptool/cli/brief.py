@@ -64,6 +64,10 @@ class BriefInspect:
         return self._paths.line(word, path, _GAP.join(shown))
 
 
+_OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")
+"""What is asked about many files first: what they would run."""
+
+
 class BriefCheck:
     """What ``check`` says of each file in a line: the first of its severest findings."""
 
@@ -80,6 +84,7 @@ class BriefCheck:
             return
         worst = report.worst
         found = [one for one in report.findings if one.severity == worst and worst != "info"]
+        found.sort(key=lambda one: one.code not in _OF_SAFETY)
         more = f" (and {len(found) - 1:,} more)" if found[1:] else ""
         facts = f"{report.format}, {show_nbytes(report.file_nbytes or 0)}"
         say(self._paths.line(_word(worst), path, f"{found[0].code} {found[0].message}{more}" if found else facts))

@@ -9,6 +9,7 @@ from ckptool.messages import counted, counts, labelled, show_nbytes
 
 _WORDS = {None: "fine", "info": "fine", "warning": "with warnings", "error": "with errors"}
 _NOT_OPENED = "not opened"
+_GRADES = ("data", "code", "system", "unknown")
 
 
 class Totals:
@@ -17,6 +18,7 @@ class Totals:
     def __init__(self) -> None:
         self._found: Counter[str] = Counter()
         self._formats: Counter[str] = Counter()
+        self._grades: Counter[str] = Counter()
         self._nbytes = self._others = 0
 
     def opened(self, worst: str | None, file_format: str | None, nbytes: int | None) -> None:
@@ -24,6 +26,10 @@ class Totals:
         self._found[_WORDS[worst]] += 1
         self._formats[file_format or "unknown"] += 1
         self._nbytes += nbytes or 0
+
+    def graded(self, grade: str) -> None:
+        """Count a file by what unpickling it would do: ``unknown`` if not all of it could be looked at."""
+        self._grades[grade] += 1
 
     def not_opened(self) -> None:
         self._found[_NOT_OPENED] += 1
@@ -46,5 +52,7 @@ class Totals:
         yield f"{counted(files, 'checkpoint')}, {show_nbytes(self._nbytes)}{': ' if kinds else ''}{kinds}"
         if self._formats:
             yield labelled("formats", counts(dict(self._formats.most_common())))
+        if self._grades:
+            yield labelled("grades", counts({grade: self._grades[grade] for grade in _GRADES if self._grades[grade]}))
         if self._others:
             yield labelled("passed over", f"{counted(self._others, 'file')} of other kinds")

@@ -72,7 +72,9 @@ def test_check_says_the_severest_finding_of_each_file_in_a_line() -> None:
     shown = run("check", "-b", WARNED, FINE, code=1).stdout.splitlines()
     whole = json.loads(run("check", "--json", WARNED, code=1).stdout)
 
-    first = next(one for one in whole["findings"] if one["severity"] == "warning")
+    warnings = [one for one in whole["findings"] if one["severity"] == "warning"]
+    first = next(one for one in warnings if one["code"] == "CK206")  # what it would run, before what loads it
+    assert warnings[0] != first
     assert shown[0].startswith(f"warning  {WARNED}")
     assert f"{first['code']} {first['message']}" in shown[0]
     assert shown[1].startswith(f"fine     {FINE}")
@@ -281,3 +283,11 @@ def test_what_lies_beside_and_cannot_be_opened_is_named_as_a_file(tmp_path: Path
     (found,) = re.findall(r"CK114 (.*)\n.*\n +Run: (.*)", run("check", tmp_path, code=1).stdout)
     assert found[0].startswith("'b.pth' beside it cannot be opened: truncated")
     assert found[1] == f"ckptool check {tmp_path}/b.pth"
+
+
+def test_the_total_says_how_many_would_run_what(folder: Path) -> None:
+    (folder / "runs" / "evil.pth").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+
+    shown = run("check", "-b", "-r", folder / "runs", code=2).stdout
+    assert "grades       data (1), code (1), system (1), unknown (1)" in shown
+    assert "grades" not in run("inspect", "-b", "-r", folder / "runs", code=2).stdout
