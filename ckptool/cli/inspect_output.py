@@ -153,7 +153,9 @@ class Globals(Plain):
 
 
 class Sources(Plain):
-    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+    def opened(self, checkpoint: Checkpoint, path: str) -> None:
+        if not checkpoint.class_sources:
+            say(messages.show(f"{path}: it carries no source code"), err=True)
         for found in checkpoint.class_sources:
             _print([messages.show(f"# {found.name}, from {found.path}")])
             _print(messages.show(line.expandtabs(8)) for line in found.text.split("\n"))

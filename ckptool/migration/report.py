@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -346,8 +346,8 @@ def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
     yield "form", *(FORMS[file.form] for file in files)
     yield "tensors", *(f"{file.tensors:,}" + (f", {file.tied:,} of them tied" if file.tied else "") for file in files)
     yield "parameters", *(f"{file.numel:,}" for file in files)
-    yield "devices", *(counts(file.devices) or "-" for file in files)
-    yield "dtypes", *(counts(file.dtypes) or "-" for file in files)
+    yield "devices", *(counts(_most_first(file.devices)) or "-" for file in files)
+    yield "dtypes", *(counts(_most_first(file.dtypes)) or "-" for file in files)
     if any(file.prefixes for file in files):
         yield "prefix", *(show("".join(file.prefixes)) or "-" for file in files)
 
@@ -378,3 +378,8 @@ def _casts(report: MigrationReport) -> Iterator[str]:
 
 def _cut(overflowed: int) -> str:
     return f", {overflowed:,} cut to the largest value" if overflowed else ""
+
+
+def _most_first(found: Mapping[str, int]) -> dict[str, int]:
+    """Return counts in an order of their own, so that equal ones of two files look equal."""
+    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))

@@ -294,3 +294,10 @@ def test_large_counts_are_said_as_people_say_them_too(number: int, shown: str) -
     from ckptool.messages import rough
 
     assert rough(number) == shown
+
+
+def test_a_file_without_source_code_says_so() -> None:
+    done = CliRunner().invoke(cli, ["inspect", "--source", str(FIXTURES / "lenet-state-dict-cpu-zip.pth")])
+
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "it carries no source code" in done.stderr
