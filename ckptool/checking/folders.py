@@ -10,7 +10,6 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.sources.folders import is_folder
 from ckptool.tensors.tensor import identity
 
 
@@ -125,5 +124,7 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
 
 def _is_beside(checkpoint: Checkpoint, name: str) -> bool:
     """Say whether what cannot be opened is another file of the folder that one was chosen from."""
+    from ckptool.sources.folders import is_folder  # most files are opened whole
+
     first = name.partition("::")[0]
     return not is_folder(checkpoint.path or "") and not any(first in archive for archive in checkpoint.archives)

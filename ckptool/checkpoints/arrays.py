@@ -15,7 +15,6 @@ from ckptool.checkpoints.roles import role_of
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.pickles.numpy_values import is_array
 from ckptool.tensors.rebuild import Rebuilder
 
 
@@ -66,6 +65,10 @@ def _has_arrays_alone(group: Group, contents: Contents) -> bool:
 def _has_arrays(contents: Contents, limits: Limits) -> bool:
     """Say whether there is an array anywhere in what holds no tensor."""
     todo = [node for _, node in contents.extras]
+    if not todo:
+        return False
+    from ckptool.pickles.numpy_values import is_array  # many files hold nothing but tensors
+
     seen: set[int] = set()
     while todo:
         check_cancelled(limits.cancellation)
@@ -75,10 +78,14 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
         seen.add(id(node))
         if is_array(node):
             return True
-        todo.extend(child for child in nodes.held(node) if nodes.is_container(child) and not _is_nothing(child))
+        todo.extend(
+            child
+            for child in nodes.held(node)
+            if nodes.is_container(child) and (is_array(child) or not _is_little(child))
+        )
     return False
 
 
-def _is_nothing(node: Inert) -> bool:
-    """Say whether a container can neither be an array nor hold one."""
-    return (nodes.is_small(node) or nodes.is_bare(node)) and not is_array(node)
+def _is_little(node: Inert) -> bool:
+    """Say whether a container holds so little that no array is in it."""
+    return nodes.is_small(node) or nodes.is_bare(node)

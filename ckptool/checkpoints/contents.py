@@ -6,24 +6,25 @@ a tensor anywhere below; the second follows only the marked ones, in file order,
 name. A subtree without tensors is one extra, whatever its size. So a tree that shares its parts a billion times over
 costs what it stores, unless it holds tensors, and then the limit on names stops it.
 
-No name makes a file unreadable: keys that are no text are named by their value or numbered (see ``keys``), and names
-that are equal all the same are told apart by a number after them.
+No name makes a file unreadable: keys that are no text are named in ``key_names``, and equal names get a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from ckptool.cancellation import check_cancelled, each
 from ckptool.checkpoints import modules
-from ckptool.checkpoints.key_names import KeyNames
 from ckptool.errors import AmbiguousFile, LimitExceeded
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, PersistentId
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import Kind, TensorInfo
+
+if TYPE_CHECKING:
+    from ckptool.checkpoints.key_names import KeyNames
 
 # A part that is shared has a path for each way to it. These count what the paths may cost: so much for any file, so
 # much more for each thing that stands in it, and this for the object round a path.
@@ -127,7 +128,7 @@ class _Collector:
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """What is left for paths."""
-        self._keys = KeyNames(root)
+        self._keys: KeyNames | None = None
         self._walks: dict[int, modules.StateDictWalk] = {}
         self._last_number: dict[str, int] = {}
         self._told: set[int] = set()  # tensors inside models that already have a name
@@ -167,7 +168,8 @@ class _Collector:
         below = self._named(node, below)
         tensors = [info for info in infos if info is not None]
         if len(tensors) < len(below):
-            self._keys.number_parameters(below)
+            if nodes.lookup(below, "param_groups") is not None:
+                self._key_names().number_parameters(below)
             return [(child, self._join(path, component), group) for component, child in below]
         self._add_tensors(path, [component for component, _ in below], tensors, group)
         return []
@@ -291,7 +293,14 @@ class _Collector:
             return below
         if nodes.mapping_pairs(node) is not None:
             self._refuse_repeated(below)
-        return list(zip(self._keys.components(node, keys), (child for _, child in below), strict=True))
+        return list(zip(self._key_names().components(node, keys), (child for _, child in below), strict=True))
+
+    def _key_names(self) -> KeyNames:
+        from ckptool.checkpoints.key_names import KeyNames  # most keys are text
+
+        if self._keys is None:
+            self._keys = KeyNames(self._root)
+        return self._keys
 
     def _refuse_repeated(self, mapping: list[tuple[Inert, Inert]]) -> None:
         """Refuse a key that a mapping has twice, each time for a tensor: which one it is depends on the reader."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Form
-from ckptool.checkpoints.module_facts import ModuleFacts
 from ckptool.checkpoints.roles import NO_WEIGHTS, role_of
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reader import Pickle
@@ -16,6 +15,7 @@ from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:  # most checkpoints are alone, and each of these classes takes a while to make
     from ckptool.checkpoints.companions import Beside, Member, PartOf, Shard
+    from ckptool.checkpoints.module_facts import ModuleFacts
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -110,7 +110,7 @@ class Recorded(NamedTuple):
     """Names that were left out of the file, and for each the name under which its tensor is stored."""
     order: tuple[str, ...] = ()
     """All names, the left-out ones too, in the order that they had; empty where it is not recorded."""
-    modules: Mapping[str, ModuleFacts] = MappingProxyType({})
+    modules: "Mapping[str, ModuleFacts]" = MappingProxyType({})
     texts: Mapping[str, str] = _NOTHING
 
 

@@ -11,7 +11,6 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary
 from ckptool.cli.text import with_options
 from ckptool.messages import FORMS, LISTED, counted, counts, listed, rough, show, show_nbytes, some
-from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ def _adapter(found: Adapter) -> str:
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each value that is not a tensor: its path, its type, what it is."""
+    from ckptool.pickles.describe import describe, kind_of
+
     for path, node in checkpoint.extras:
         yield show(f"{path or '(root)'}: {kind_of(node)} = {describe(node)}")
 
@@ -159,6 +160,8 @@ def _extras(extras: Sequence[tuple[str, Inert]]) -> str:
 
 def _extra(path: str, node: Inert) -> str:
     """Return a path, with its value where that is a number or a word."""
+    from ckptool.pickles.describe import describe, scalar_of  # many files hold nothing but tensors
+
     if not path:
         return describe(node)
     value = scalar_of(node)

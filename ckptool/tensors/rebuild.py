@@ -11,13 +11,13 @@ Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the ol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptool.errors import LimitExceeded, MalformedFile
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
 from ckptool.tensors import rebuild_composites as composites
-from ckptool.tensors.array_tensors import ArrayTensors
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.rebuild_arguments import (
     as_device,
@@ -30,6 +30,9 @@ from ckptool.tensors.rebuild_arguments import (
 from ckptool.tensors.rebuild_composites import Args, Parts
 from ckptool.tensors.storage_ids import TypedStorage
 from ckptool.tensors.tensor import ARRAY, TensorInfo, check_extent, make_tensor_info
+
+if TYPE_CHECKING:
+    from ckptool.tensors.array_tensors import ArrayTensors
 
 _MAX_DEPTH: Final = 32  # a parameter around a subclass around a quantised tensor is four
 _MAX_PARTS: Final = 1_000_000
@@ -56,7 +59,6 @@ class Rebuilder:
         self._others: dict[int, Global] = {}
         """What makes no tensors. Of their calls nothing is kept: each costs as much again as the call itself."""
         self._takes_arrays = False
-        self._arrays = ArrayTensors()
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
         self._states: dict[int, tuple[int, Parts, bool]] = {}
@@ -67,6 +69,12 @@ class Rebuilder:
         self._depth = 0
         self._plain: Global | None = None
         """What the pickle calls for a plain tensor, once it was met: most calls of most files are of it."""
+
+    @cached_property
+    def _arrays(self) -> ArrayTensors:
+        from ckptool.tensors.array_tensors import ArrayTensors  # many files have none
+
+        return ArrayTensors()
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """

@@ -26,7 +26,7 @@ leave, os._exit = os._exit, end
 from ckptool.__main__ import main
 main()
 """
-PAIRS = [("dcp", "dcp"), ("safetensors", "dcp"), ("zip", "dcp"), ("dcp", "safetensors"), ("dcp", "zip")]
+PAIRS = [("dcp", "safetensors"), ("safetensors", "dcp"), ("zip", "dcp"), ("dcp", "dcp"), ("dcp", "zip")]
 ENDINGS = {"dcp": "", "safetensors": ".safetensors", "zip": ".pt"}
 
 
@@ -35,8 +35,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("small")
     found = {form: folder / f"small{ending}" for form, ending in ENDINGS.items()}
     state = {f"layers.{number}.weight": torch.full((4, 4), float(number)) for number in range(20_000)}
-    save_file(state, found["safetensors"])
     if scale > 1:
+        save_file(state, found["safetensors"])
         torch.save(state, found["zip"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,7 +46,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
-@pytest.mark.parametrize(("before", "after"), PAIRS if scale > 1 else PAIRS[:2])
+@pytest.mark.parametrize(("before", "after"), PAIRS if scale > 1 else PAIRS[:1])
 def test_small_tensors_take_little(sources: dict[str, Path], tmp_path: Path, before: str, after: str) -> None:
     form = ["--form", "dcp"] if after == "dcp" else []
     target = tmp_path / f"out{ENDINGS[after]}"
