@@ -56,7 +56,7 @@ class FolderSource:
         Links count as what they lead to; a folder below that cannot be listed is empty.
 
         Raises:
-            FileUnavailable: This folder itself cannot be listed.
+            FileUnavailable: This folder itself may not be listed.
         """
         known = self._listed.get(folder)
         if known is not None:
@@ -201,13 +201,12 @@ def _scan(path: str) -> os._ScandirIterator[str]:
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Say in an error of ours why the system does not list a folder."""
+    """Say in an error of ours that a folder may not be listed; one that is gone by now is empty."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM):
-            raise unavailable(error) from error
-        raise FileUnavailable("a folder that you may not list: permission denied", kind="permission") from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise FileUnavailable("a folder that you may not list: permission denied", kind="permission") from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -181,7 +181,8 @@ class OutputFolder:
         aside: list[str] = []
         try:
             while not self._is_renamed(temporary):
-                if os.path.lexists(self.path) and not (self._force and os.path.isdir(self.path)):
+                mode = self._mode()  # asked once: others may take the name, or give it up, meanwhile
+                if mode is not None and not (self._force and stat.S_ISDIR(mode)):
                     raise self._exists()
                 place = parts.name_aside(self.path)
                 with suppress(FileNotFoundError):
@@ -193,6 +194,12 @@ class OutputFolder:
                     os.rename(aside[-1], self.path)
             raise
         return aside
+
+    def _mode(self) -> int | None:
+        """Return the mode of what has the name now; None if nothing has."""
+        with suppress(FileNotFoundError):
+            return os.lstat(self.path).st_mode
+        return None
 
     def _is_renamed(self, temporary: str) -> bool:
         try:
