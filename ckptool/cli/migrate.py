@@ -25,7 +25,7 @@ from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import MigrationReport
 from ckptool.names import renaming
 from ckptool.sources.meter import Progress
-from ckptool.sources.naming import below, is_far
+from ckptool.sources.naming import below, is_far, shown_path
 
 _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
@@ -203,7 +203,9 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
         if options[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} is for what is written anew, not for --in-place")
     for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
-        if not is_far(path) and not os.path.lexists(path.partition("::")[0]):
+        if is_far(path):
+            raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")
+        if not os.path.lexists(path.partition("::")[0]):
             raise click.UsageError(f"{show(path)} is not there: with --in-place, all paths are files to edit")
     return True
 

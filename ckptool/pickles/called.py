@@ -18,7 +18,6 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.scanner import may_hold_pickles
 
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
-_PARTIAL: Final = "functools.partial"
 _NEVER_CALLED: Final = frozenset((bool, int, float, str, type(None)))
 """Types of values that do nothing as a method of what has them."""
 
@@ -43,7 +42,7 @@ def told(names: Iterable[Global], calls: Iterable[tuple[Call, int]]) -> list[Tol
 
     def note(offset: int, verdicts: Iterable[Verdict]) -> bool:
         for one in verdicts:
-            if grading.is_wary(one) and not (one.name == _PARTIAL and one.why is None):
+            if grading.is_wary(one):
                 return False  # what it is given, and what becomes of the result, decides
             known = found.get((one.how, one.name)) or Told(offset, one, 0)
             found[one.how, one.name] = known._replace(times=known.times + 1)
@@ -88,21 +87,9 @@ def _of_call(call: Call, offset: int) -> list[Verdict] | None:
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
         return [] if may_hold_pickles(effect.arguments[0]) else None
-    if grading.keeps_calls(func) and not _keeps_a_name(call):
+    if call.state is not None and grading.keeps_calls(func):
         return None
     return list(grading.judge(effect, None))
-
-
-def _keeps_a_name(call: Call) -> bool:
-    """Say whether a ``functools.partial`` is of a name: whoever calls it, calls that, and all names are judged."""
-    kept, state = nodes.partial_of(call), call.state
-    if kept is None or state is None:
-        return kept is not None
-    if type(state) is not tuple or len(state) != 4 or type(state[0]) is not Global:
-        return False
-    if (state[0].module, state[0].name) != (kept.module, kept.name) or type(state[1]) is not tuple:
-        return False
-    return state[3] is None or (type(state[3]) is Dict and _is_plain(state[3]))
 
 
 def _effect(call: Call, offset: int) -> Effect:

@@ -502,3 +502,10 @@ def test_nothing_is_edited_if_a_path_is_not_there(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "all paths are files to edit" in done.stderr
     assert path.read_bytes() == before
+
+
+def test_what_is_far_away_is_not_edited() -> None:
+    done = CliRunner().invoke(cli, ["migrate", "s3://bucket/x.pth", "--in-place", "--to", "cpu"])
+
+    assert done.exit_code == 2
+    assert "s3://bucket/x.pth is far away" in done.stderr
