@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from ckptool.cancellation import Cancellation
     from ckptool.checking.check import CheckReport, check
     from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-    from ckptool.checkpoints.companions import Member
-    from ckptool.checkpoints.parsed import ClassSource
+    from ckptool.checkpoints.companions import ClassSource, Member
     from ckptool.diffing.diff import diff
     from ckptool.diffing.report import DiffReport
     from ckptool.errors import (
@@ -101,8 +100,7 @@ _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
     "ckptool.checking.check": ("CheckReport", "check"),
     "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
-    "ckptool.checkpoints.companions": ("Member",),
-    "ckptool.checkpoints.parsed": ("ClassSource",),
+    "ckptool.checkpoints.companions": ("ClassSource", "Member"),
     "ckptool.diffing.diff": ("diff",),
     "ckptool.diffing.report": ("DiffReport",),
     "ckptool.formats": ("open_checkpoint",),

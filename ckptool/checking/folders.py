@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Final
 
 from ckptool.checking.finding import Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
-from ckptool.pickles import nodes
 from ckptool.tensors.tensor import identity
 
 
@@ -97,17 +97,6 @@ def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         yield Finding("CK163", "warning", what, "Download again what is missing; what was opened is whole without it.")
 
 
-def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK133: the file is the index of a torch.distributed.checkpoint."""
-    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
-        yield Finding(
-            "CK133",
-            "info",
-            "the index of a torch.distributed.checkpoint: names and shapes of tensors that are in its .distcp files",
-            "Open the folder in which it is called '.metadata', beside them.",
-        )
-
-
 def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK114: a member of the archive is a checkpoint, by its name or its content, and cannot be opened."""
     hint = "Nothing is known of what it holds."
@@ -128,3 +117,7 @@ def _is_beside(checkpoint: Checkpoint, name: str) -> bool:
 
     first = name.partition("::")[0]
     return not is_folder(checkpoint.path or "") and not any(first in archive for archive in checkpoint.archives)
+
+
+OF_THE_INDEX: Final = (remarks, absent_names, parts_apart)
+AROUND_IT: Final = (unopened_members, announced_size, one_of_a_set, once_more, leftovers, unfinished)

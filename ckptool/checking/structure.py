@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from ckptool.checking import folders, usual_names
+from ckptool.checking import usual_names
 from ckptool.checking.finding import Advice, Finding, run
-from ckptool.checking.unusual_tensors import clashing_names, not_plain, parts_of_ranks
+from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
 from ckptool.messages import counted, some
 from ckptool.names.wrappers import ADDED_BY, HEADS, beside_wrapped, is_averaged_pair
+from ckptool.pickles import nodes
 from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY
 
@@ -25,6 +26,24 @@ def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Fin
     """Return everything notable about a checkpoint, in the order of ``CHECKS``."""
     known = summary or summarise(checkpoint)
     return tuple(finding for check in CHECKS for finding in check(checkpoint, known))
+
+
+def index_of_files(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """What the index of a checkpoint that is several files says."""
+    if checkpoint.remarks or checkpoint.absent or checkpoint.unmerged is not None:
+        from ckptool.checking import folders  # most are one file, that lies alone
+
+        for check in folders.OF_THE_INDEX:
+            yield from check(checkpoint, summary)
+
+
+def other_files(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+    """What is in the other files of a set, an archive or a folder."""
+    if checkpoint.unopened or checkpoint.announced_nbytes is not None or checkpoint.part_of or checkpoint.beside:
+        from ckptool.checking import folders
+
+        for check in folders.AROUND_IT:
+            yield from check(checkpoint, summary)
 
 
 def container_notes(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -200,18 +219,6 @@ def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding
         )
 
 
-def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
-    """CK401: a whole model holds tensors that its state_dict() would not give."""
-    if checkpoint.attributes:
-        names = list(checkpoint.attributes)
-        yield Finding(
-            "CK401",
-            "info",
-            f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
-            *run(checkpoint, "inspect", all=True),
-        )
-
-
 def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK132: the weights of a program have no names of a model."""
     if checkpoint.traits.program is None or checkpoint.tensors:
@@ -231,6 +238,17 @@ def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Findin
             f"its state_dict() is empty: {counted(len(checkpoint.attributes), 'tensor')} without a name in what its "
             f"__getstate__() gave",
             "Load it with torch.jit.load(), or use the model that was scripted.",
+        )
+
+
+def distributed_index(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK133: the file is the index of a torch.distributed.checkpoint."""
+    if nodes.class_name(checkpoint.root) == "torch.distributed.checkpoint.metadata.Metadata":
+        yield Finding(
+            "CK133",
+            "info",
+            "the index of a torch.distributed.checkpoint: names and shapes of tensors that are in its .distcp files",
+            "Open the folder in which it is called '.metadata', beside them.",
         )
 
 
@@ -340,19 +358,12 @@ Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     damaged_index,
-    folders.remarks,
-    folders.absent_names,
-    folders.parts_apart,
+    index_of_files,
     container_notes,
     left_unread,
     other_members,
-    folders.unopened_members,
     embedded_files,
-    folders.announced_size,
-    folders.one_of_a_set,
-    folders.once_more,
-    folders.leftovers,
-    folders.unfinished,
+    other_files,
     clashing_names,
     empty_stubs,
     bound_method,
@@ -365,7 +376,7 @@ CHECKS: tuple[Check, ...] = (
     unused_storage,
     outside_state_dict,
     program_without_names,
-    folders.distributed_index,
+    distributed_index,
     model_code,
     unreadable,
     foreign_names,

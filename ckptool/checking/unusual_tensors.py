@@ -1,10 +1,10 @@
-"""What is notable about tensors of a checkpoint: names given twice, parts of distributed ones, no plain memory."""
+"""What is notable about tensors of a checkpoint: names given twice, parts of distributed ones, none of a state dict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptool.checking.finding import Finding
+from ckptool.checking.finding import Finding, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
 from ckptool.messages import counted, some
@@ -53,3 +53,15 @@ def not_plain(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     if layouts:
         listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
         yield Finding("CK502", "info", f"tensors that are not plain strided memory: {listed}")
+
+
+def outside_state_dict(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK401: a whole model holds tensors that its state_dict() would not give."""
+    if checkpoint.attributes:
+        names = list(checkpoint.attributes)
+        yield Finding(
+            "CK401",
+            "info",
+            f"outside the state_dict (constants, plain attributes, non-persistent buffers): {some(names)}",
+            *run(checkpoint, "inspect", all=True),
+        )

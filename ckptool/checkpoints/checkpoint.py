@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ckptool.checkpoints.contents import Contents, Form
 from ckptool.checkpoints.modules import StateDictWalk
@@ -13,7 +13,6 @@ from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import Role, choose_weights, role_of
 from ckptool.errors import DamagedFile
 from ckptool.messages import FORMS, counted, show_nbytes
-from ckptool.names.missing import ByName
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.sources.source import Source, far_under
 from ckptool.tensors.reading import LazyTensor
@@ -21,6 +20,15 @@ from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
+
+
+class ByName(dict[str, LazyTensor]):
+    """Tensors by name. ``d[name]`` raises a KeyError that names the nearest; ``get`` and ``in`` are a dict's."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        from ckptool.names.missing import Missing  # most names that are asked for are there
+
+        raise KeyError(Missing(name, self) if isinstance(name, str) else name)
 
 
 class StateDict(Mapping[str, LazyTensor]):

@@ -1,4 +1,4 @@
-"""Files that belong to a checkpoint: its shards, members of its archive, what lies beside it, the set that it is of."""
+"""What few checkpoints have: shards, members, files beside them, the set that they are of, source code, remarks."""
 
 from typing import NamedTuple
 
@@ -51,3 +51,20 @@ class PartOf(NamedTuple):
     """What the file is, in words."""
     path: str
     """The path to give for all of them together."""
+
+
+class ClassSource(NamedTuple):
+    """The source of a class, as legacy files carry it. Text: never compiled."""
+
+    name: str
+    path: str
+    """Of the source file on the machine that saved the checkpoint."""
+    text: str
+
+
+class Remark(NamedTuple):
+    """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""
+
+    code: str
+    what: str
+    hint: str | None = None

@@ -14,7 +14,7 @@ from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:  # most checkpoints are alone, and each of these classes takes a while to make
-    from ckptool.checkpoints.companions import Beside, Member, PartOf, Shard
+    from ckptool.checkpoints.companions import Beside, ClassSource, Member, PartOf, Remark, Shard
     from ckptool.checkpoints.module_facts import ModuleFacts
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -52,15 +52,6 @@ class Traits(NamedTuple):
         return self.loader if "(" in self.loader else f"{self.loader}()"
 
 
-class ClassSource(NamedTuple):
-    """The source of a class, as legacy files carry it. Text: never compiled."""
-
-    name: str
-    path: str
-    """Of the source file on the machine that saved the checkpoint."""
-    text: str
-
-
 class Stream(NamedTuple):
     """Consecutive pickles: bytes ``start`` to ``end`` of ``source``, which is a record or the file."""
 
@@ -83,24 +74,26 @@ class Stream(NamedTuple):
         return self._replace(record=f"{file}::{self.record}" if self.record else file)
 
 
-class Remark(NamedTuple):
-    """Something notable that the reader of a format saw, and that is a finding: its code says how grave it is."""
-
-    code: str
-    what: str
-    hint: str | None = None
-
-
-class Part(NamedTuple):
+class Part:
     """A file inside a file of a directory: a piece of a tensor, or a value, with checksums of its own."""
 
-    what: str
-    file: str
-    open: "Callable[[], Parsed]"
-    contradiction: "Callable[[Parsed], str | None] | None" = None
-    """Returns in what it is not what the index says."""
-    twin: "Callable[[], Parsed] | None" = None
-    """Opens what it has to be equal to, where ranks saved copies."""
+    __slots__ = ("contradiction", "file", "open", "twin", "what")
+
+    def __init__(
+        self,
+        what: str,
+        file: str,
+        open: "Callable[[], Parsed]",  # noqa: A002 - what it does
+        contradiction: "Callable[[Parsed], str | None] | None" = None,
+        twin: "Callable[[], Parsed] | None" = None,
+    ) -> None:
+        self.what = what
+        self.file = file
+        self.open = open
+        self.contradiction = contradiction
+        """Returns in what it is not what the index says."""
+        self.twin = twin
+        """Opens what it has to be equal to, where ranks saved copies."""
 
 
 class Recorded(NamedTuple):
@@ -130,7 +123,7 @@ class Parsed(NamedTuple):
     """Tensors of a program that are no attributes of its modules."""
     metadata: Mapping[str, str] = _NOTHING
     recorded: Recorded = Recorded()
-    class_sources: tuple[ClassSource, ...] = ()
+    class_sources: "tuple[ClassSource, ...]" = ()
     notes: tuple[str, ...] = ()
     rest: int | None = None
     """Where bytes begin that stand behind what is loaded."""
@@ -144,7 +137,7 @@ class Parsed(NamedTuple):
     shards: "tuple[Shard, ...]" = ()
     shard_of: Mapping[str, str] = _NOTHING
     announced_nbytes: int | None = None
-    remarks: tuple[Remark, ...] = ()
+    remarks: "tuple[Remark, ...]" = ()
     lost: tuple[str, ...] = ()
     parts: Iterable[Part] = ()
     absent: tuple[str, ...] = ()

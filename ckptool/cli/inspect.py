@@ -12,11 +12,10 @@ from ckptool.cli import tables, terminal
 from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import brief_option, check_one_form, many_files, rows
 from ckptool.cli.paths import AnyPath, far_options
-from ckptool.cli.selection import Selection, pattern
+from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
-from ckptool.names.filter import Filter
 
 
 @click.command()
@@ -72,7 +71,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     the index is read, so this is quick whatever the size. Exit code 2 means that a file could not be read.
     """
     check_one_form(options)
-    selection = Selection(pattern(options["grep"]), Filter(options["include"], options["exclude"]), options["sort"])
+    selection = selection_of(options, sort=options["sort"])
     found = targets(files, recursive=options["recursive"])
     failed, passed = False, 0
     with terminal.pager(asked=options["pager"]):

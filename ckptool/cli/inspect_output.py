@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptool import messages
 from ckptool.checking.finding import Finding, worst_of
@@ -15,8 +15,10 @@ from ckptool.cli.listing import Listing
 from ckptool.cli.options import limit_of
 from ckptool.cli.selection import Selection
 from ckptool.cli.text import error_text, say
-from ckptool.cli.totals import Totals
 from ckptool.errors import CkptoolError
+
+if TYPE_CHECKING:
+    from ckptool.cli.totals import Totals
 
 _LINES_AT_ONCE = 1000
 
@@ -44,24 +46,28 @@ def output_for(
     )
     if options["table_format"] is not None:
         return Tables(selection, listing)
-    return Reports(selection, listing, has_body=not options["quiet"], show_all=options["show_all"])
+    totals = _totals() if len(paths) > 1 else None
+    return Reports(selection, listing, totals, has_body=not options["quiet"], show_all=options["show_all"])
 
 
 class Reports:
     """For people: what each file is, its tensors, and what they come to."""
 
-    def __init__(self, selection: Selection, listing: Listing, *, has_body: bool, show_all: bool) -> None:
+    def __init__(
+        self, selection: Selection, listing: Listing, totals: Totals | None, *, has_body: bool, show_all: bool
+    ) -> None:
         self._selection = selection
         self._listing = listing
         self._has_body = has_body
         self._show_all = show_all
-        self._totals = Totals()
+        self._totals = totals
         self._begun = False
 
     def opened(self, checkpoint: Checkpoint, _: str) -> None:
         tensors = self._selection.of(checkpoint.tensors.values())
         summary, findings = _examined(checkpoint)
-        self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
+        if self._totals is not None:
+            self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
         head = inspect_report.head_lines(checkpoint, summary, findings)
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
         _print([""] if self._begun else [])
@@ -73,14 +79,17 @@ class Reports:
             _print(_everything_else(checkpoint, self._listing))
 
     def failed(self, _: str, error: CkptoolError) -> None:
-        self._totals.not_opened()
+        if self._totals is not None:
+            self._totals.not_opened()
         say(error_text(error), err=True)
 
     def passed_over(self) -> None:
-        self._totals.passed_over()
+        if self._totals is not None:
+            self._totals.passed_over()
 
     def end(self) -> None:
-        _print(terminal.wrapped(self._totals.lines(), self._listing.width))
+        if self._totals is not None:
+            _print(terminal.wrapped(self._totals.lines(), self._listing.width))
 
 
 class Brief:
@@ -90,7 +99,7 @@ class Brief:
         from ckptool.cli.brief import BriefInspect
 
         self._lines = BriefInspect(paths)
-        self._totals = Totals()
+        self._totals = _totals()
 
     def opened(self, checkpoint: Checkpoint, path: str) -> None:
         summary, findings = _examined(checkpoint)
@@ -187,6 +196,12 @@ class Objects:
 
     def end(self) -> None:
         self._output.end()
+
+
+def _totals() -> Totals:
+    from ckptool.cli.totals import Totals  # most calls are about one file
+
+    return Totals()
 
 
 def _examined(checkpoint: Checkpoint) -> tuple[Summary, Sequence[Finding]]:

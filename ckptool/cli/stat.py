@@ -15,13 +15,12 @@ from ckptool.cli.json_output import JsonOutput, error_object
 from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, no_room, rows
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
-from ckptool.cli.selection import Selection, pattern
+from ckptool.cli.selection import selection_of
 from ckptool.cli.targets import is_many, refuse_none, targets
 from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
-from ckptool.names.filter import Filter
 from ckptool.tables import Table, fitted, plain_table
 from ckptool.torch_ops.statistics import Statistics
 
@@ -57,7 +56,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     integers. Needs numpy, and no torch. Exit code 2 means that a file could not be read.
     """
     check_one_form(options)
-    selection = Selection(pattern(options["grep"]), Filter(options["include"], options["exclude"]), "file")
+    selection = selection_of(options)
     found = targets(files, recursive=options["recursive"])
     failed, passed = False, 0
     with terminal.pager(asked=options["pager"]):

@@ -1,16 +1,14 @@
-"""``ByName``: a dict whose ``KeyError`` says which name was probably meant."""
+"""A name that is not there, and which was probably meant."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from ckptool.messages import quoted
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
-
-_Value = TypeVar("_Value")
 
 _COMPARED: Final = 64
 """Names that are compared letter by letter: those that share most components with the one that is missing."""
@@ -18,14 +16,7 @@ _LONGEST: Final = 512
 """Characters of a name that is compared at all: the time grows with their square."""
 
 
-class ByName(dict[str, _Value]):
-    """What there is by name. ``d[name]`` raises a KeyError that names the nearest; ``get`` and ``in`` are a dict's."""
-
-    def __missing__(self, name: object) -> NoReturn:
-        raise KeyError(_Missing(name, self) if isinstance(name, str) else name)
-
-
-class _Missing(str):
+class Missing(str):
     """
     A name that is not there; equal to that name, and shown as the whole message.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import (
     Cancelled,
     CkptoolError,

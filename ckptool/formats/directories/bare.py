@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats.directories import choosing
 from ckptool.formats.directories.beside import json_object

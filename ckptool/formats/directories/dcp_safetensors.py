@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ckptool.checkpoints.companions import Shard
+from ckptool.checkpoints.companions import Remark, Shard
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
 from ckptool.formats import safetensors, sharded
 from ckptool.formats.directories.joined import AGAIN, Part, whole

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.parsed import Remark
+from ckptool.checkpoints.companions import Remark
 from ckptool.errors import CkptoolError, MalformedFile
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces

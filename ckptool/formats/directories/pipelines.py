@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from ckptool.checkpoints.parsed import Remark
+from ckptool.checkpoints.companions import Remark
 from ckptool.formats.directories.beside import json_object
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from shlex import join, quote
 from typing import Final, TypeAlias
 
-from ckptool.checkpoints.companions import Member, Shard
+from ckptool.checkpoints.companions import Member, Remark, Shard
 from ckptool.checkpoints.contents import Contents, collect
-from ckptool.checkpoints.parsed import Parsed, Remark, Traits
+from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats.directories import pipelines, pointers
 from ckptool.formats.directories.choosing import Candidate

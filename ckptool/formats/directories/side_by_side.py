@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ckptool.checkpoints.arrays import collect_weights
-from ckptool.checkpoints.companions import Shard
-from ckptool.checkpoints.parsed import Parsed, Remark, Stream, Traits
+from ckptool.checkpoints.companions import Remark, Shard
+from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import CkptoolError, MalformedFile
 from ckptool.formats.directories.tree import TreeBuilder
 from ckptool.formats.probe import Probe

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.parsed import Remark
+from ckptool.checkpoints.companions import Remark
 from ckptool.errors import CkptoolError, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.dcp.entries import Entry, Item

@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import merged, states

@@ -17,7 +17,7 @@ from math import prod
 from typing import NamedTuple
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.parsed import Remark
+from ckptool.checkpoints.companions import Remark
 from ckptool.errors import MalformedFile
 from ckptool.formats.directories.deepspeed.partitions import Partitions, part_of
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import merged

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.deepspeed import experts, merged, pipeline
 from ckptool.formats.directories.deepspeed.reader import NAME, TRAITS, Files, Reader, find, finished, missing_files

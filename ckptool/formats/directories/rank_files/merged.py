@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+from ckptool.checkpoints.companions import Remark
+from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.rank_files.parts import Found, Path, distributed_in, is_flat
