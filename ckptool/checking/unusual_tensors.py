@@ -1,4 +1,4 @@
-"""What is notable about tensors of a checkpoint: names given twice, parts of distributed ones, none of a state dict."""
+"""What is notable about tensors: names given twice, parts of distributed ones, no plain memory, no state dict."""
 
 from __future__ import annotations
 
