@@ -187,7 +187,12 @@ def check(
         raise  # nothing is wrong with the file
     except CkptoolError as error:
         with about(shown):
-            return _unopened(shown, depth, origin, error, limits)
+            return refused(shown, depth, origin, error, limits)
+
+
+def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
+    """Return the report of a checkpoint that is open, under the path that it was opened by."""
+    return _examine(checkpoint, depth, None, [], None, limits, None, _beside(path, checkpoint, limits), strict=False)
 
 
 def _expected(
@@ -370,7 +375,7 @@ def _nested(survey: Survey) -> list[Finding]:
     return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
 
 
-def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
+def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     let_go(error)
     survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])

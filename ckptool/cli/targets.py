@@ -1,7 +1,7 @@
 """Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
@@ -45,6 +45,22 @@ def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
             else:
                 found.append(Target(one))
     return found
+
+
+def each_below(paths: Iterable[str]) -> Iterator[Target]:
+    """Yield what the paths stand for and, of folders, every checkpoint in them and below, each once, as it is found."""
+    seen: set[int] = set()
+    for path in paths:
+        for one in _matches(path):
+            is_empty = True
+            for target in _below(one) if os.path.isdir(one) else (Target(one),):  # noqa: PTH112 - may be no path
+                is_empty = False
+                place = hash(os.path.abspath(target.path))  # noqa: PTH100 - there may be millions
+                if place not in seen:
+                    seen.add(place)
+                    yield target
+            if is_empty:
+                yield Target(os.path.join(one, ""))  # noqa: PTH118 - opening it says why
 
 
 def refuse_none(passed: int, found: Sequence[Target], paths: Sequence[str]) -> None:
