@@ -19,8 +19,10 @@ from ckptool.checkpoints.training import states
 from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, CkptoolError, let_go
 from ckptool.formats import open_checkpoint
+from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
+from ckptool.sources.folders import is_folder
 from ckptool.sources.stamps import stamp_of
 from ckptool.tensors.reading import LazyTensor
 
@@ -95,21 +97,23 @@ def _facts(path: str, asked: Asked, limits: Limits) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
-            facts = {**_counts(checkpoint, summarise(checkpoint)), **_digest(checkpoint, asked, limits)}
+            summary = summarise(checkpoint)
+            facts = {**_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
             if asked.check or asked.deep:
                 return {**facts, **_checked(look(path, checkpoint, depth, limits)), "error": None}
-            return {**facts, **_glanced(checkpoint), "error": None}
+            return {**facts, **_glanced(checkpoint, summary), "error": None}
     except Cancelled:
         raise
     except CkptoolError as error:
         report = _checked(refused(path, depth, path, error, limits))
-        return {**_failure(error.kind, error.message, type(error).__name__), **report}
+        others = {"beside": inside_refused(path)} if is_folder(path) else {}
+        return {**_failure(error.kind, error.message, type(error).__name__), **report, **others}
 
 
 _FACTS: Final = (
     *("member", "format", "form", "writer", "tensors", "tied", "parameters"),
     *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
-    *("shards", "members", "digest", "digest_error"),
+    *("shards", "members", "beside", "digest", "digest_error"),
 )
 
 
@@ -134,6 +138,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "roles": _roles(checkpoint, summary),
         "shards": len(checkpoint.shards),
         "members": len(checkpoint.members),
+        "beside": beside(checkpoint),
     }
 
 
@@ -178,10 +183,10 @@ def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
         return {"digest": None, "digest_error": error.kind}
 
 
-def _glanced(checkpoint: Checkpoint) -> Row:
+def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
     """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
     seen = safety.quick(checkpoint)
-    findings = (*system_calls(seen, lambda: None), *examine(checkpoint))
+    findings = (*system_calls(seen, lambda: None), *examine(checkpoint, summary))
     return _judged(_grade(seen.acts, seen.unseen), findings, worst_of(findings))
 
 

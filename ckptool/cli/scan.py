@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, BinaryIO, Final
 
@@ -14,7 +14,7 @@ import click
 from ckptool.checking.row import SCHEMA, Asked
 from ckptool.cli.paths import AnyPath
 from ckptool.cli.scan_workers import ENDED, rows
-from ckptool.cli.targets import Target, each_below
+from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint
@@ -86,7 +86,8 @@ class _Run:
         self._asked = asked
         self._lines = lines
         self._output = output
-        self._known = _known(lines, asked) if lines is not None else set()
+        self._known = _known(lines, asked) if lines is not None else {}
+        self._listing = Listing(())
         self._is_meant: dict[str, bool] = {}
         """Of the paths that are under way."""
         self._totals = Totals()
@@ -94,23 +95,29 @@ class _Run:
 
     def scan(self, paths: Iterable[str], jobs: int) -> None:
         """Look at what is not known yet, and print the rows as they come."""
-        with closing(rows(self._new(each_below(paths)), self._asked, jobs)) as found:
+        self._listing = Listing(paths)
+        with closing(rows(self._next, self._asked, jobs)) as found:
             for line in found:
                 self._take(line)
 
-    def _new(self, targets: Iterable[Target]) -> Iterator[str]:
-        for path, is_meant in targets:
-            if self._output is not None and is_same_file(path, self._output):
+    def _next(self) -> str | None:
+        """Return the path of the next checkpoint that is not known yet; None if there is none now."""
+        while (target := self._listing.next()) is not None:
+            if self._output is not None and is_same_file(target.path, self._output):
                 continue
-            if self._known and _identity(path, getattr(stamp_of(path), "version", None)) in self._known:
+            identity = _identity(target.path) if self._known else 0
+            if identity in self._known:
                 self._skipped += 1
+                self._listing.add(self._known[identity])
                 continue
-            self._is_meant[path] = is_meant
-            yield path
+            self._is_meant[target.path] = target.is_meant
+            return target.path
+        return None
 
     def _take(self, line: bytes) -> None:
         row = json.loads(line)
         error, is_meant = row["error"], self._is_meant.pop(row["path"])
+        self._listing.add(row["beside"] or ())
         if error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown":
             self._passed += 1
             self._totals.passed_over()
@@ -143,16 +150,17 @@ class _Run:
             say(labelled("skipped", f"{counted(self._skipped, 'checkpoint')} that the file has already"), err=True)
 
 
-def _known(lines: Iterable[bytes], asked: Asked) -> set[int]:
-    """Return what a file of rows has already, as far as it has all that is asked for."""
-    found: set[int] = set()
+def _known(lines: Iterable[bytes], asked: Asked) -> dict[int, Sequence[str]]:
+    """Return what a file of rows has already, as far as it has all that is asked for, and what lies beside each."""
+    found: dict[int, Sequence[str]] = {}
     for line in lines:
         row = json.loads(line)
         is_whole = row["error"] is None or row["error"]["kind"] not in _OF_THE_MACHINE
         if is_whole and row["version"] is not None and set(asked.columns) <= set(row["asked"]):
-            found.add(_identity(row["path"], row["version"]))
+            found[hash((row["path"], row["version"]))] = row["beside"] or ()
     return found
 
 
-def _identity(path: str, version: str | None) -> int:
-    return hash((path, version))
+def _identity(path: str) -> int:
+    stamp = stamp_of(path)
+    return hash((path, stamp and stamp.version))

@@ -12,7 +12,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -85,9 +85,11 @@ class Worker:
         self.end()
 
 
-def rows(paths: Iterable[str], asked: Asked, jobs: int) -> Generator[bytes]:
+def rows(next_path: Callable[[], str | None], asked: Asked, jobs: int) -> Generator[bytes]:
     """
-    Yield a row for each path, as a line, in the order in which they are done. Few are under way at any time.
+    Yield a row for each path, as a line, in the order in which they are done.
+
+    A path is asked for when a worker is free for it; if there is none, once more when a row has been taken.
 
     Raises:
         CkptoolError: Workers cannot start.
@@ -95,12 +97,16 @@ def rows(paths: Iterable[str], asked: Asked, jobs: int) -> Generator[bytes]:
     crew: list[Worker] = []
     with selectors.DefaultSelector() as selector:
         try:
-            for path in paths:
+            while True:
+                path = next_path()
+                if path is None and all(one.path is None for one in crew):
+                    return
+                if path is None:
+                    yield from _answers(crew, asked, selector)
+                    continue
                 while (worker := _free(crew, asked, jobs, selector)) is None:
                     yield from _answers(crew, asked, selector)
                 worker.begin(path)
-            while any(one.path is not None for one in crew):
-                yield from _answers(crew, asked, selector)
         finally:
             for worker in crew:
                 worker.kill()

@@ -16,9 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
+from ckptool import migrate
 from ckptool.checking.check import check
 from ckptool.checking.row import Asked, row
 from ckptool.cli import cli, scan_workers
+from ckptool.cli.targets import targets
 from tests.scale import some, times
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -182,6 +184,28 @@ def test_what_has_changed_or_was_not_asked_for_is_looked_at_again(folder: Path) 
     assert output.read_text().count("\n") == 6 + 1 + 6
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_lies_in_the_folder_of_a_checkpoint_is_found_also_by_the_next_run(is_whole: bool, tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "rows.jsonl"
+    migrate(FINE, run, form="dcp")
+    (run / "older" / "first").mkdir(parents=True)
+    shutil.copy(FINE, run / "export.pth")
+    shutil.copy(FINE, run / "older" / "first" / "0.pth")
+    if not is_whole:
+        (run / ".metadata").unlink()
+    paths = [str(run), str(run / "export.pth"), str(run / "older" / "first" / "0.pth")]
+
+    scan(run, "-o", output, code=0 if is_whole else 2)
+    first, *others = output.read_bytes().splitlines(keepends=True)
+    assert json.loads(first)["path"] == str(run)
+    output.write_bytes(first + others[0][:-1])
+    result = scan(run, "-o", output)
+
+    assert list(rows(output.read_text())) == paths
+    assert "skipped      1 checkpoint that" in result.stderr
+    assert [bool(one["error"]) for one in rows(output.read_text()).values()] == [not is_whole, False, False]
+
+
 @pytest.mark.parametrize("content", [b"PK\3\4 a checkpoint", b"{}\n", b'{"schema": "ckptool.scan/1"}'])
 def test_nothing_is_appended_to_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
     output = tmp_path / "model.pth"
@@ -199,3 +223,4 @@ def test_the_real_ones() -> None:
 
     assert len(found) > 100
     assert not [one for one in found.values() if one["error"] and one["error"]["type"] is None]
+    assert {one.path for one in targets([*map(str, CORPORA)], recursive=True) if one.is_meant} <= found.keys()
