@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
@@ -29,6 +29,9 @@ from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
+
+if TYPE_CHECKING:
+    from ckptool.checking.folder_files import Neighbours
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
@@ -214,7 +217,7 @@ def _examine(
     key: str | None,
     limits: Limits,
     progress: Progress | None,
-    beside: Survey,
+    beside: Neighbours | None,
     *,
     strict: bool,
 ) -> CheckReport:
@@ -235,13 +238,14 @@ def _examine(
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
-    survey = safety.merged([*surveys, ("", beside)])
+    survey = safety.merged(surveys)
+    seen = survey if beside is None else beside.with_others(survey)
     if checkpoint.beside:
         from ckptool.checking import folder_files
 
         found += folder_files.unreadable(checkpoint, limits)
-    found += _nested(survey)
     found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
+    found += beside.findings() if beside is not None else ()
     for name, shapes in expected:
         from ckptool.checking import model_fit
 
@@ -265,19 +269,19 @@ def _examine(
         intact=whole.intact if whole else 0,
         records=whole and whole.records,
         matching=whole and whole.matching,
-        globals=_with_others(asked, survey),
+        globals=_with_others(asked, seen),
         members=len(members),
-        acts=survey.acts,
-        unseen=survey.unseen,
+        acts=seen.acts,
+        unseen=seen.unseen,
         loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
 
 
-def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
-    """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
+def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
+    """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
     if path is None or not is_folder(path):
-        return Survey()
+        return None
     from ckptool.checking import folder_files  # few checkpoints are folders
 
     return folder_files.survey(path, checkpoint, limits)
@@ -361,27 +365,20 @@ def _imported(survey: Survey) -> list[Finding]:
     return [Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")] if names else []
 
 
-def _nested(survey: Survey) -> list[Finding]:
-    """CK203: pickles inside the strings of others ask for names, too."""
-    inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
-    names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
-    if not names:
-        return []
-    return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
-
-
 def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     let_go(error)
-    survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])
-    asked = _with_others([], survey)
+    survey = safety.survey_origin(origin, limits)
+    beside = _beside(origin, None, limits)
+    seen = survey if beside is None else beside.with_others(survey)
     is_damaged = isinstance(
         error, MalformedFile | TruncatedFile
     )  # which says by itself that not all could be looked at
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
-    found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *deeds)
-    return CheckReport(path, depth, found, globals=asked, acts=survey.acts, unseen=survey.unseen, error=error)
+    found = (*_what_is_left(origin, error, limits), *_imported(survey), *deeds, *(beside.findings() if beside else ()))
+    asked = _with_others([], seen)
+    return CheckReport(path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, error=error)
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

@@ -135,7 +135,7 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         if checkpoint.path and _is_beside(checkpoint, name):
             path = os.path.join(os.path.dirname(checkpoint.path), name)  # noqa: PTH118, PTH120 - as it was given
             yield Finding(
-                "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check")
+                "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check"), path
             )
         else:
             look = run(checkpoint, "check", member=name, why=hint)
