@@ -45,8 +45,7 @@ _COLUMNS: Final = (
 class BriefInspect:
     """What ``inspect`` says of each file in a line: a table whose columns are as wide as they may become."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        width = terminal.width()
+    def __init__(self, paths: Iterable[str], width: int | None) -> None:
         self._shown = [index for index, one in enumerate(_COLUMNS) if width is None or width >= one.from_width]
         columns = [_COLUMNS[index] for index in self._shown]
         self._paths = _Paths(paths, width, sum(one.room + len(_GAP) for one in columns))

@@ -202,6 +202,25 @@ def test_tables_for_programs_have_plain_numbers() -> None:
     assert tsv[1].split("\t") == [str(one) for one in found[0].values()]
 
 
+@pytest.mark.parametrize("verb", ["inspect", "stat"])
+def test_a_table_of_several_files_is_one_with_a_column_of_paths(verb: str) -> None:
+    files = [FINE, FINE.parent / "state-dict-plain-cpu-zip.pth"]
+    alone = [json.loads(run(verb, one, "--table", "json").stdout) for one in files]
+    found = json.loads(run(verb, *files, "--table", "json").stdout)
+
+    assert found == [{"path": str(file), **row} for file, rows in zip(files, alone, strict=True) for row in rows]
+    csv = run(verb, *files, "--table", "csv").stdout.splitlines()
+    assert [line.partition(",")[0] for line in csv] == ["path", *(one["path"] for one in found)]
+    assert sum("path" in line for line in run(verb, *files, "--table", "github").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("asked", [("--table", "csv"), ("--limit", "3"), ("--columns", "name"), ("--grep", "x")])
+def test_what_lists_is_not_for_a_line_for_each_file(asked: tuple[str, str]) -> None:
+    said = run("inspect", "-b", FINE, *asked, code=2).stderr
+    assert f"{asked[0]} is about a list" in said
+    assert "--jsonl" in said
+
+
 def test_statistics_in_tables_for_programs_are_whole_numbers_of_float64() -> None:
     found = json.loads(run("stat", FINE, "--table", "json").stdout)
     expected = json.loads(run("stat", FINE, "--json").stdout)["rows"]
