@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ckptool.cli import cli
+from ckptool.messages import show_nbytes
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
@@ -310,3 +311,20 @@ def test_the_total_says_how_many_would_run_what(folder: Path) -> None:
     shown = run("check", "-b", "-r", folder / "runs", code=2).stdout
     assert "grades       data (1), code (1), system (1), unknown (1)" in shown
     assert "grades" not in run("inspect", "-b", "-r", folder / "runs", code=2).stdout
+
+
+def test_migrations_of_many_files_end_with_a_total(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    files = [FINE, CUT, WARNED]
+    shown = run("migrate", "-b", *files, "--out-dir", there, "--form", "safetensors", code=2).stdout.splitlines()
+    nbytes = sum(path.stat().st_size for path in there.iterdir())
+
+    target = there / f"{FINE.stem}.safetensors"
+    assert re.split(r"  +", shown[0])[:2] == ["written", str(FINE)]
+    assert f"{target}: safetensors, " in shown[0]
+    assert [line.split()[0] for line in shown[:3]] == ["written", "error", "written"]
+    assert shown[3:] == ["", f"3 checkpoints: 2 written ({show_nbytes(nbytes)}), 1 failed"]
+    told = run("migrate", *files, "--out-dir", there, "--form", "safetensors", code=2).stdout.splitlines()
+    assert told[-1] == "3 checkpoints: 3 failed"
+    one = run("migrate", FINE, "--out-dir", there, "--form", "safetensors", "--force", "-q").stdout
+    assert one == f"{target}\n"
