@@ -19,7 +19,7 @@ from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
-from ckptool.formats import open_checkpoint
+from ckptool.formats import member_in, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.grades import Grade, is_plain
@@ -70,6 +70,8 @@ class CheckReport(NamedTuple):
     """What each way to load it would run, in a sentence."""
     only: tuple[str, ...] = ()
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
+    member: str | None = None
+    """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
@@ -273,6 +275,7 @@ def _examine(
         members=len(members),
         acts=seen.acts,
         unseen=seen.unseen,
+        member=checkpoint.member,
         loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
 
@@ -377,8 +380,10 @@ def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limi
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
     found = (*_what_is_left(origin, error, limits), *_imported(survey), *deeds, *(beside.findings() if beside else ()))
-    asked = _with_others([], seen)
-    return CheckReport(path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, error=error)
+    asked, member = _with_others([], seen), member_in(origin)
+    return CheckReport(
+        path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error
+    )
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

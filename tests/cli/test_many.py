@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -328,3 +329,14 @@ def test_migrations_of_many_files_end_with_a_total(tmp_path: Path) -> None:
     assert told[-1] == "3 checkpoints: 3 failed"
     one = run("migrate", FINE, "--out-dir", there, "--form", "safetensors", "--force", "-q").stdout
     assert one == f"{target}\n"
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check"])
+def test_objects_name_the_member_that_was_asked_for(verb: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
+        for file in (FINE, WARNED):
+            archive.write(file, file.name)
+    paths = [tmp_path / "both.zip", f"{tmp_path}/both.zip::{FINE.name}", f"{tmp_path}/both.zip::none.pth"]
+    printed = run(verb, "--jsonl", *paths, code=2).stdout.splitlines()
+
+    assert [json.loads(line)["member"] for line in printed] == [None, FINE.name, "none.pth"]
