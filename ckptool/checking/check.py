@@ -117,6 +117,11 @@ class CheckReport(NamedTuple):
     @property
     def verdict(self) -> str:
         """One line that claims no more than what was looked at."""
+        return self.outcome if self.error is not None else f"{self.outcome}; {self._looked_at()}"
+
+    @property
+    def outcome(self) -> str:
+        """What was found, in short."""
         if self.error is not None:
             return "; ".join(["cannot be opened", *would_run.of_refused(self.acts)])
         counts = [
@@ -125,7 +130,7 @@ class CheckReport(NamedTuple):
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
         asked = f" about {', '.join(self.only)}" if self.only else ""
-        return f"{', '.join(counts) or 'nothing wrong found'}{asked}; {self._looked_at()}"
+        return f"{', '.join(counts) or 'nothing wrong found'}{asked}"
 
     def _looked_at(self) -> str:
         if self.depth == "structure":
