@@ -28,7 +28,7 @@ class Objects:
     def failed(self, error: CkptoolError, path: str) -> None:
         self._output.add(_not_looked_at(path, error))
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def output_for(
         return Sources()
     width = None if options["wide"] else terminal.width()
     if options["brief"]:
-        return Brief(paths, width)
+        return Brief(paths, width, _totals(options))
     listing = Listing(
         options["columns"],
         options["tree"] or options["depth"] is not None,
@@ -45,7 +46,7 @@ def output_for(
     )
     if options["table_format"] is not None:
         return Tables(selection, listing, options["table_format"], has_paths=is_list)
-    totals = _totals() if len(paths) > 1 else None
+    totals = _totals(options) if len(paths) > 1 else None
     return Reports(selection, listing, totals, has_body=not options["quiet"], show_all=options["show_all"])
 
 
@@ -82,9 +83,9 @@ class Reports:
             self._totals.not_opened()
         say(error_text(error), err=True)
 
-    def passed_over(self) -> None:
+    def passed_over(self, path: str) -> None:
         if self._totals is not None:
-            self._totals.passed_over()
+            self._totals.passed_over(path)
 
     def end(self) -> None:
         if self._totals is not None:
@@ -94,12 +95,12 @@ class Reports:
 class Brief:
     """A line for each file."""
 
-    def __init__(self, paths: Sequence[str], width: int | None) -> None:
+    def __init__(self, paths: Sequence[str], width: int | None, totals: Totals) -> None:
         from ckptool.cli.brief import BriefInspect
 
         self._width = width
         self._lines = BriefInspect(paths, width)
-        self._totals = _totals()
+        self._totals = totals
 
     def opened(self, checkpoint: Checkpoint, path: str) -> None:
         summary, findings = _examined(checkpoint)
@@ -110,8 +111,8 @@ class Brief:
         self._lines.failed(path, error)
         self._totals.not_opened()
 
-    def passed_over(self) -> None:
-        self._totals.passed_over()
+    def passed_over(self, path: str) -> None:
+        self._totals.passed_over(path)
 
     def end(self) -> None:
         _print(terminal.wrapped(self._totals.lines(always=True), self._width))
@@ -126,7 +127,7 @@ class Plain:
     def failed(self, _: str, error: CkptoolError) -> None:
         say(error_text(error), err=True)
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:
@@ -195,17 +196,17 @@ class Objects:
 
         self._output.add(inspect_error(path, error))
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:
         self._output.end()
 
 
-def _totals() -> Totals:
+def _totals(options: dict[str, Any]) -> Totals:
     from ckptool.cli.totals import Totals  # most calls are about one file
 
-    return Totals()
+    return Totals(named=sys.maxsize) if options["wide"] else Totals()
 
 
 def _examined(checkpoint: Checkpoint) -> tuple[Summary, Sequence[Finding]]:

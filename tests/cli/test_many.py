@@ -55,7 +55,18 @@ def test_a_folder_stands_for_every_checkpoint_in_it_by_content(verb: str, folder
 
     relative = [str(Path(name).relative_to(folder / "runs")) for name in names(shown)]
     assert relative == [FINE.name, CUT.name, "one/weights.of-no-known-suffix"]
-    assert "passed over  2 files of other kinds" in shown
+    assert f"passed over  2 files of other kinds: {folder}/runs/README.md, {folder}/runs/train.py\n" in shown
+
+
+def test_all_files_that_were_passed_over_are_named_when_asked(folder: Path) -> None:
+    for number in range(5):
+        (folder / "runs" / f"{number}.txt").write_text("notes")
+    asked = ("inspect", "-b", "-r", folder)
+    short, long = (run(*asked, *wide, code=2).stdout.splitlines()[-1] for wide in ((), ("--wide",)))
+
+    assert f"7 files of other kinds: {folder}/runs/0.txt, " in short
+    assert short.endswith(" and 3 more")
+    assert long.count(str(folder)) == 7
 
 
 @pytest.mark.parametrize("verb", ["inspect", "check"])
