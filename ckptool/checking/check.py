@@ -197,7 +197,12 @@ def check(
         raise  # nothing is wrong with the file
     except CkptoolError as error:
         with about(shown):
-            return _unopened(shown, depth, origin, error, limits)
+            return refused(shown, depth, origin, error, limits)
+
+
+def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
+    """Return the report of a checkpoint that is open, under the path that it was opened by."""
+    return _examine(checkpoint, depth, None, [], None, limits, None, _beside(path, checkpoint, limits), strict=False)
 
 
 def _expected(
@@ -373,7 +378,7 @@ def _imported(survey: Survey) -> list[Finding]:
     return [Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")] if names else []
 
 
-def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
+def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     let_go(error)
     survey = safety.survey_origin(origin, limits)
