@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Options: TypeAlias = "dict[str, Any]"
 
 _SIMPLE: Final = {"to", "strip_module"}
+_OF_STORAGES: Final = "torch.storage._load_from_bytes"
+"""What plain pickles call for each tensor; no file that is written asks for it."""
 _STRIPPING: Final = ("strip_module", "strip_wrappers")
 
 
@@ -39,7 +41,8 @@ def migration(
     ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
     """
     given: Options = {name: value for name, value in options.items() if value}
-    works = _is_simple(checkpoint, given, renames) or _opens(_plan(checkpoint, given, renames))
+    is_simple = _is_simple(checkpoint, given, renames) or _is_all_plain(checkpoint, given, renames)
+    works = is_simple or _opens(_plan(checkpoint, given, renames))
     if not works and "form" not in given:
         given = {"form": "state_dict", **given}
         why = _and(why, "Take the weights alone: torch.load() refuses the rest.")
@@ -89,6 +92,47 @@ def _is_simple(checkpoint: Checkpoint, options: Options, renames: Renames) -> bo
         and not (checkpoint.clashes or checkpoint.shards)
         and _are_allowed(checkpoint.globals)
     )
+
+
+def _is_all_plain(checkpoint: Checkpoint, options: Options, renames: Renames) -> bool:
+    """Say whether no planner is needed: the weights, which are to be taken, are all that a file holds, and plain."""
+    weights, form = checkpoint.weights, checkpoint.form
+    if renames or options != {"form": "state_dict"} or weights is None or form not in ("state_dict", "model"):
+        return False
+    odd = (
+        checkpoint.clashes,
+        checkpoint.shards,
+        checkpoint.attributes,
+        checkpoint.unreadable,
+        checkpoint.absent,
+        checkpoint.lost,
+        checkpoint.unopened,
+        checkpoint.part_of,
+        checkpoint.traits.program,
+        checkpoint.is_folder,
+    )
+    in_code = any(walk.hooks or walk.unlisted or walk.foreign_classes for _, walk in checkpoint.walks)
+    is_all = len(weights) == len(checkpoint.tensors)
+    return is_all and not in_code and not any(odd) and _has_plain_rest(checkpoint) and _are_plain(checkpoint)
+
+
+def _has_plain_rest(checkpoint: Checkpoint) -> bool:
+    """Say whether nothing is beside the tensors but what every state dict has, and that in a file that makes data."""
+    names = [path for path, _ in checkpoint.extras]
+    asked = [one for one in checkpoint.globals if str(one) != _OF_STORAGES]
+    return not names or (names == ["_metadata"] and _are_allowed(asked))
+
+
+def _are_plain(checkpoint: Checkpoint) -> bool:
+    """Say whether tensors are whole, and strided memory of which the file holds each byte."""
+    storages = {}
+    for tensor in checkpoint.tensors.values():
+        info = tensor.info
+        is_odd = info.layout != "strided" or info.parts or info.subclass or info.details or info.conj or info.neg
+        if is_odd or info.storage is None or not info.numel:
+            return False
+        storages[id(info.storage.source), info.storage.offset, info.storage.nbytes] = info.storage.nbytes
+    return sum(storages.values()) <= (checkpoint.file_nbytes or 0)
 
 
 def _plan(checkpoint: Checkpoint, options: Options, renames: Renames) -> Plan | None:

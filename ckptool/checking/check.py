@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
@@ -19,7 +19,7 @@ from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
-from ckptool.formats import open_checkpoint
+from ckptool.formats import member_in, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.grades import Grade, is_plain
@@ -29,6 +29,9 @@ from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
 from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
+
+if TYPE_CHECKING:
+    from ckptool.checking.folder_files import Neighbours
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Origin: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
@@ -67,6 +70,8 @@ class CheckReport(NamedTuple):
     """What each way to load it would run, in a sentence."""
     only: tuple[str, ...] = ()
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
+    member: str | None = None
+    """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
     error: CkptoolError | None = None
     """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
 
@@ -112,6 +117,11 @@ class CheckReport(NamedTuple):
     @property
     def verdict(self) -> str:
         """One line that claims no more than what was looked at."""
+        return self.outcome if self.error is not None else f"{self.outcome}; {self._looked_at()}"
+
+    @property
+    def outcome(self) -> str:
+        """What was found, in short."""
         if self.error is not None:
             return "; ".join(["cannot be opened", *would_run.of_refused(self.acts)])
         counts = [
@@ -120,7 +130,7 @@ class CheckReport(NamedTuple):
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
         asked = f" about {', '.join(self.only)}" if self.only else ""
-        return f"{', '.join(counts) or 'nothing wrong found'}{asked}; {self._looked_at()}"
+        return f"{', '.join(counts) or 'nothing wrong found'}{asked}"
 
     def _looked_at(self) -> str:
         if self.depth == "structure":
@@ -219,7 +229,7 @@ def _examine(
     key: str | None,
     limits: Limits,
     progress: Progress | None,
-    beside: Survey,
+    beside: Neighbours | None,
     *,
     strict: bool,
 ) -> CheckReport:
@@ -240,13 +250,14 @@ def _examine(
         asked += (one._replace(record="::".join(filter(None, (member.member, one.record)))) for one in its_stock.asked)
         surveys.append((member.member or "", safety.survey(member, its_stock.scans, limits)))
     surveys.append(("", safety.packed((checkpoint, *members), limits)))
-    survey = safety.merged([*surveys, ("", beside)])
+    survey = safety.merged(surveys)
+    seen = survey if beside is None else beside.with_others(survey)
     if checkpoint.beside:
         from ckptool.checking import folder_files
 
         found += folder_files.unreadable(checkpoint, limits)
-    found += _nested(survey)
     found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
+    found += beside.findings() if beside is not None else ()
     for name, shapes in expected:
         from ckptool.checking import model_fit
 
@@ -270,19 +281,20 @@ def _examine(
         intact=whole.intact if whole else 0,
         records=whole and whole.records,
         matching=whole and whole.matching,
-        globals=_with_others(asked, survey),
+        globals=_with_others(asked, seen),
         members=len(members),
-        acts=survey.acts,
-        unseen=survey.unseen,
+        acts=seen.acts,
+        unseen=seen.unseen,
+        member=checkpoint.member,
         loading=would_run.loading(survey, (checkpoint, *members), refused=bool(stock.refusals)),
     )
 
 
-def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
-    """Look at all files in a folder that are no part of its ``checkpoint``; at none if ``origin`` is no folder."""
+def _beside(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
+    """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
     if path is None or not is_folder(path):
-        return Survey()
+        return None
     from ckptool.checking import folder_files  # few checkpoints are folders
 
     return folder_files.survey(path, checkpoint, limits)
@@ -366,27 +378,22 @@ def _imported(survey: Survey) -> list[Finding]:
     return [Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")] if names else []
 
 
-def _nested(survey: Survey) -> list[Finding]:
-    """CK203: pickles inside the strings of others ask for names, too."""
-    inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
-    names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
-    if not names:
-        return []
-    return [Finding("CK203", "info", f"pickles inside its strings ask for {some(list(names))} (not imported here)")]
-
-
 def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     let_go(error)
-    survey = safety.merged([("", safety.survey_origin(origin, limits)), ("", _beside(origin, None, limits))])
-    asked = _with_others([], survey)
+    survey = safety.survey_origin(origin, limits)
+    beside = _beside(origin, None, limits)
+    seen = survey if beside is None else beside.with_others(survey)
     is_damaged = isinstance(
         error, MalformedFile | TruncatedFile
     )  # which says by itself that not all could be looked at
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
-    found = (*_what_is_left(origin, error, limits), *_imported(survey), *_nested(survey), *deeds)
-    return CheckReport(path, depth, found, globals=asked, acts=survey.acts, unseen=survey.unseen, error=error)
+    found = (*_what_is_left(origin, error, limits), *_imported(survey), *deeds, *(beside.findings() if beside else ()))
+    asked, member = _with_others([], seen), member_in(origin)
+    return CheckReport(
+        path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error
+    )
 
 
 def _what_is_left(origin: Origin, error: CkptoolError, limits: Limits) -> tuple[Finding, ...]:

@@ -25,6 +25,8 @@ class Finding(NamedTuple):
     hint: str | None = None
     command: str | None = None
     """The command line that does it, for a POSIX shell."""
+    path: str | None = None
+    """The file that it is about, where that is another one of the folder than what was opened."""
 
 
 def place(record: str, offset: int, nested_at: int | None = None) -> str:

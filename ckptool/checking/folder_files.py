@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
+from ckptool.checking import would_run
 from ckptool.checking.codes import CODES
-from ckptool.checking.finding import Finding, command_line
+from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
 from ckptool.checking.pickle_search import Search
 from ckptool.checking.safety import merged
 from ckptool.checking.surveys import Survey
@@ -15,10 +17,10 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownFormat
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
-from ckptool.messages import some
+from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.folders import open_folder_source
-from ckptool.sources.naming import is_far
+from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import is_likely
 
 _DEEPEST = 4
@@ -29,23 +31,55 @@ _KNOWN = frozenset(("leftover", "incomplete"))
 _MOST_BESIDE = 64
 
 
-def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Survey:
+class Neighbours(NamedTuple):
+    """What unpickling the files of a folder would do that are no part of its checkpoint."""
+
+    folder: str
+    files: Sequence[tuple[str, Survey]]
+    """By name; what is said of the folder itself has none."""
+
+    def with_others(self, own: Survey) -> Survey:
+        """Return one survey of the checkpoint and of these files."""
+        return merged([("", own), *self.files])
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is found in each file, under its name, the severest first; of many with the same, the first."""
+        by_code: dict[str, list[Finding]] = {}
+        for one in sorted(self._all(), key=lambda one: SEVERITIES.index(one.severity)):
+            by_code.setdefault(one.code, []).append(one)
+        for code, found in by_code.items():
+            yield from found[:MOST_FINDINGS]
+            if rest := found[MOST_FINDINGS:]:
+                paths = some([one.path or self.folder for one in rest])
+                what = f"{counted(len(rest), 'more file')} of the folder with the same: {paths}"
+                yield Finding(code, rest[0].severity, what, path=self.folder)
+
+    def _all(self) -> Iterator[Finding]:
+        for name, one in self.files:
+            path = os.path.join(self.folder, name) if name else self.folder  # noqa: PTH118 - a name
+            look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
+            who = f"{name!r} in the folder: " if name else ""
+            for found in would_run.findings(one, lambda look=look: look):  # type: ignore[misc]
+                yield found._replace(message=f"{who}{found.message}", command=look.command, path=path)
+
+
+def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours:
     """Look at all files in a folder that are no part of its ``checkpoint``."""
-    surveys = []
+    found: list[tuple[str, Survey]] = []
     try:
         with closing(open_folder_source(path, limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
             for count, name in enumerate(_names(folder)):
                 if count >= _MOST_FILES:
-                    surveys.append(("", Survey(unseen=(f"files of the folder after {_MOST_FILES:,}",))))
+                    found.append(("", Survey(unseen=(f"files of the folder after {_MOST_FILES:,}",))))
                     break
                 if _identity(os.path.join(folder.path, name)) not in known:  # noqa: PTH118 - a name
-                    surveys.append(("", _of_file(folder, name, limits)))
+                    found.append((name, _of_file(folder, name, limits)))
     except Cancelled:
         raise
     except CkptoolError as error:
-        surveys.append(("", Survey(unseen=(error.message,))))
-    return merged(surveys)
+        found.append(("", Survey(unseen=(error.message,))))
+    return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()])
 
 
 def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
@@ -70,6 +104,7 @@ def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
                 f"{one.name!r}, which lies beside, is not whole: {some(errors)}",
                 "Copy it again; what was opened needs nothing of it.",
                 command_line(one.path, "check"),
+                one.path,
             )
 
 
@@ -83,8 +118,8 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
         raise
     except CkptoolError as error:
         if is_likely(name) and not name.endswith(_NEVER_UNPICKLED):
-            unread = (f"{name}: {error.message.removeprefix(f'{name!r}: ')}",)
-    found = merged([(name, search.survey())])
+            unread = (error.message.removeprefix(f"{name!r}: "),)
+    found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ckptool.checking.finding import Finding, command_line, run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
+from ckptool.formats.directories.bare import ENGINE
 from ckptool.messages import counted, some
+from ckptool.sources.naming import is_far
 from ckptool.tensors.tensor import identity
+
+_OTHERS: Final = ("checkpoint", "folder", "variant")
+"""What lies beside a checkpoint, and is one by itself."""
 
 
 def remarks(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -87,14 +92,40 @@ def leftovers(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
+def not_opened(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+    """CK171: other checkpoints are beside the one that was opened, going by their names."""
+    if any(code == "CK167" for code, _, _ in checkpoint.remarks):
+        return  # they were looked into, and that counts them
+    others = [one for one in checkpoint.beside if one.role in _OTHERS and not _is_with(checkpoint, one.path)]
+    if not others:
+        return
+    what = f"{counted(len(others), 'other checkpoint')} beside, which {_were(others)} not opened"
+    if is_far(others[0].path):
+        yield Finding("CK171", "info", f"{what}: {some([one.name for one in others])}")
+        return
+    folder = os.path.commonpath([os.path.dirname(one.path) for one in others]) or os.curdir  # noqa: PTH120 - a name
+    names = [os.path.relpath(one.path, folder) for one in others]
+    look = command_line(folder, "inspect", brief=True, recursive=True)
+    yield Finding("CK171", "info", f"{what}: {some(names)}", None, look)
+
+
+def _is_with(checkpoint: Checkpoint, path: str) -> bool:
+    """Say whether a path is a link, or the states of an engine that a trainer saved with its weights."""
+    folder, name = os.path.split(path)
+    is_engine = ENGINE.fullmatch(name) is not None and not checkpoint.is_folder
+    return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)  # noqa: PTH114, PTH120
+
+
 def unfinished(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     """CK163: downloads that were not finished."""
     names = [one.name for one in checkpoint.beside if one.role == "incomplete"]
     if names:
-        what = (
-            f"{counted(len(names), 'download')} that {'was' if len(names) == 1 else 'were'} not finished: {some(names)}"
-        )
+        what = f"{counted(len(names), 'download')} that {_were(names)} not finished: {some(names)}"
         yield Finding("CK163", "warning", what, "Download again what is missing; what was opened is whole without it.")
+
+
+def _were(names: Sequence[object]) -> str:
+    return "was" if len(names) == 1 else "were"
 
 
 def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -104,7 +135,7 @@ def unopened_members(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         if checkpoint.path and _is_beside(checkpoint, name):
             path = os.path.join(os.path.dirname(checkpoint.path), name)  # noqa: PTH118, PTH120 - as it was given
             yield Finding(
-                "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check")
+                "CK114", "error", f"{name!r} beside it cannot be opened: {why}", hint, command_line(path, "check"), path
             )
         else:
             look = run(checkpoint, "check", member=name, why=hint)
@@ -120,4 +151,4 @@ def _is_beside(checkpoint: Checkpoint, name: str) -> bool:
 
 
 OF_THE_INDEX: Final = (remarks, absent_names, parts_apart)
-AROUND_IT: Final = (unopened_members, announced_size, one_of_a_set, once_more, leftovers, unfinished)
+AROUND_IT: Final = (unopened_members, announced_size, one_of_a_set, not_opened, once_more, leftovers, unfinished)

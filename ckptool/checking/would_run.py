@@ -10,6 +10,7 @@ from ckptool.checking.safety import references
 from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
+from ckptool.pickles.weights_only import is_allowed
 
 AskAdvice: TypeAlias = Callable[[], Advice | None]
 """To find what helps takes a while, and most files need none."""
@@ -26,6 +27,7 @@ def _none() -> None:
 
 def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
     """Yield what is to be known before a file is unpickled. ``advice`` says how to get its tensors without."""
+    yield from nested(survey)
     yield from deeds(survey, advice)
     if survey.behind:
         more = counted(len(survey.behind), "more pickle")
@@ -33,6 +35,15 @@ def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
         yield Finding("CK208", "warning", fact, _TRUST)
     if survey.unseen:
         yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
+
+
+def nested(survey: Survey) -> Iterator[Finding]:
+    """CK203: pickles inside the strings of others ask for names, too."""
+    inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
+    names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
+    if names:
+        fact = f"pickles inside its strings ask for {some(list(names))} (not imported here)"
+        yield Finding("CK203", "info", fact)
 
 
 def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:

@@ -11,11 +11,12 @@ from ckptool.checkpoints.summary import Summary
 from ckptool.cli import terminal
 from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
-from ckptool.messages import show, show_nbytes
+from ckptool.messages import counted, show, show_nbytes
 from ckptool.tables import padded
 
 if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport
+    from ckptool.migration.report import MigrationReport
 
 _SEVERITY: Final = 7
 _PAINTED: Final = ("error", "warning")
@@ -45,8 +46,7 @@ _COLUMNS: Final = (
 class BriefInspect:
     """What ``inspect`` says of each file in a line: a table whose columns are as wide as they may become."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        width = terminal.width()
+    def __init__(self, paths: Iterable[str], width: int | None) -> None:
         self._shown = [index for index, one in enumerate(_COLUMNS) if width is None or width >= one.from_width]
         columns = [_COLUMNS[index] for index in self._shown]
         self._paths = _Paths(paths, width, sum(one.room + len(_GAP) for one in columns))
@@ -88,6 +88,22 @@ class BriefCheck:
         more = f" (and {len(found) - 1:,} more)" if found[1:] else ""
         facts = f"{report.format}, {show_nbytes(report.file_nbytes or 0)}"
         say(self._paths.line(_word(worst), path, f"{found[0].code} {found[0].message}{more}" if found else facts))
+
+
+class BriefMigrate:
+    """What ``migrate`` says of each source in a line: what was written, and where."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        width = terminal.width()
+        self._paths = _Paths(paths, width, int(_SHARE_OF_NOTE * (width or 0)))
+
+    def done(self, word: str, report: MigrationReport) -> None:
+        left = f"; leaves out {counted(len(report.dropped), 'entry')}" if report.dropped else ""
+        what = f"{report.target}: {report.after.format}, {show_nbytes(report.nbytes)}{left}"
+        say(self._paths.line(word, report.source, what))
+
+    def failed(self, path: str, error: CkptoolError) -> None:
+        say(self._paths.line("error", path, error.message))
 
 
 class _Paths:

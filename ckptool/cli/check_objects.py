@@ -8,6 +8,7 @@ from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import JsonOutput, error_object, finding_object
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
+from ckptool.formats import member_in
 from ckptool.messages import cut
 
 SCHEMA = "ckptool.check/2"
@@ -27,7 +28,7 @@ class Objects:
     def failed(self, error: CkptoolError, path: str) -> None:
         self._output.add(_not_looked_at(path, error))
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:
@@ -38,6 +39,7 @@ def _object(report: CheckReport) -> dict[str, object]:
     found: dict[str, object] = {
         "schema": SCHEMA,
         "path": report.path,
+        "member": report.member,
         "depth": report.depth,
         "worst": report.worst,
         "verdict": with_options(report.verdict),
@@ -63,6 +65,7 @@ def _not_looked_at(path: str, error: CkptoolError) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "path": path,
+        "member": member_in(path),
         "depth": "structure",
         "worst": "error",
         "verdict": "not looked at",

@@ -20,7 +20,7 @@ class Output(Protocol):
     def failed(self, error: CkptoolError, path: str) -> None:
         """Say that a file could not be looked at, for what is not of the file; or raise that."""
 
-    def passed_over(self) -> None: ...
+    def passed_over(self, path: str) -> None: ...
 
     def end(self) -> None: ...
 
@@ -53,8 +53,8 @@ class _Totalled:
     def failed(self, error: CkptoolError, _: str) -> NoReturn:
         raise error
 
-    def passed_over(self) -> None:
-        self._totals.passed_over()
+    def passed_over(self, path: str) -> None:
+        self._totals.passed_over(path)
 
 
 class Reports(_Totalled):
@@ -110,7 +110,7 @@ class Sarif:
     def failed(self, error: CkptoolError, _: str) -> NoReturn:
         raise error
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:

@@ -82,7 +82,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
                     output.opened(checkpoint, target.shown)
             except CkptoolError as error:
                 if target.passes_over(error):
-                    output.passed_over()
+                    output.passed_over(target.shown)
                     passed += 1
                 else:
                     failed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, summarise
-from ckptool.cli import inspect_report, terminal
+from ckptool.cli import inspect_report, tables, terminal
 from ckptool.cli.listing import Listing
 from ckptool.cli.options import limit_of
 from ckptool.cli.selection import Selection
@@ -28,16 +29,15 @@ def output_for(
 ) -> Reports | Brief | Plain | Objects:
     if options["as_json"] or options["as_lines"]:
         return Objects(selection, as_lines=options["as_lines"], is_list=is_list)
-    if options["brief"]:
-        return Brief(paths)
     if options["show_globals"]:
         return Globals()
     if options["show_source"]:
         return Sources()
     width = None if options["wide"] else terminal.width()
+    if options["brief"]:
+        return Brief(paths, width, _totals(options))
     listing = Listing(
         options["columns"],
-        options["table_format"],
         options["tree"] or options["depth"] is not None,
         options["depth"],
         not options["no_fold"],
@@ -45,8 +45,8 @@ def output_for(
         width,
     )
     if options["table_format"] is not None:
-        return Tables(selection, listing)
-    totals = _totals() if len(paths) > 1 else None
+        return Tables(selection, listing, options["table_format"], has_paths=is_list)
+    totals = _totals(options) if len(paths) > 1 else None
     return Reports(selection, listing, totals, has_body=not options["quiet"], show_all=options["show_all"])
 
 
@@ -83,9 +83,9 @@ class Reports:
             self._totals.not_opened()
         say(error_text(error), err=True)
 
-    def passed_over(self) -> None:
+    def passed_over(self, path: str) -> None:
         if self._totals is not None:
-            self._totals.passed_over()
+            self._totals.passed_over(path)
 
     def end(self) -> None:
         if self._totals is not None:
@@ -95,11 +95,12 @@ class Reports:
 class Brief:
     """A line for each file."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], width: int | None, totals: Totals) -> None:
         from ckptool.cli.brief import BriefInspect
 
-        self._lines = BriefInspect(paths)
-        self._totals = _totals()
+        self._width = width
+        self._lines = BriefInspect(paths, width)
+        self._totals = totals
 
     def opened(self, checkpoint: Checkpoint, path: str) -> None:
         summary, findings = _examined(checkpoint)
@@ -110,11 +111,11 @@ class Brief:
         self._lines.failed(path, error)
         self._totals.not_opened()
 
-    def passed_over(self) -> None:
-        self._totals.passed_over()
+    def passed_over(self, path: str) -> None:
+        self._totals.passed_over(path)
 
     def end(self) -> None:
-        _print(terminal.wrapped(self._totals.lines(always=True), terminal.width()))
+        _print(terminal.wrapped(self._totals.lines(always=True), self._width))
 
 
 class Plain:
@@ -126,7 +127,7 @@ class Plain:
     def failed(self, _: str, error: CkptoolError) -> None:
         say(error_text(error), err=True)
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:
@@ -134,18 +135,22 @@ class Plain:
 
 
 class Tables(Plain):
-    def __init__(self, selection: Selection, listing: Listing) -> None:
+    def __init__(self, selection: Selection, listing: Listing, table_format: str, *, has_paths: bool) -> None:
         self._selection = selection
         self._listing = listing
-        self._begun = False
+        self._has_paths = has_paths
+        self._table = tables.Pasted(table_format, has_paths=has_paths)
 
-    def opened(self, checkpoint: Checkpoint, _: str) -> None:
+    def opened(self, checkpoint: Checkpoint, path: str) -> None:
         tensors = self._selection.of(checkpoint.tensors.values())
-        _print(["", self._listing.formatted(checkpoint, tensors)][not self._begun :])
-        self._begun = True
+        self._listing.paste(self._table, path, checkpoint, tensors)
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
         if nothing is not None:
-            say(nothing.strip(), err=True)
+            say(f"{messages.show(path)}: {nothing.strip()}" if self._has_paths else nothing.strip(), err=True)
+
+    def end(self) -> None:
+        text = self._table.text()
+        _print([text] if text is not None else [])
 
 
 class Globals(Plain):
@@ -191,17 +196,17 @@ class Objects:
 
         self._output.add(inspect_error(path, error))
 
-    def passed_over(self) -> None:
+    def passed_over(self, _: str) -> None:
         pass
 
     def end(self) -> None:
         self._output.end()
 
 
-def _totals() -> Totals:
+def _totals(options: dict[str, Any]) -> Totals:
     from ckptool.cli.totals import Totals  # most calls are about one file
 
-    return Totals()
+    return Totals(named=sys.maxsize) if options["wide"] else Totals()
 
 
 def _examined(checkpoint: Checkpoint) -> tuple[Summary, Sequence[Finding]]:

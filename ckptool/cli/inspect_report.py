@@ -73,7 +73,8 @@ def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
     yield Fact("form", [_form(checkpoint)])
     tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     numel = f"{counted(summary.numel, 'parameter')}{rough(summary.numel)}"
-    yield Fact("tensors", [f"{summary.tensors:,}{tied}; {numel}, {show_nbytes(summary.nbytes)}"])
+    if summary.tensors or not checkpoint.members:
+        yield Fact("tensors", [f"{summary.tensors:,}{tied}; {numel}, {show_nbytes(summary.nbytes)}"])
     if summary.tensors:
         yield Fact("devices", [counts(summary.devices)])
         yield Fact("dtypes", [counts(summary.dtypes)])
@@ -95,7 +96,8 @@ def _facts(checkpoint: Checkpoint, summary: Summary) -> Iterator[Fact]:
         LISTED,
     )
     members = (
-        f"{show(found.name)}: {found.format}, {found.form}, {counted(found.tensors, 'tensor')}"
+        f"{show(found.name)}: {found.format}, {found.form}, {counted(found.tensors, 'tensor')}, "
+        f"{show_nbytes(found.nbytes)}"
         for found in checkpoint.members
     )
     yield Fact("members", list(members))

@@ -21,6 +21,7 @@ from ckptool.cli.inspect_report import adapter_in
 from ckptool.cli.tables import tensor_file_offset
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
+from ckptool.formats import member_in
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.tensors.cuts import Cut, cut_of
@@ -150,7 +151,7 @@ def inspect_object(
 
 def inspect_error(path: str, error: CkptoolError) -> dict[str, object]:
     """Return the object that ``inspect --json`` prints for a file that cannot be read."""
-    return {"schema": INSPECT, "path": path, "error": error_object(error)}
+    return {"schema": INSPECT, "path": path, "member": member_in(path), "error": error_object(error)}
 
 
 def error_object(error: CkptoolError) -> dict[str, object]:

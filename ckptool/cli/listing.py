@@ -21,7 +21,6 @@ class Listing(NamedTuple):
     """What to show of tensors, and how."""
 
     columns: Sequence[str] = tables.DEFAULT_COLUMNS
-    table_format: str | None = None
     is_tree: bool = False
     depth: int | None = None
     fold: bool = True
@@ -58,16 +57,13 @@ class Listing(NamedTuple):
         if spared:
             yield from wrapped([no_room(spared)], self.width)
 
-    def formatted(self, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> str:
-        """Return a table to be pasted or parsed."""
+    def paste(self, table: tables.Pasted, path: str, checkpoint: Checkpoint, tensors: Sequence[LazyTensor]) -> None:
+        """Add tensors to a table to be pasted or parsed."""
         tensors, related = tensors[: self.limit], self._related(checkpoint)
-        table_format = self.table_format or ""
-        if table_format in tables.RAW_FORMATS:
-            return tables.raw_table(self.columns, list(tables.raw_rows(tensors, self.columns, related)), table_format)
         chosen = [tables.COLUMNS[name] for name in self.columns]
-        rows = list(tables.tensor_rows(tensors, self.columns, related))
-        numbers = [column.is_number for column in chosen]
-        return tables.formatted_table([column.header for column in chosen], rows, numbers, table_format)
+        headers = self.columns if table.is_raw else [column.header for column in chosen]
+        rows = (tables.raw_rows if table.is_raw else tables.tensor_rows)(tensors, self.columns, related)
+        table.add(path, headers, rows, [column.is_number for column in chosen])
 
     def _related(self, checkpoint: Checkpoint) -> tables.Related:
         groups = sharing(checkpoint.tensors.values()) if "shared_with" in self.columns else []

@@ -10,14 +10,11 @@ from typing import Any, TypeAlias
 
 import click
 
-from ckptool.cli import terminal
-from ckptool.cli.json_output import JsonOutput
-from ckptool.cli.migrate_report import error_as_json, report_as_json
-from ckptool.cli.options import check_one_form
+from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
+from ckptool.cli.options import brief_option, check_one_form
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
-from ckptool.cli.text import error_text, say, with_options
-from ckptool.errors import CkptoolError, MigrationRefused, WeightsNotFound
+from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.casting import TARGETS
 from ckptool.migration.changes import Changes
@@ -132,6 +129,8 @@ class _InOrder(click.Command):
 @click.option("--compact", is_flag=True, help="Copy SRC, without what nothing refers to, and replace it (--in-place).")
 @click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@brief_option
+@click.option("-q", "--quiet", is_flag=True, help="Print the name of each result alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
 @click.option("--jsonl", "as_lines", is_flag=True, help="Print each source's report as JSON in a line, as it comes.")
 @far_options
@@ -153,9 +152,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     check_one_form(options)
     sources, target = (list(paths), None) if _is_in_place(paths, options) else _sources(paths, options["out_dir"])
-    as_lines, jobs = options.pop("as_lines"), options.pop("jobs")
-    as_json = options.pop("as_json") or as_lines
-    output = JsonOutput(as_lines=as_lines, is_list=len(sources) > 1)
+    output = output_for(options, sources)
     changes = _changes(options, click.get_current_context().meta[_ORDER])
     arguments = {
         "changes": changes,
@@ -168,26 +165,15 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
         "reflink": not options["no_reflink"],
     }
     code = 0
-    begun = False
-    for source, outcome in _run(
-        _targets(sources, target, options, changes), arguments, jobs, shows_progress=not as_json
-    ):
+    work = _targets(sources, target, options, changes)
+    shows_progress = not isinstance(output, Objects | Names)
+    for source, outcome in _run(work, arguments, options["jobs"], shows_progress=shows_progress):
         if isinstance(outcome, CkptoolError):
-            code = max(code, 1 if isinstance(outcome, MigrationRefused | WeightsNotFound) else 2)
-            if as_json:
-                output.add(error_as_json(source, outcome))
-            else:
-                say(error_text(outcome), err=True)
+            code = max(code, 1 if is_refused(outcome) else 2)
+            output.failed(shown_path(source), outcome)
         else:
-            if as_json:
-                output.add(report_as_json(outcome))
-            else:
-                width = terminal.width()
-                lines = [""] * begun + [with_options(line) for line in outcome.lines(width)]
-                say("\n".join(terminal.wrapped(lines, width)))
-        begun = True
-    if as_json:
-        output.end()
+            output.done(outcome)
+    output.end()
     sys.exit(code)
 
 

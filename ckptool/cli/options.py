@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ckptool.cli import tables
 
@@ -15,6 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LIMIT: Final = 200
 """Rows on a terminal, unless another number is asked for."""
+_WHICH: Final = ("grep", "include", "exclude", "show_all", "show_globals", "show_source")
+_HOW: Final = ("table_format", "limit", "columns", "tree", "depth", "no_fold", "sort")
+"""What says which tensors or names of a file to list, and how to list them."""
 
 brief_option = click.option("-b", "--brief", is_flag=True, help="Print one line for each file, and a total.")
 _recursive = click.option(
@@ -81,6 +85,14 @@ _table = click.option(
 
 
 def check_one_form(options: dict[str, Any]) -> None:
-    """Refuse options that ask for several forms of output at once."""
+    """Refuse options that ask for several forms of output at once, or for what the form has not."""
     if options["as_json"] and options["as_lines"]:
         raise click.UsageError("--json and --jsonl are two forms: give one of them.")
+    if options.get("brief"):
+        context = click.get_current_context()
+        for one in context.command.params:
+            if one.name in (*_WHICH, *_HOW) and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(
+                    f"--brief is a line for each file, and {one.opts[-1]} is about a list of what is in each: give one "
+                    "of them. For programs, --jsonl has an object for each file."
+                )

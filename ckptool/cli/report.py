@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -12,13 +12,13 @@ import click
 
 from ckptool import __version__
 from ckptool.checking.check import check as check_file
-from ckptool.checking.value_statistics import statistics_of
+from ckptool.checking.value_statistics import ValueRow, statistics_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.cli.page.comparison import comparison_columns, comparison_facts
 from ckptool.cli.page.document import document
 from ckptool.cli.page.facts import file_facts, report_facts
 from ckptool.cli.page.packing import packed
-from ckptool.cli.page.tensors import statistics_columns, tensor_columns
+from ckptool.cli.page.tensors import parts_of, statistics_columns, tensor_columns
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
 from ckptool.cli.text import error_text, say
@@ -109,11 +109,13 @@ def _of_one(path: str, asked: _Asked, line: ProgressLine) -> tuple[bytes, Ckptoo
             raise found.error
         return _page([report_facts(found)]), found.error
     with open_checkpoint(path) as checkpoint:
-        columns = tensor_columns(checkpoint)
+        parts = parts_of(checkpoint)
+        columns = tensor_columns(parts)
         if asked.values:
             line.next(path)
-            columns["values"] = [_statistics(checkpoint, checkpoint.tensors, list(checkpoint.tensors), line)]
-        facts = file_facts(checkpoint, found)
+            found_rows = [row for one in parts.values() for row in _rows(one, one.tensors, line)]
+            columns["values"] = [statistics_columns(found_rows)]
+        facts = file_facts(checkpoint, found, has_values=bool(asked.values))
         checkpoint.check_unchanged()
     return _page([facts], columns), None
 
@@ -142,7 +144,8 @@ def _of_two(a: str, b: str, asked: _Asked, line: ProgressLine) -> bytes:
             columns["values"] = [
                 _statistics(one, tensors, names, line) for one, tensors in zip(checkpoints, sides, strict=True)
             ]
-        facts = [file_facts(one, check_file(path)) for one, path in zip(checkpoints, (a, b), strict=True)]
+        pairs = zip(checkpoints, (a, b), strict=True)
+        facts = [file_facts(one, check_file(path), has_values=asked.values is not False) for one, path in pairs]
         for one in checkpoints:
             one.check_unchanged()
     return _page(facts, columns, comparison_facts(compared))
@@ -153,9 +156,12 @@ def _statistics(
 ) -> dict[str, object]:
     """Return what the values of tensors are like, as columns with a row for each of these names."""
     line.next(checkpoint.path)
-    found = statistics_of(checkpoint, list(tensors.values()), depth=None, progress=line)
-    rows = dict(zip(tensors, found, strict=True))
+    rows = dict(zip(tensors, _rows(checkpoint, tensors, line), strict=True))
     return statistics_columns([rows.get(name) for name in names])
+
+
+def _rows(checkpoint: Checkpoint, tensors: Mapping[str, LazyTensor], line: ProgressLine) -> Iterator[ValueRow]:
+    return statistics_of(checkpoint, list(tensors.values()), depth=None, progress=line)
 
 
 def _page(

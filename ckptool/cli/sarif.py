@@ -40,16 +40,15 @@ def _uri(path: str) -> str:
 
 
 def _results(path: str, report: CheckReport) -> list[dict[str, object]]:
-    found = [(one.code, _LEVELS[one.severity], one.message, one.hint) for one in report.findings]
+    found = [(one.code, _LEVELS[one.severity], one.message, one.hint, one.path or path) for one in report.findings]
     if report.error is not None:
-        found.append((_UNREADABLE, "error", report.error.message, report.error.hint))
-    where = {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}}}
+        found.append((_UNREADABLE, "error", report.error.message, report.error.hint, path))
     return [
         {
             "ruleId": code,
             "level": level,
             "message": {"text": with_options(f"{message}. {hint}" if hint else message)},
-            "locations": [where],
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(where)}}}],
         }
-        for code, level, message, hint in found
+        for code, level, message, hint, where in found
     ]

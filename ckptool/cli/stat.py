@@ -61,7 +61,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     failed, passed = False, 0
     with terminal.pager(asked=options["pager"]):
         output = _output(options, is_list=is_many(files, found))
-        line = ProgressLine(len(found), shown=isinstance(output, _Tables))
+        line = ProgressLine(len(found), shown=not isinstance(output, _Objects))
         for target in found:
             line.next(target.path)
             try:
@@ -86,11 +86,12 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     sys.exit(2 if failed else 0)
 
 
-def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Tables:
+def _output(options: dict[str, Any], *, is_list: bool) -> _Objects | _Pasted | _Tables:
     if options["as_json"] or options["as_lines"]:
         return _Objects(JsonOutput(as_lines=options["as_lines"], is_list=is_list))
-    width = None if options["wide"] else terminal.width()
-    return _Tables(options["table_format"], limit_of(options), width)
+    if options["table_format"] is not None:
+        return _Pasted(options["table_format"], limit_of(options), has_paths=is_list)
+    return _Tables(limit_of(options), None if options["wide"] else terminal.width())
 
 
 class _Objects:
@@ -109,11 +110,35 @@ class _Objects:
         self._output.end()
 
 
-class _Tables:
-    """For people, or in one of the formats of tables."""
+class _Pasted:
+    """In one of the formats of tables."""
 
-    def __init__(self, table_format: str | None, limit: int | None, width: int | None) -> None:
-        self._format = table_format
+    def __init__(self, table_format: str, limit: int | None, *, has_paths: bool) -> None:
+        self._limit = limit
+        self._has_paths = has_paths
+        self._table = tables.Pasted(table_format, has_paths=has_paths)
+
+    def computed(self, path: str, rows: Sequence[ValueRow], nothing: str | None) -> None:
+        if nothing is not None:
+            say(f"{show(path)}: {nothing.strip()}" if self._has_paths else nothing.strip(), err=True)
+            return
+        is_raw = self._table.is_raw
+        cells: Iterator[Sequence[object]] = map(_raw if is_raw else _cells, rows[: self._limit])
+        self._table.add(path, _RAW_HEADERS if is_raw else _HEADERS, cells, _IS_NUMBER)
+
+    def failed(self, _: str, error: CkptoolError) -> None:
+        say(error_text(error), err=True)
+
+    def end(self) -> None:
+        text = self._table.text()
+        if text is not None:
+            say(text)
+
+
+class _Tables:
+    """For people."""
+
+    def __init__(self, limit: int | None, width: int | None) -> None:
         self._limit = limit
         self._width = width
         self._begun = False
@@ -122,11 +147,7 @@ class _Tables:
         if self._begun:
             say("")
         self._begun = True
-        if self._format is None:
-            say(show(path))
-        elif nothing is not None:
-            say(nothing.strip(), err=True)
-            return
+        say(show(path))
         say(nothing if nothing is not None else "\n".join(self._lines(rows)))
 
     def failed(self, _: str, error: CkptoolError) -> None:
@@ -137,13 +158,7 @@ class _Tables:
 
     def _lines(self, rows: Sequence[ValueRow]) -> Iterator[str]:
         shown = rows[: self._limit]
-        if self._format in tables.RAW_FORMATS:
-            yield tables.raw_table(_RAW_HEADERS, [_raw(row) for row in shown], self._format or "")
-            return
         table = Table(_HEADERS, [_cells(row) for row in shown], _IS_NUMBER)
-        if self._format is not None:
-            yield tables.formatted_table(*table, self._format)
-            return
         spared: list[str] = []
         if self._width is not None:
             table, spared = fitted(table, self._width, _SPARE, _SPARE_IF_SAME)

@@ -7,7 +7,7 @@ bidirectional marks, zero-width and private characters, lone surrogates).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptool.messages import show, show_nbytes, some
 from ckptool.tables import Row, cut_middle
@@ -146,6 +146,35 @@ def _named(tensors: Iterable[LazyTensor], related: Related) -> Iterator[tuple[st
         yield tensor.name, tensor.info, related
         for part, info in tensor.info.parts:
             yield f"{tensor.name}[{part}]", info, Related()
+
+
+class Pasted:
+    """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its file in front."""
+
+    def __init__(self, table_format: str, *, has_paths: bool) -> None:
+        self._format = table_format
+        self._has_paths = has_paths
+        self._headers: Row = ()
+        self._numbers: Sequence[bool] = ()
+        self._rows: list[Sequence[Any]] = []
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether it is for programs: cells are values as they are, and text in all other formats."""
+        return self._format in RAW_FORMATS
+
+    def add(self, path: str, headers: Row, rows: Iterable[Sequence[Any]], numbers: Sequence[bool]) -> None:
+        """Add the rows of a file."""
+        front = [show(path)] if self._has_paths else []
+        self._headers = [*(["path"] if self._has_paths else []), *headers]
+        self._numbers = [*([False] if self._has_paths else []), *numbers]
+        self._rows += ([*front, *row] for row in rows)
+
+    def text(self) -> str | None:
+        """Return the table; None if no file was added."""
+        if not self._headers:
+            return None
+        return formatted_table(self._headers, self._rows, self._numbers, self._format)
 
 
 def raw_table(headers: Row, rows: Sequence[Sequence[object]], table_format: str) -> str:

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ckptool.messages import counted, counts, labelled, show_nbytes
+from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
 
 _WORDS = {None: "fine", "info": "fine", "warning": "with warnings", "error": "with errors"}
 _NOT_OPENED = "not opened"
+_NAMED = 4
+"""Of files that were passed over."""
 _GRADES = ("data", "code", "system", "unknown")
 
 
 class Totals:
     """Counts of the files that a verb was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, named: int = _NAMED) -> None:
+        self._named = named
         self._found: Counter[str] = Counter()
         self._formats: Counter[str] = Counter()
         self._grades: Counter[str] = Counter()
-        self._nbytes = self._others = 0
+        self._nbytes = 0
+        self._others: list[str] = []
 
     def opened(self, worst: str | None, file_format: str | None, nbytes: int | None) -> None:
         """Count a file that was opened, by the severest of its findings."""
@@ -34,9 +38,9 @@ class Totals:
     def not_opened(self) -> None:
         self._found[_NOT_OPENED] += 1
 
-    def passed_over(self) -> None:
+    def passed_over(self, path: str) -> None:
         """Count a file that is no checkpoint, and was not said to be one."""
-        self._others += 1
+        self._others.append(path)
 
     def lines(self, *, always: bool = False) -> Iterator[str]:
         """Yield the totals of several files; of one, only if asked to."""
@@ -55,4 +59,5 @@ class Totals:
         if self._grades:
             yield labelled("grades", counts({grade: self._grades[grade] for grade in _GRADES if self._grades[grade]}))
         if self._others:
-            yield labelled("passed over", f"{counted(self._others, 'file')} of other kinds")
+            what = f"{counted(len(self._others), 'file')} of other kinds"
+            yield labelled("passed over", f"{what}: {some(list(map(show, self._others)), self._named)}")

@@ -159,6 +159,14 @@ def _unknown(probe: Probe) -> UnknownFormat:
     )
 
 
+def member_in(origin: Origin) -> str | None:
+    """Return the member of an archive that a path names behind ``::``; None if it names none."""
+    try:
+        return _split_member(origin)[1]
+    except CkptoolError:  # no address: opening it says why
+        return None
+
+
 def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     if not isinstance(origin, str | os.PathLike):
         return origin, None

@@ -14,11 +14,9 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.migration import safetensors_plan, selection, torch_plan
-from ckptool.migration.casting import Casting
+from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.device_tags import DeviceTags, label
-from ckptool.migration.safetensors_plan import SafetensorsPlan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import Kept, TorchPlan
 from ckptool.migration.weights_only import without_refused
@@ -29,9 +27,11 @@ from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 
 if TYPE_CHECKING:
+    from ckptool.migration.casting import Casting
     from ckptool.migration.folders.dcp import DcpPlan
     from ckptool.migration.folders.folder_plan import FolderPlan
     from ckptool.migration.folders.shards import ShardsPlan
+    from ckptool.migration.safetensors_plan import SafetensorsPlan
 
 
 class Plan(NamedTuple):
@@ -53,6 +53,8 @@ class Plan(NamedTuple):
     @property
     def folder(self) -> FolderPlan | None:
         """What the new folder holds; None where one file is written."""
+        from ckptool.migration.safetensors_plan import SafetensorsPlan
+
         return None if isinstance(self.file, TorchPlan | SafetensorsPlan) else self.file
 
     @property
@@ -84,6 +86,8 @@ def make_plan(
     names, wrappers = _name_changes(changes, trials)
     casting = None
     if changes.dtype:
+        from ckptool.migration.casting import Casting  # most plans cast nothing
+
         casting = Casting(changes.dtype, tuple(changes.keep_dtype), trials, saturate=changes.saturate)
     root = archive_root(target)
     if form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes):
@@ -147,6 +151,8 @@ def _safetensors(
     checkpoint: Checkpoint, weights: Weights, changes: Changes, kept: Kept | None
 ) -> SafetensorsPlan | ShardsPlan:
     """Return the plan of a safetensors file, or of a folder of them."""
+    from ckptool.migration import safetensors_plan
+
     options = {"expand_tied": changes.expand_tied, "drop_unsupported": changes.drop_unsupported}
     cancellation = checkpoint.source.cancellation
     if changes.max_shard_size is None:

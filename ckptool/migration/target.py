@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
 from ckptool.migration.device_tags import device_meant
-from ckptool.sources.folder import FolderSource
+from ckptool.sources.files import FileSource
 from ckptool.sources.naming import below, is_far, local_name, shown_path
 from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
 from ckptool.tensors import dtypes
+
+if TYPE_CHECKING:
+    from ckptool.sources.folder import FolderSource
 
 _OTHERS: Final = {
     "ONNX": (".onnx",),
@@ -100,7 +103,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
-    if isinstance(checkpoint.source, FolderSource):
+    if _folder_of(checkpoint) is not None:
         path = os.path.normpath(checkpoint.path)
         if os.path.basename(path) in (os.curdir, os.pardir):  # noqa: PTH119
             path = os.path.abspath(path)  # noqa: PTH100
@@ -182,7 +185,7 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
 
 def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
     """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
-    of_files = isinstance(checkpoint.source, FolderSource)
+    of_files = _folder_of(checkpoint) is not None
     if (checkpoint.shards or checkpoint.member or of_files) and any(_is_same(dst, path) for path in _files(checkpoint)):
         raise MigrationRefused(
             f"{dst!r} is a file of the source that holds more than what is taken from it",
@@ -193,8 +196,9 @@ def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
 
 def _files(checkpoint: Checkpoint) -> Iterator[str]:
     yield checkpoint.path
-    if isinstance(checkpoint.source, FolderSource):
-        yield from (file.path for _, file in checkpoint.source.opened())
+    folder = _folder_of(checkpoint)
+    if folder is not None:
+        yield from (file.path for _, file in folder.opened())
     for shard in checkpoint.shards:
         if hasattr(shard.source, "path"):  # a file, here or far away
             yield shard.source.path
@@ -202,3 +206,11 @@ def _files(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _is_same(dst: str, path: str) -> bool:
     return shown_path(dst) == path if is_far(dst) else is_same_file(dst, path)
+
+
+def _folder_of(checkpoint: Checkpoint) -> FolderSource | None:
+    if isinstance(checkpoint.source, FileSource):
+        return None
+    from ckptool.sources.folder import FolderSource  # most are one file
+
+    return checkpoint.source if isinstance(checkpoint.source, FolderSource) else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import pack
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from ckptool.archives.zip_layout import (
@@ -34,9 +34,11 @@ from ckptool.archives.zip_layout import (
     LOCATOR,
     LOCATOR_MAGIC,
 )
-from ckptool.migration.output.sink import Sink
-from ckptool.migration.transfer import Transfer
 from ckptool.tensors.payloads import BytesPayload, Payload
+
+if TYPE_CHECKING:
+    from ckptool.migration.output.sink import Sink
+    from ckptool.migration.transfer import Transfer
 
 _ALIGNMENT: Final = 64
 _MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
@@ -72,6 +74,8 @@ def write_torch_zip(
 
     Without ``checksums``, a source's own are taken over unread.
     """
+    from ckptool.migration.transfer import Transfer  # sizes alone need none
+
     with Transfer(output, checksums=checksums) as transfer:
         return append_torch_zip(output, transfer, root, pickled, storages)
 

@@ -14,11 +14,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, FileUnavailable, LimitExceeded
+from ckptool.errors import CkptoolError, LimitExceeded
 from ckptool.sources.files import FileSource, PooledFile, check_names
 from ckptool.sources.pool import POOL, PooledFolder
 from ckptool.sources.siblings import NO_DESCRIPTOR, is_link, open_below, open_folder, open_folder_below, unavailable
 from ckptool.sources.source import CLOSED, Source
+from ckptool.sources.unavailable import not_permitted
 
 _MOST_NAMES = 1_000_000
 
@@ -64,7 +65,7 @@ class FolderSource:
         files: list[str] = []
         folders: list[str] = []
         path = os.path.join(self.path, folder) if folder else self.path  # noqa: PTH118 - a name
-        with suppress(OSError) if folder else _said(), POOL.opened(partial(_scan, path)) as entries:
+        with suppress(OSError) if folder else _said(path), POOL.opened(partial(_scan, path)) as entries:
             for entry in entries:
                 check_cancelled(self.cancellation)
                 (folders if _is_folder(entry) else files).append(entry.name)
@@ -200,13 +201,13 @@ def _scan(path: str) -> os._ScandirIterator[str]:
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _said(path: str) -> Iterator[None]:
     """Say in an error of ours that a folder may not be listed; one that is gone by now is empty."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
-            raise FileUnavailable("a folder that you may not list: permission denied", kind="permission") from error
+            raise not_permitted(path) from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

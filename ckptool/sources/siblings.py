@@ -217,6 +217,9 @@ def unavailable(error: OSError) -> FileUnavailable:
     if error.errno in _LINKS:
         return _refused_link()
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = "Make it readable, and its folder one that you may enter."
+        return FileUnavailable(f"cannot be opened: {reason}", kind="permission", hint=hint)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "Allow more open files: ulimit -n 4096"
         return FileUnavailable(f"cannot be opened: {reason}", kind=NO_DESCRIPTOR, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
 from shlex import join, quote
 from typing import Final
 
@@ -22,10 +23,33 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
     if error.errno in (errno.EACCES, errno.EPERM):
         if os.path.isdir(path):  # noqa: PTH112 - Windows refuses to open a directory with this errno
             return FileUnavailable("a directory, not a file", kind="directory")
-        command = join(("chmod", "u+r", "--", path))
-        return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
+        return not_permitted(path)
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
+
+
+def not_permitted(path: str) -> FileUnavailable:
+    """Return the error for a path that may not be read: a file, a folder, or what is in one that may not be entered."""
+    closed = next((one for one in _folders(path) if not os.access(one, os.X_OK)), None)
+    if closed is not None and closed != path:
+        fact, what = f"permission denied: you may not enter the folder {closed!r}", "that folder"
+    elif os.path.isdir(path):  # noqa: PTH112 - may be no path
+        closed, fact, what = path, "a folder that you may not list: permission denied", "the folder"
+    else:
+        command = join(("chmod", "u+r", "--", path))
+        return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
+    command = join(("chmod", "u+rx", "--", closed))
+    return FileUnavailable(
+        fact, kind="permission", hint=f"Make {what} one that you may list and enter.", command=command
+    )
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Yield the folders on the way to a path, and itself if it is one, as far as the system says of them."""
+    folders = [path]
+    while os.path.dirname(folders[-1]) not in ("", folders[-1]):  # noqa: PTH120 - as it was given
+        folders.append(os.path.dirname(folders[-1]))  # noqa: PTH120
+    yield from filter(os.path.isdir, reversed(folders))
 
 
 def _missing(path: str) -> FileUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,35 @@ def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(t
     assert system(written(tmp_path / "x", {**index, "a.bin": WEIGHTS, "b.bin": IN_ZIP}))
     assert system(written(tmp_path / "y", {**index, "a.bin": IN_ZIP}))
     assert system(written(tmp_path / "z", {"a.pth": WEIGHTS, "b.pth": IN_ZIP}))
+
+
+def test_findings_name_the_file_that_they_are_about(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.pth": WEIGHTS, "old.bak": EVIL, "a/b.pth": IN_ZIP, "torn.pth": b"PK\3\4"})
+    report = check(folder)
+    told = {(one.code, one.path, one.command) for one in report.findings if one.path is not None}
+    calls = {("CK205", f"{folder}/{name}", f"ckptool check {folder}/{name}") for name in ("old.bak", "a/b.pth")}
+
+    assert calls < told
+    assert {path for _, path, _ in told - calls} == {f"{folder}/torn.pth"}
+    assert "'old.bak' in the folder: unpickling calls os.system('true'), " in str(report)
+    assert report.loading is not None
+    assert "system" not in report.loading
+    assert report.grade == "system"
+    printed = json.loads(CliRunner().invoke(cli, ["check", "--json", str(folder)]).stdout)
+    assert {(one["code"], one["path"], one["command"]) for one in printed["findings"] if one["path"]} == told
+    (run,) = json.loads(CliRunner().invoke(cli, ["check", "--sarif", str(folder)]).stdout)["runs"]
+    places = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in run["results"]]
+    assert [Path(place).name for place in places if place != str(folder)] == [
+        Path(one.path).name for one in report.findings if one.path is not None
+    ]
+
+
+def test_of_many_files_with_the_same_the_first_are_told(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.pth": WEIGHTS, **{f"{number:02}.bak": EVIL for number in range(20)}})
+    found = [one for one in check(folder).findings if one.code == "CK205"]
+
+    assert len(found) == 17
+    assert found[-1].message.startswith(f"4 more files of the folder with the same: {folder}/16.bak, ")
 
 
 @pytest.mark.filterwarnings("ignore")

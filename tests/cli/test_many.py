@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ckptool.cli import cli
+from ckptool.messages import show_nbytes
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
@@ -53,7 +55,18 @@ def test_a_folder_stands_for_every_checkpoint_in_it_by_content(verb: str, folder
 
     relative = [str(Path(name).relative_to(folder / "runs")) for name in names(shown)]
     assert relative == [FINE.name, CUT.name, "one/weights.of-no-known-suffix"]
-    assert "passed over  2 files of other kinds" in shown
+    assert f"passed over  2 files of other kinds: {folder}/runs/README.md, {folder}/runs/train.py\n" in shown
+
+
+def test_all_files_that_were_passed_over_are_named_when_asked(folder: Path) -> None:
+    for number in range(5):
+        (folder / "runs" / f"{number}.txt").write_text("notes")
+    asked = ("inspect", "-b", "-r", folder)
+    short, long = (run(*asked, *wide, code=2).stdout.splitlines()[-1] for wide in ((), ("--wide",)))
+
+    assert f"7 files of other kinds: {folder}/runs/0.txt, " in short
+    assert short.endswith(" and 3 more")
+    assert long.count(str(folder)) == 7
 
 
 @pytest.mark.parametrize("verb", ["inspect", "check"])
@@ -202,6 +215,25 @@ def test_tables_for_programs_have_plain_numbers() -> None:
     assert tsv[1].split("\t") == [str(one) for one in found[0].values()]
 
 
+@pytest.mark.parametrize("verb", ["inspect", "stat"])
+def test_a_table_of_several_files_is_one_with_a_column_of_paths(verb: str) -> None:
+    files = [FINE, FINE.parent / "state-dict-plain-cpu-zip.pth"]
+    alone = [json.loads(run(verb, one, "--table", "json").stdout) for one in files]
+    found = json.loads(run(verb, *files, "--table", "json").stdout)
+
+    assert found == [{"path": str(file), **row} for file, rows in zip(files, alone, strict=True) for row in rows]
+    csv = run(verb, *files, "--table", "csv").stdout.splitlines()
+    assert [line.partition(",")[0] for line in csv] == ["path", *(one["path"] for one in found)]
+    assert sum("path" in line for line in run(verb, *files, "--table", "github").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("asked", [("--table", "csv"), ("--limit", "3"), ("--columns", "name"), ("--grep", "x")])
+def test_what_lists_is_not_for_a_line_for_each_file(asked: tuple[str, str]) -> None:
+    said = run("inspect", "-b", FINE, *asked, code=2).stderr
+    assert f"{asked[0]} is about a list" in said
+    assert "--jsonl" in said
+
+
 def test_statistics_in_tables_for_programs_are_whole_numbers_of_float64() -> None:
     found = json.loads(run("stat", FINE, "--table", "json").stdout)
     expected = json.loads(run("stat", FINE, "--json").stdout)["rows"]
@@ -291,3 +323,31 @@ def test_the_total_says_how_many_would_run_what(folder: Path) -> None:
     shown = run("check", "-b", "-r", folder / "runs", code=2).stdout
     assert "grades       data (1), code (1), system (1), unknown (1)" in shown
     assert "grades" not in run("inspect", "-b", "-r", folder / "runs", code=2).stdout
+
+
+def test_migrations_of_many_files_end_with_a_total(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    files = [FINE, CUT, WARNED]
+    shown = run("migrate", "-b", *files, "--out-dir", there, "--form", "safetensors", code=2).stdout.splitlines()
+    nbytes = sum(path.stat().st_size for path in there.iterdir())
+
+    target = there / f"{FINE.stem}.safetensors"
+    assert re.split(r"  +", shown[0])[:2] == ["written", str(FINE)]
+    assert f"{target}: safetensors, " in shown[0]
+    assert [line.split()[0] for line in shown[:3]] == ["written", "error", "written"]
+    assert shown[3:] == ["", f"3 checkpoints: 2 written ({show_nbytes(nbytes)}), 1 failed"]
+    told = run("migrate", *files, "--out-dir", there, "--form", "safetensors", code=2).stdout.splitlines()
+    assert told[-1] == "3 checkpoints: 3 failed"
+    one = run("migrate", FINE, "--out-dir", there, "--form", "safetensors", "--force", "-q").stdout
+    assert one == f"{target}\n"
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check"])
+def test_objects_name_the_member_that_was_asked_for(verb: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
+        for file in (FINE, WARNED):
+            archive.write(file, file.name)
+    paths = [tmp_path / "both.zip", f"{tmp_path}/both.zip::{FINE.name}", f"{tmp_path}/both.zip::none.pth"]
+    printed = run(verb, "--jsonl", *paths, code=2).stdout.splitlines()
+
+    assert [json.loads(line)["member"] for line in printed] == [None, FINE.name, "none.pth"]

@@ -111,7 +111,9 @@ def test_control_characters_and_bidi_marks_never_reach_the_terminal() -> None:
 def test_several_sources_are_set_apart_by_an_empty_line() -> None:
     said = invoke(STATE_DICT, LEGACY_MODEL, "--out-dir", "out").stdout
 
-    assert [block.splitlines()[0] for block in said.split("\n\n")] == [f"out/{STATE_DICT}", f"out/{LEGACY_MODEL}"]
+    *blocks, total = said.split("\n\n")
+    assert [block.splitlines()[0] for block in blocks] == [f"out/{STATE_DICT}", f"out/{LEGACY_MODEL}"]
+    assert total.startswith("2 checkpoints: 2 written (")
 
 
 # Names

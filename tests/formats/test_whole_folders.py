@@ -275,6 +275,19 @@ def test_the_same_weights_twice_and_variants_are_told_of(tmp_path: Path) -> None
     assert set(roles(tmp_path / "variant").values()) == {"variant"}
 
 
+def test_other_checkpoints_beside_the_one_that_was_opened_are_named(tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "epoch2.pth", "best.pt", "sub/model.safetensors", "optimizer.pt"):
+        write(tmp_path / name, weights())
+    (found,) = [one for one in ckptool.check(tmp_path).findings if one.code == "CK171"]
+
+    assert found.message == "3 other checkpoints beside, which were not opened: best.pt, epoch2.pth, sub"
+    assert found.command == f"ckptool inspect {tmp_path} --brief --recursive"
+    shown = CliRunner().invoke(cli, found.command.split()[1:]).output
+    assert all(name in shown for name in ("epoch2.pth", "best.pt", "sub/model.safetensors"))
+    assert found.message in CliRunner().invoke(cli, ["inspect", str(tmp_path)]).output
+    assert "CK171" not in codes(tmp_path / "best.pt")
+
+
 # Several
 
 

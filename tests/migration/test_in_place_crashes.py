@@ -149,7 +149,7 @@ def test_a_recovery_that_is_cut_off_is_taken_up_again(layout: str, tmp_path: Pat
     for entry in edited.log:
         before.append(files)
         files = done(files, entry)
-    for files in before[:: every(4, 2)]:
+    for files in [*before[:: every(4, 2)], before[-1]]:  # the last: all is written, and not confirmed
         put(files, edited.path)
         if not Path(journal_path(str(edited.path))).exists():
             continue
@@ -267,6 +267,33 @@ def test_a_disk_that_does_not_keep_what_it_is_given_leaves_the_old_file(layout: 
     assert failed.value.kind == "verification-failed"
     assert path.read_bytes() == old
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@LAYOUT
+@pytest.mark.parametrize("more", [1, -1])
+def test_a_file_that_gets_another_size_meanwhile_is_not_taken_for_the_new_one(
+    layout: str, more: int, tmp_path: Path
+) -> None:
+    class Resizing(Operations):
+        def write(self, fd: int, offset: int, data: bytes) -> None:
+            super().write(fd, offset, data)
+            self.writes += os.fstat(fd).st_ino == inode
+            if self.writes == writes:
+                os.ftruncate(fd, os.fstat(fd).st_size + more)
+
+        writes = 0
+
+    counted = Resizing()
+    inode, writes = write(layout, tmp_path).stat().st_ino, -1
+    edit(tmp_path / f"model{LAYOUTS[layout].suffix}", LAYOUTS[layout].changes, counted)
+    path = write(layout, tmp_path)
+    old, inode, writes = path.read_bytes(), path.stat().st_ino, counted.writes
+
+    with pytest.raises(OutputFailed) as failed:
+        edit(path, LAYOUTS[layout].changes, Resizing())
+
+    assert failed.value.kind == "verification-failed"
+    assert more < 0 or path.read_bytes() == old
 
 
 class Killed(Stepped):

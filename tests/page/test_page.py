@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from ckptool.cli import cli
 from ckptool.cli.page.document import ASSETS, SCRIPTS, joined_script
+from ckptool.messages import show_nbytes
 from tests.page.pages import HOSTILE, columns_of, content_of, mixture, names_in, report, write_safetensors
 
 VALID = Path(__file__).parents[2] / "fixtures/valid"
@@ -106,7 +107,30 @@ def test_it_says_what_check_says(tmp_path: Path) -> None:
     assert [list(one.values()) for one in file["findings"]] == [
         [one[name] for name in ("code", "severity", "message", "hint", "command")] for one in found["findings"]
     ]
-    assert (file["verdict"], file["loading"]) == (found["verdict"], found["loading"])
+    outcome = found["verdict"].partition("; ")[0]
+    assert (file["verdict"], file["loading"]) == (f"{outcome}; looked at the structure alone", found["loading"])
+
+
+def test_it_says_that_values_were_looked_at(tmp_path: Path) -> None:
+    verdict = content_of(made(tmp_path, FINE, "--values"))["files"][0]["verdict"]
+    assert verdict == "nothing wrong found; looked at the structure and at every value"
+
+
+def test_the_page_of_a_folder_of_several_has_the_tensors_of_all(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("first.pth", "second.pth"):
+        (folder / name).write_bytes(FINE.read_bytes())
+    page = made(tmp_path, folder, "--values")
+    alone = made(tmp_path, FINE, "--values")
+
+    columns, expected = columns_of(page), columns_of(alone)
+    own = names_in(expected)
+    assert names_in(columns) == [f"{name}.{one}" for name in ("first.pth", "second.pth") for one in own]
+    assert columns["values"][0]["mean"] == expected["values"][0]["mean"] * 2
+    facts = dict(content_of(page)["files"][0]["facts"])
+    assert [one.partition(":")[0] for one in facts["members"]] == ["first.pth", "second.pth"]
+    assert all(one.endswith(show_nbytes(FINE.stat().st_size)) for one in facts["members"])
 
 
 def test_values_are_those_of_stat(tmp_path: Path) -> None:

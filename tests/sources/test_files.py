@@ -589,3 +589,25 @@ def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:
 def test_what_cannot_be_read_from_is_told_apart_from_a_bad_file(origin: Any) -> None:
     with pytest.raises(TypeError, match=f"opened with 'rb', not {type(origin).__name__}"):
         open_source(origin)
+
+
+def test_a_folder_that_may_not_be_entered_is_named_and_not_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and may(path, mode))
+
+    def denied(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")  # root may enter what it likes
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ckptool.sources.files.os.open", denied)
+        inside, beside = unavailable(closed / "a.pth"), unavailable(tmp_path / "b.pth")
+    assert (inside.message, inside.command) == (
+        f"permission denied: you may not enter the folder '{closed}'",
+        f"chmod u+rx -- {closed}",
+    )
+    assert "that folder" in str(inside.hint)
+    assert (beside.message, beside.command) == ("permission denied", f"chmod u+r -- {tmp_path}/b.pth")

@@ -20,13 +20,14 @@ _MOST: Final = 200
 """Items of a list that a page shows."""
 
 
-def file_facts(checkpoint: Checkpoint, report: CheckReport) -> dict[str, object]:
+def file_facts(checkpoint: Checkpoint, report: CheckReport, *, has_values: bool) -> dict[str, object]:
     """Return what a file is, what is notable about it, and what it holds beside tensors."""
     facts = [[fact.label, listing(fact.items)] for fact in head_facts(checkpoint, summarise(checkpoint))]
     rest = len(checkpoint.extras) - _MOST
     extras = [shown(line) for line in islice(extra_lines(checkpoint), _MOST)]
     return {
         **report_facts(report),
+        "verdict": f"{report.outcome}; looked at the structure {'and at every value' if has_values else 'alone'}",
         "facts": facts,
         "extras": [*extras, f"and {counted(rest, 'other value')}"] if rest > 0 else extras,
     }
@@ -38,7 +39,7 @@ def report_facts(report: CheckReport) -> dict[str, object]:
     return {
         "path": shown(report.path),
         "name": shown(local_name(report.path).rstrip("/").rpartition("/")[2] or report.path),
-        "verdict": with_options(report.verdict),
+        "verdict": report.outcome,
         "loading": report.loading and shown(with_options(report.loading)),
         "findings": [_finding(one) for one in report.findings],
         "error": error and _finding(Finding(error.kind, "error", error.message, error.hint, error.command)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ckptool.checking.value_statistics import ValueRow
@@ -48,15 +48,25 @@ def ties_column(infos: Sequence[TensorInfo | None]) -> list[list[int]]:
     return found
 
 
-def roles_column(checkpoint: Checkpoint) -> dict[str, list[object]]:
-    """Return the role of the state dict that each tensor is in: the innermost of those that have it."""
+def parts_of(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
+    """Return what a page is about, by what stands before names: the checkpoint; of a folder of several, these."""
+    if checkpoint.tensors or not checkpoint.inside:
+        return {"": checkpoint}
+    found: dict[str, Checkpoint] = {}
+    todo = list(checkpoint.inside.values())
+    for one in todo:
+        found[f"{one.member}."] = one
+        todo += one.inside.values()
+    return found
+
+
+def _roles(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the role of the state dict that each tensor is in: the innermost of those that have it."""
     roles: dict[str, str] = {}
     for found in sorted(checkpoint.state_dicts, key=lambda one: len(one.key)):
         head = f"{found.key}." if found.key else ""
         roles.update((head + name, found.role) for name in found)
-    distinct = Distinct()
-    rows: list[object] = [distinct.place(roles.get(name, "other")) for name in checkpoint.tensors]
-    return {"of": rows, "roles": list(distinct.values())}
+    return (roles.get(name, "other") for name in checkpoint.tensors)
 
 
 def statistics_columns(rows: Sequence[ValueRow | None]) -> dict[str, object]:
@@ -72,16 +82,17 @@ def statistics_columns(rows: Sequence[ValueRow | None]) -> dict[str, object]:
     return columns
 
 
-def tensor_columns(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the columns of one checkpoint."""
-    infos = [tensor.info for tensor in checkpoint.tensors.values()]
-    kinds = Distinct()
+def tensor_columns(parts: Mapping[str, Checkpoint]) -> dict[str, object]:
+    """Return the columns of one checkpoint, or of several together."""
+    infos = [tensor.info for one in parts.values() for tensor in one.tensors.values()]
+    kinds, roles = Distinct(), Distinct()
+    of: list[object] = [roles.place(role) for one in parts.values() for role in _roles(one)]
     return {
-        "names": names_column(checkpoint.tensors),
+        "names": names_column(f"{head}{name}" for head, one in parts.items() for name in one.tensors),
         "kind": [kinds_columns(infos, kinds)],
         "kinds": kind_rows(kinds),
-        "ties": ties_column(infos) if checkpoint.traits.keeps_ties else [],
-        "role": roles_column(checkpoint),
+        "ties": ties_column(infos) if all(one.traits.keeps_ties for one in parts.values()) else [],
+        "role": {"of": of, "roles": list(roles.values())},
     }
 
 

@@ -131,7 +131,8 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
         below = _of_folders(folder, folders)
         if not _are_strangers(folder, choice, error) or not below.candidates:
             raise
-        return _open_choice(folder, below, folders, probe)
+        strangers = tuple(one.name for one in choice.candidates)
+        return _open_choice(folder, below._replace(strangers=strangers), folders, probe)
 
 
 def _are_strangers(folder: FolderSource, choice: Choice, error: CkptoolError) -> bool:

@@ -23,7 +23,8 @@ _ARCHITECTURES: Final = "architectures"
 _OF_TRAINER: Final = "trainer_state.json"
 """What a Trainer writes into each folder that it saves into, after the weights."""
 _ARGUMENTS: Final = "training_args.bin"
-_OF_ENGINE: Final = re.compile(r"global_step\d+")
+ENGINE: Final = re.compile(r"global_step\d+")
+"""A folder of states of DeepSpeed's engine."""
 _TO_GO_ON: Final = {"optimizer": "optimizer", "scheduler": "scheduler", "rng": "state of random numbers"}
 
 
@@ -80,7 +81,7 @@ def missing_of_trainer(folder: FolderSource) -> Iterator[Remark]:
     """Yield which of the files are not there that a Trainer needs to go on, where others of them are."""
     named = [*folder.files, *folder.folders]
     roles = {choosing.role_of(name) for name in named}
-    if any(_OF_ENGINE.fullmatch(name) for name in named):
+    if any(ENGINE.fullmatch(name) for name in named):
         roles |= {"optimizer", "scheduler"}
     if "rng" not in roles and not roles >= {"optimizer", "scheduler"}:
         return  # weights alone were asked for

@@ -49,7 +49,8 @@ def beside(
         elif name in _TEXTS:
             yield _file(folder, name, *_text(folder, name))
         elif is_likely(name):
-            yield _file(folder, name, choosing.role_of(name) or "checkpoint")
+            is_other = name in choice.strangers
+            yield _file(folder, name, choosing.role_of(name) or ("other" if is_other else "checkpoint"))
     for name in folder.folders:
         if name in folders and name not in used:
             path = os.path.join(folder.path, name)  # noqa: PTH118 - a name

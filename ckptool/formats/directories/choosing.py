@@ -66,6 +66,8 @@ class Choice(NamedTuple):
 
     candidates: tuple[Candidate, ...]
     twins: tuple[Twin, ...] = ()
+    strangers: tuple[str, ...] = ()
+    """Files whose names are those of checkpoints, and that are none."""
 
 
 def role_of(name: str) -> str | None:
