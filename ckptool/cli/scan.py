@@ -120,7 +120,7 @@ class _Run:
         self._listing.add(row["beside"] or ())
         if error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown":
             self._passed += 1
-            self._totals.passed_over()
+            self._totals.passed_over(row["path"])
             return
         self._rows += 1
         self._totals.graded(row["grade"])
