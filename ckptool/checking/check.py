@@ -14,7 +14,7 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines
-from ckptool.checking.surveys import Act, Survey
+from ckptool.checking.surveys import Act, Survey, reached
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -111,8 +111,7 @@ class CheckReport(NamedTuple):
     @property
     def grade(self) -> Grade:
         """How far unpickling reaches, as far as it was looked at: see ``unseen``."""
-        reached = {act.grade for act in self.acts if act.how != "refers"}
-        return "system" if "system" in reached else "code" if "code" in reached else "data"
+        return reached(self.acts)
 
     @property
     def verdict(self) -> str:
@@ -191,9 +190,7 @@ def check(
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             beside = _beside(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
-    except Cancelled:
-        raise
-    except MissingPackage:
+    except (Cancelled, MissingPackage):
         raise  # nothing is wrong with the file
     except CkptoolError as error:
         with about(shown):
@@ -377,9 +374,8 @@ def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits
     survey = safety.survey_origin(origin, limits)
     beside = _beside(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
-    is_damaged = isinstance(
-        error, MalformedFile | TruncatedFile
-    )  # which says by itself that not all could be looked at
+    # What is damaged says by itself that not all could be looked at.
+    is_damaged = isinstance(error, MalformedFile | TruncatedFile)
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
     found = (

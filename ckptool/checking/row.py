@@ -11,7 +11,7 @@ from ckptool.checking import safety
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
-from ckptool.checking.surveys import Act
+from ckptool.checking.surveys import Act, reached
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, storage_nbytes, summarise
@@ -197,8 +197,8 @@ def _checked(report: CheckReport) -> Row:
 
 def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
     """Return how far unpickling reaches; what only makes data, as far as was seen, may do more if not all was."""
-    reached = {act.grade for act in acts if act.how != "refers"}
-    return "system" if "system" in reached else "code" if "code" in reached else "unknown" if unseen else "data"
+    grade = reached(acts)
+    return "unknown" if grade == "data" and unseen else grade
 
 
 def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
