@@ -22,7 +22,7 @@ from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackag
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grades import Grade, is_plain
+from ckptool.pickles.grades import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
@@ -368,13 +368,6 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *mend)]
 
 
-def _imported(survey: Survey) -> list[Finding]:
-    """CK201, of a file that cannot be opened: its pickles ask for what makes no data."""
-    own = (one for one in survey.names if one.nested_at is None and not is_plain(one.module, one.name))
-    names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
-    return [Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")] if names else []
-
-
 def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     let_go(error)
@@ -385,7 +378,12 @@ def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits
     is_damaged = isinstance(error, MalformedFile | TruncatedFile)
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
-    found = (*_what_is_left(origin, error, limits), *_imported(survey), *deeds, *(beside.findings() if beside else ()))
+    found = (
+        *_what_is_left(origin, error, limits),
+        *would_run.imported(survey),
+        *deeds,
+        *(beside.findings() if beside else ()),
+    )
     asked, member = _with_others([], seen), member_in(origin)
     return CheckReport(
         path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error

@@ -20,6 +20,7 @@ from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
+from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
@@ -59,7 +60,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         output = Lines(options["output"], _HEAD)
     with output as lines:
         run = _Run(asked, lines, options["output"])
-        run.scan(_paths(paths, lists), options["jobs"] or len(os.sched_getaffinity(0)))
+        run.scan(_paths(paths, lists), options["jobs"] or processors())
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
 
