@@ -94,12 +94,26 @@ class _Run:
         self._asked = asked
         self._lines = lines
         self._output = output
-        self._known = _known(lines, asked) if lines is not None else {}
+        self._unfinished: set[int] = set()
+        """Paths whose row, for which the machine is to blame, needs another one."""
+        self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._is_meant: dict[str, bool] = {}
         """Of the paths that are under way."""
         self._totals = Totals()
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
+
+    def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
+        """Return what a file of rows has already, as far as it has all that is asked for."""
+        found: dict[int, _Known] = {}
+        for line in lines:
+            row = json.loads(line)
+            error = row["error"]
+            if error is not None and error["kind"] in _OF_THE_MACHINE:
+                self._unfinished.add(hash(row["path"]))
+            elif row["version"] is not None and set(self._asked.columns) <= set(row["asked"]):
+                found[hash((row["path"], row["version"]))] = _Known(row["beside"] or (), error is not None)
+        return found
 
     @property
     def failed(self) -> int:
@@ -135,7 +149,8 @@ class _Run:
         row = json.loads(line)
         error, is_meant = row["error"], self._is_meant.pop(row["path"])
         self._listing.add(row["beside"] or ())
-        if error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown":
+        is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
+        if is_other and hash(row["path"]) not in self._unfinished:
             self._passed += 1
             self._totals.passed_over(row["path"])
             return
@@ -167,17 +182,6 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
-
-
-def _known(lines: Iterable[bytes], asked: Asked) -> dict[int, _Known]:
-    """Return what a file of rows has already, as far as it has all that is asked for."""
-    found: dict[int, _Known] = {}
-    for line in lines:
-        row = json.loads(line)
-        is_whole = row["error"] is None or row["error"]["kind"] not in _OF_THE_MACHINE
-        if is_whole and row["version"] is not None and set(asked.columns) <= set(row["asked"]):
-            found[hash((row["path"], row["version"]))] = _Known(row["beside"] or (), row["error"] is not None)
-    return found
 
 
 def _identity(path: str) -> int:

@@ -30,6 +30,8 @@ _START: Final = "import sys; sys.path = sys.argv[1:]; from ckptool.cli.scan_work
 _AT_ONCE: Final = 1 << 16
 _LONGEST: Final = 4096
 """Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
+_MOST_STARTS: Final = 4
+"""That fail, one after the other."""
 _PATIENCE: Final = 10
 """Seconds that a process may take to end."""
 ENDED: Final = "worker-ended"
@@ -104,7 +106,9 @@ class Crew:
         self._ahead = 1 if asked.deep or asked.digest else 2
         self._workers: list[Worker] = []
         self._again: list[str] = []
-        """What was waiting behind a file on which a worker died."""
+        """What was waiting behind a file on which a worker died, and this file, once."""
+        self._tried: set[str] = set()
+        self._failed_starts = 0
         self._selector = selectors.DefaultSelector()
 
     def rows(self, next_path: Callable[[], str | None]) -> Iterator[bytes]:
@@ -151,20 +155,28 @@ class Crew:
                 yield from self._lost(worker)
                 continue
             for line in lines:
+                self._failed_starts = 0
                 worker.paths.popleft()
                 yield line
 
     def _lost(self, worker: Worker) -> Iterator[bytes]:
-        """Yield the row of the path at which a worker died."""
+        """Try the path at which a worker died once more, as something else may have killed it; then yield its row."""
         self._selector.unregister(worker.output)
         self._workers.remove(worker)
         code = worker.end()
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
         if not worker.is_ready:
-            raise CkptoolError(f"a worker process did not start: it {how}", kind=ENDED)
-        if worker.paths:
+            self._again += worker.paths
+            self._failed_starts += 1
+            if self._failed_starts == _MOST_STARTS:
+                raise CkptoolError(f"worker processes do not start: the last one {how}", kind=ENDED)
+        elif worker.paths:
             path, *others = worker.paths
             self._again += others
+            if path not in self._tried:
+                self._tried.add(path)
+                self._again.append(path)
+                return
             yield json.dumps(lost_row(path, self._asked, ENDED, f"the process that looked at it {how}")).encode()
 
     def __enter__(self) -> Self:

@@ -28,7 +28,7 @@ VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix 
 ALL = [*VALID, *sorted((FIXTURES / "invalid").iterdir())]
 FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
 CUT = FIXTURES / "invalid" / "lfs-pointer.pth"
-CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus", "corpus-dirs")]
+CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus-dirs", "corpus")]
 SCHEMA = Draft202012Validator(
     json.loads(files("ckptool.cli").joinpath("schemas", "scan.json").read_text(encoding="utf-8"))
 )
@@ -139,7 +139,7 @@ def test_workers_that_cannot_start_are_one_error(folder: Path, monkeypatch: pyte
     result = scan(folder, code=2)
 
     assert result.stdout == ""
-    assert "a worker process did not start: it ended with exit code 3" in result.stderr
+    assert "worker processes do not start: the last one ended with exit code 3" in result.stderr
 
 
 @pytest.mark.parametrize("after", range(1, 1 + times(1, 5)))
@@ -216,11 +216,13 @@ def test_nothing_is_appended_to_a_file_of_something_else(content: bytes, tmp_pat
 
 
 @pytest.mark.corpus
-@pytest.mark.skipif(not all(path.is_dir() for path in CORPORA), reason=f"there is no {CORPORA}")
-def test_the_real_ones() -> None:
-    result = CliRunner().invoke(cli, ["scan", *map(str, CORPORA)])
+@pytest.mark.parametrize("corpus", some(CORPORA, 2), ids=lambda path: path.name)
+def test_the_real_ones(corpus: Path) -> None:
+    if not corpus.is_dir():
+        pytest.skip(f"there is no {corpus}")
+    result = CliRunner().invoke(cli, ["scan", str(corpus)])
     found = rows(result.stdout)
 
-    assert len(found) > 100
+    assert len(found) > 50
     assert not [one for one in found.values() if one["error"] and one["error"]["type"] is None]
-    assert {one.path for one in targets([*map(str, CORPORA)], recursive=True) if one.is_meant} <= found.keys()
+    assert {one.path for one in targets([str(corpus)], recursive=True) if one.is_meant} <= found.keys()
