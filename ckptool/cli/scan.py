@@ -17,7 +17,7 @@ from ckptool.cli.scan_workers import ENDED, Crew
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
-from ckptool.errors import NotACheckpoint
+from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
 from ckptool.sources.checksums import processors
@@ -106,13 +106,20 @@ class _Run:
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
         """Return what a file of rows has already, as far as it has all that is asked for."""
         found: dict[int, _Known] = {}
-        for line in lines:
-            row = json.loads(line)
-            error = row["error"]
-            if error is not None and error["kind"] in _OF_THE_MACHINE:
-                self._unfinished.add(hash(row["path"]))
-            elif row["version"] is not None and set(self._asked.columns) <= set(row["asked"]):
-                found[hash((row["path"], row["version"]))] = _Known(row["beside"] or (), error is not None)
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                path, version, beside, error = (row[name] for name in ("path", "version", "beside", "error"))
+                kind, columns = error and error["kind"], set(row["asked"])
+            except (ValueError, KeyError, TypeError) as cause:
+                fact = f"line {number:,} is no row of scan"
+                raise OutputFailed(
+                    fact, kind="foreign-lines", path=self._output, hint="Choose another file."
+                ) from cause
+            if kind in _OF_THE_MACHINE:
+                self._unfinished.add(hash(path))
+            elif version is not None and set(self._asked.columns) <= columns:
+                found[hash((path, version))] = _Known(beside or (), kind is not None)
         return found
 
     @property
