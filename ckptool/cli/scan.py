@@ -28,8 +28,8 @@ from ckptool.sources.stamps import stamp_of
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
 """Errors that only say that a file is something else."""
-_OF_THE_MACHINE: Final = (ENDED, "out-of-memory")
-"""Kinds of errors that may not come again."""
+_PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
+"""Kinds of errors that may not come again, though the file stays the same."""
 
 
 @click.command()
@@ -95,7 +95,7 @@ class _Run:
         self._lines = lines
         self._output = output
         self._unfinished: set[int] = set()
-        """Paths whose row, for which the machine is to blame, needs another one."""
+        """Paths whose row has an error that may have passed: they need another."""
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._is_meant: dict[str, bool] = {}
@@ -116,7 +116,7 @@ class _Run:
                 raise OutputFailed(
                     fact, kind="foreign-lines", path=self._output, hint="Choose another file."
                 ) from cause
-            if kind in _OF_THE_MACHINE:
+            if kind in _PASSING:
                 self._unfinished.add(hash(path))
             elif version is not None and set(self._asked.columns) <= columns:
                 found[hash((path, version))] = _Known(beside or (), kind is not None)
