@@ -13,6 +13,7 @@ from ckptool import migrate, open_checkpoint
 from ckptool.checkpoints.digest import digest_of
 from ckptool.errors import UnsupportedFeature
 from tests.checkpoints.digest_by_hand import digest as by_hand
+from tests.scale import exhaustive
 
 WEIGHTS = {
     "body.0.weight": torch.arange(24.0).reshape(4, 6),
@@ -33,6 +34,11 @@ def wrapped(head: str, weights: Mapping[str, torch.Tensor] = WEIGHTS) -> dict[st
     return {f"{head}{name}": tensor for name, tensor in weights.items()}
 
 
+def _migrated_to_dcp(path: Path) -> None:
+    torch.save(WEIGHTS, path.with_name("zip.pth"))
+    migrate(path.with_name("zip.pth"), path, form="dcp")
+
+
 def _dcp(path: Path) -> None:
     from torch.distributed import checkpoint as dcp
 
@@ -50,14 +56,15 @@ FORMS = {
     "views": lambda path: torch.save(
         {name: tensor.T.contiguous().T if tensor.ndim == 2 else tensor for name, tensor in WEIGHTS.items()}, path
     ),
+    "migrated-to-dcp": _migrated_to_dcp,
     "dcp": _dcp,
 }
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[exhaustive] * (form == "dcp")) for form in FORMS])
 def test_equal_weights_have_one_digest_in_every_form(form: str, tmp_path: Path) -> None:
-    path = tmp_path / f"model.{'safetensors' if form == 'safetensors' else 'pth'}"
+    path = tmp_path / ("model" if "dcp" in form else f"model.{'safetensors' if form == 'safetensors' else 'pth'}")
     FORMS[form](path)
 
     assert digest(path) == by_hand(WEIGHTS)
