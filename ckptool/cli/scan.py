@@ -6,18 +6,18 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any, BinaryIO, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
 from ckptool.checking.row import SCHEMA, Asked
 from ckptool.cli.paths import AnyPath
-from ckptool.cli.scan_workers import ENDED, rows
+from ckptool.cli.scan_workers import ENDED, Crew
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
-from ckptool.errors import NotACheckpoint
+from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
 from ckptool.sources.checksums import processors
@@ -80,6 +80,13 @@ def _read(stream: BinaryIO) -> Iterator[str]:
             yield path
 
 
+class _Known(NamedTuple):
+    """What matters of a row that is there already."""
+
+    beside: Sequence[str]
+    has_error: bool
+
+
 class _Run:
     """One call: what it has been asked, and what it has met."""
 
@@ -87,18 +94,44 @@ class _Run:
         self._asked = asked
         self._lines = lines
         self._output = output
-        self._known = _known(lines, asked) if lines is not None else {}
+        self._unfinished: set[int] = set()
+        """Paths whose row, for which the machine is to blame, needs another one."""
+        self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._is_meant: dict[str, bool] = {}
         """Of the paths that are under way."""
         self._totals = Totals()
-        self._rows = self._skipped = self._passed = self.failed = 0
+        self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
+
+    def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
+        """Return what a file of rows has already, as far as it has all that is asked for."""
+        found: dict[int, _Known] = {}
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                path, version, beside, error = (row[name] for name in ("path", "version", "beside", "error"))
+                kind, columns = error and error["kind"], set(row["asked"])
+            except (ValueError, KeyError, TypeError) as cause:
+                fact = f"line {number:,} is no row of scan"
+                raise OutputFailed(
+                    fact, kind="foreign-lines", path=self._output, hint="Choose another file."
+                ) from cause
+            if kind in _OF_THE_MACHINE:
+                self._unfinished.add(hash(path))
+            elif version is not None and set(self._asked.columns) <= columns:
+                found[hash((path, version))] = _Known(beside or (), kind is not None)
+        return found
+
+    @property
+    def failed(self) -> int:
+        """How many could not be opened, by this run or by those before."""
+        return self._failed + self._skipped_failed
 
     def scan(self, paths: Iterable[str], jobs: int) -> None:
         """Look at what is not known yet, and print the rows as they come."""
         self._listing = Listing(paths)
-        with closing(rows(self._next, self._asked, jobs)) as found:
-            for line in found:
+        with Crew(self._asked, jobs) as crew:
+            for line in crew.rows(self._next):
                 self._take(line)
 
     def _next(self) -> str | None:
@@ -108,25 +141,30 @@ class _Run:
                 continue
             identity = _identity(target.path) if self._known else 0
             if identity in self._known:
-                self._skipped += 1
-                self._listing.add(self._known[identity])
+                self._skip(self._known[identity])
                 continue
             self._is_meant[target.path] = target.is_meant
             return target.path
         return None
 
+    def _skip(self, known: _Known) -> None:
+        self._skipped += 1
+        self._skipped_failed += known.has_error
+        self._listing.add(known.beside)
+
     def _take(self, line: bytes) -> None:
         row = json.loads(line)
         error, is_meant = row["error"], self._is_meant.pop(row["path"])
         self._listing.add(row["beside"] or ())
-        if error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown":
+        is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
+        if is_other and hash(row["path"]) not in self._unfinished:
             self._passed += 1
             self._totals.passed_over(row["path"])
             return
         self._rows += 1
         self._totals.graded(row["grade"])
         if error:
-            self.failed += 1
+            self._failed += 1
             self._totals.not_opened()
         else:
             self._totals.opened(row["worst"], row["format"], row["nbytes"])
@@ -148,18 +186,9 @@ class _Run:
         for line in self._totals.lines(always=True):
             say(line, err=True)
         if self._skipped:
-            say(labelled("skipped", f"{counted(self._skipped, 'checkpoint')} that the file has already"), err=True)
-
-
-def _known(lines: Iterable[bytes], asked: Asked) -> dict[int, Sequence[str]]:
-    """Return what a file of rows has already, as far as it has all that is asked for, and what lies beside each."""
-    found: dict[int, Sequence[str]] = {}
-    for line in lines:
-        row = json.loads(line)
-        is_whole = row["error"] is None or row["error"]["kind"] not in _OF_THE_MACHINE
-        if is_whole and row["version"] is not None and set(asked.columns) <= set(row["asked"]):
-            found[hash((row["path"], row["version"]))] = row["beside"] or ()
-    return found
+            failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
+            fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
+            say(labelled("skipped", fact), err=True)
 
 
 def _identity(path: str) -> int:

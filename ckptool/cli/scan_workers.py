@@ -1,5 +1,5 @@
 """
-The worker processes of ``scan``: each is given one path at a time, so that one that dies costs one row.
+The worker processes of ``scan``: one that dies costs the row of the file that it is at.
 
 They are this Python with this package, started by their own command line: they share no memory, no locks and no open
 files with the parent, answer in lines of JSON, and end by themselves when the parent is gone.
@@ -12,17 +12,26 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
 
 from ckptool.checking.row import Asked, lost_row
 from ckptool.cli.scan_worker import READY
 from ckptool.errors import CkptoolError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _START: Final = "import sys; sys.path = sys.argv[1:]; from ckptool.cli.scan_worker import main; main()"
 """Nothing is imported from the folder that the user is in."""
 _AT_ONCE: Final = 1 << 16
+_LONGEST: Final = 4096
+"""Of a path that waits in a pipe, which has room for two of them; no file has a longer one."""
+_MOST_STARTS: Final = 4
+"""That fail, one after the other."""
 _PATIENCE: Final = 10
 """Seconds that a process may take to end."""
 ENDED: Final = "worker-ended"
@@ -30,7 +39,7 @@ ENDED: Final = "worker-ended"
 
 
 class Worker:
-    """One process, and the path that it is at."""
+    """One process, and the paths that it was given: it is at the first of them."""
 
     def __init__(self, asked: Asked) -> None:
         # In a session of its own: an interrupt from the terminal is the parent's, which then ends it.
@@ -47,17 +56,19 @@ class Worker:
         self.output = self._process.stdout
         self._received = bytearray()
         self.is_ready = False
-        self.path: str | None = None
+        self.paths: deque[str] = deque()
         self._send(asked._asdict())
 
-    def begin(self, path: str) -> None:
-        """Give it a path; only when it has none."""
-        self.path = path
+    def give(self, path: str) -> None:
+        """Give it a path: it waits for one, or the pipe has room for it."""
+        self.paths.append(path)
         self._send(path)
 
     def _send(self, what: object) -> None:
+        line = memoryview(json.dumps(what).encode() + b"\n")
         with suppress(BrokenPipeError):  # it has ended: its output says so next
-            self._input.write(json.dumps(what).encode() + b"\n")
+            while line:
+                line = line[self._input.write(line) or 0 :]
 
     def receive(self) -> list[bytes] | None:
         """Return the lines that it has written, without what it says first; None if it has ended."""
@@ -85,62 +96,95 @@ class Worker:
         self.end()
 
 
-def rows(next_path: Callable[[], str | None], asked: Asked, jobs: int) -> Generator[bytes]:
-    """
-    Yield a row for each path, as a line, in the order in which they are done.
+class Crew:
+    """So many workers at most, started when there is work for them; used in a ``with`` block."""
 
-    A path is asked for when a worker is free for it; if there is none, once more when a row has been taken.
+    def __init__(self, asked: Asked, jobs: int) -> None:
+        self._asked = asked
+        self._jobs = jobs
+        # What takes long is given one by one, so that none waits behind it while another worker is free.
+        self._ahead = 1 if asked.deep or asked.digest else 2
+        self._workers: list[Worker] = []
+        self._again: list[str] = []
+        """What was waiting behind a file on which a worker died, and this file, once."""
+        self._tried: set[str] = set()
+        self._failed_starts = 0
+        self._selector = selectors.DefaultSelector()
 
-    Raises:
-        CkptoolError: Workers cannot start.
-    """
-    crew: list[Worker] = []
-    with selectors.DefaultSelector() as selector:
-        try:
-            while True:
-                path = next_path()
-                if path is None and all(one.path is None for one in crew):
-                    return
-                if path is None:
-                    yield from _answers(crew, asked, selector)
-                    continue
-                while (worker := _free(crew, asked, jobs, selector)) is None:
-                    yield from _answers(crew, asked, selector)
-                worker.begin(path)
-        finally:
-            for worker in crew:
-                worker.kill()
+    def rows(self, next_path: Callable[[], str | None]) -> Iterator[bytes]:
+        """
+        Yield a row for each path, as a line, in the order in which they are done.
 
+        A path is asked for when there is room for it; if there is none, once more when a row has been taken.
 
-def _free(crew: list[Worker], asked: Asked, jobs: int, selector: selectors.BaseSelector) -> Worker | None:
-    """Return a worker that has no path, a new one if there are not so many yet; None if all are at work."""
-    free = next((one for one in crew if one.path is None), None)
-    if free is None and len(crew) < jobs:
-        free = Worker(asked)
-        crew.append(free)
-        selector.register(free.output, selectors.EVENT_READ, free)
-    return free
+        Raises:
+            CkptoolError: Workers cannot start.
+        """
+        path: str | None = None
+        while True:
+            if path is None:
+                path = self._again.pop() if self._again else next_path()
+            worker = self._free(path) if path is not None else None
+            if path is not None and worker is not None:
+                worker.give(path)
+                path = None
+            elif any(one.paths for one in self._workers):
+                yield from self._answers()
+            else:
+                return
 
+    def _free(self, path: str) -> Worker | None:
+        """Return the worker to give a path to, a new one if there may be more; None if all are busy."""
+        least = min(self._workers, key=lambda one: len(one.paths), default=None)
+        if least is not None and not least.paths:
+            return least
+        if len(self._workers) < self._jobs:
+            worker = Worker(self._asked)
+            self._workers.append(worker)
+            self._selector.register(worker.output, selectors.EVENT_READ, worker)
+            return worker
+        has_room = least is not None and len(least.paths) < self._ahead and len(path) <= _LONGEST
+        return least if has_room else None
 
-def _answers(crew: list[Worker], asked: Asked, selector: selectors.BaseSelector) -> Iterator[bytes]:
-    """Wait for answers, and yield them. In place of one that died, another will begin."""
-    for key, _ in selector.select():
-        worker: Worker = key.data
-        lines = worker.receive()
-        if lines is None:
-            selector.unregister(worker.output)
-            crew.remove(worker)
-            code = worker.end()
-            if not worker.is_ready:
-                raise CkptoolError(f"a worker process did not start: it {_ended(code)}", kind=ENDED)
-            if worker.path is not None:
-                fact = f"the process that looked at it {_ended(code)}"
-                yield json.dumps(lost_row(worker.path, asked, ENDED, fact)).encode()
-            continue
-        for line in lines:
-            worker.path = None
-            yield line
+    def _answers(self) -> Iterator[bytes]:
+        """Wait for answers, and yield them."""
+        for key, _ in self._selector.select():
+            worker: Worker = key.data
+            lines = worker.receive()
+            if lines is None:
+                yield from self._lost(worker)
+                continue
+            for line in lines:
+                self._failed_starts = 0
+                worker.paths.popleft()
+                yield line
 
+    def _lost(self, worker: Worker) -> Iterator[bytes]:
+        """Try the path at which a worker died once more, as something else may have killed it; then yield its row."""
+        self._selector.unregister(worker.output)
+        self._workers.remove(worker)
+        code = worker.end()
+        how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
+        if not worker.is_ready:
+            self._again += worker.paths
+            self._failed_starts += 1
+            if self._failed_starts == _MOST_STARTS:
+                raise CkptoolError(f"worker processes do not start: the last one {how}", kind=ENDED)
+        elif worker.paths:
+            path, *others = worker.paths
+            self._again += others
+            if path not in self._tried:
+                self._tried.add(path)
+                self._again.append(path)
+                return
+            yield json.dumps(lost_row(path, self._asked, ENDED, f"the process that looked at it {how}")).encode()
 
-def _ended(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.kill()
+        self._selector.close()

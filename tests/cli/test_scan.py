@@ -28,7 +28,7 @@ VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix 
 ALL = [*VALID, *sorted((FIXTURES / "invalid").iterdir())]
 FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
 CUT = FIXTURES / "invalid" / "lfs-pointer.pth"
-CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus", "corpus-dirs")]
+CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus-dirs", "corpus")]
 SCHEMA = Draft202012Validator(
     json.loads(files("ckptool.cli").joinpath("schemas", "scan.json").read_text(encoding="utf-8"))
 )
@@ -139,7 +139,7 @@ def test_workers_that_cannot_start_are_one_error(folder: Path, monkeypatch: pyte
     result = scan(folder, code=2)
 
     assert result.stdout == ""
-    assert "a worker process did not start: it ended with exit code 3" in result.stderr
+    assert "worker processes do not start: the last one ended with exit code 3" in result.stderr
 
 
 @pytest.mark.parametrize("after", range(1, 1 + times(1, 5)))
@@ -151,8 +151,11 @@ def test_a_killed_run_goes_on_where_it_was(after: int, folder: Path) -> None:
         while not output.exists() or output.read_bytes().count(b"\n") < after:
             time.sleep(0.001)
             assert process.poll() is None
+        (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.kill()
     assert process.returncode == -signal.SIGKILL
+    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        time.sleep(0.001)  # it ends by itself
     begun = output.read_bytes()
     output.write_bytes(begun[: -1 - 40 * after])  # a line that was torn
 
@@ -199,28 +202,35 @@ def test_what_lies_in_the_folder_of_a_checkpoint_is_found_also_by_the_next_run(i
     first, *others = output.read_bytes().splitlines(keepends=True)
     assert json.loads(first)["path"] == str(run)
     output.write_bytes(first + others[0][:-1])
-    result = scan(run, "-o", output)
+    result = scan(run, "-o", output, code=0 if is_whole else 2)
 
     assert list(rows(output.read_text())) == paths
     assert "skipped      1 checkpoint that" in result.stderr
     assert [bool(one["error"]) for one in rows(output.read_text()).values()] == [not is_whole, False, False]
 
 
-@pytest.mark.parametrize("content", [b"PK\3\4 a checkpoint", b"{}\n", b'{"schema": "ckptool.scan/1"}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"PK\3\4 a checkpoint", b"{}\n", b'{"schema": "ckptool.scan/1"}', b'{"schema": "ckptool.scan/1", "path": 1}\n'],
+)
 def test_nothing_is_appended_to_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
     output = tmp_path / "model.pth"
     output.write_bytes(content)
 
-    assert "none of those that would be appended" in scan(FINE, "-o", output, code=2).stderr
+    said = scan(FINE, "-o", output, code=2).stderr
+
+    assert "line 1 is n" in said
     assert output.read_bytes() == content
 
 
 @pytest.mark.corpus
-@pytest.mark.skipif(not all(path.is_dir() for path in CORPORA), reason=f"there is no {CORPORA}")
-def test_the_real_ones() -> None:
-    result = CliRunner().invoke(cli, ["scan", *map(str, CORPORA)])
+@pytest.mark.parametrize("corpus", some(CORPORA, 2), ids=lambda path: path.name)
+def test_the_real_ones(corpus: Path) -> None:
+    if not corpus.is_dir():
+        pytest.skip(f"there is no {corpus}")
+    result = CliRunner().invoke(cli, ["scan", str(corpus)])
     found = rows(result.stdout)
 
-    assert len(found) > 100
+    assert len(found) > 50
     assert not [one for one in found.values() if one["error"] and one["error"]["type"] is None]
-    assert {one.path for one in targets([*map(str, CORPORA)], recursive=True) if one.is_meant} <= found.keys()
+    assert {one.path for one in targets([str(corpus)], recursive=True) if one.is_meant} <= found.keys()
