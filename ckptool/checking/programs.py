@@ -35,8 +35,11 @@ _OPERATORS: Final = _words(
     "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
     " aten.rpc_remote aten.rpc_sync"
 )
-_TELLING: Final = re.compile(r"(?:^|_)(?:read|write|load|save|open|exec|eval|system|download|files?)(?:_|$)").search
+_VERBS: Final = ("read", "write", "load", "save", "open", "exec", "eval", "system", "download", "file", "files")
+_TELLING: Final = re.compile(rf"(?:^|_)(?:{'|'.join(_VERBS)})(?:_|$)").search
 """What operators of other libraries are called that open files."""
+_WORDS_OF_OPERATORS: Final = (*_VERBS, "rpc_")
+"""One of them is in the name of every operator that opens files."""
 _LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
 """Torch's own, of which all that open files are known."""
 
@@ -44,9 +47,9 @@ _STRINGS: Final = re.compile(
     r'\"\"\"(?s:.*?)\"\"\"|\'\'\'(?s:.*?)\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#[^\n]*'
 )
 _GAP: Final = r"(?:\s|\\\n)*"
-_CALL: Final = re.compile(
-    rf"\b(?:ops{_GAP}\.{_GAP}(?P<library>\w+)|torch){_GAP}\.{_GAP}(?P<name>\w+)|=\s*(?P<alias>torch|ops)\s*(?:$|[,;\n])"
-)
+_OTHER_NAME: Final = r"=\s*(?P<alias>torch|ops)\s*(?:$|[,;\n])"
+_ALIAS: Final = re.compile(_OTHER_NAME)
+_CALL: Final = re.compile(rf"\b(?:ops{_GAP}\.{_GAP}(?P<library>\w+)|torch){_GAP}\.{_GAP}(?P<name>\w+)|{_OTHER_NAME}")
 _OPERATOR: Final = re.compile(rb"(\w{1,64})::(\w{1,64})")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
 _TEXTS: Final = ("expr_str", "guards_code", "target")
@@ -110,6 +113,8 @@ def _opens_files(library: str, operator: str) -> bool:
 
 def _of_script(text: str, record: str) -> Iterator[Act]:
     """Yield the operators of a TorchScript class that open files; strings and comments call nothing."""
+    if not any(word in text for word in _WORDS_OF_OPERATORS) and _ALIAS.search(text) is None:
+        return  # nor does anything else
     code = _STRINGS.sub(lambda found: '"' + " " * (len(found[0]) - 2) + '"', text)
     for found in _CALL.finditer(code):
         if found["alias"]:

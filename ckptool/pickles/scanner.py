@@ -183,7 +183,7 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
                     count > 1
                     and (at >= len(data) or data[at] in _FIRST)
                     and (op in _TEXT or op in _BYTES)
-                    and _may_carry(source, base + at, count, is_text=op in _TEXT)
+                    and _may_carry(source, base, data, at, count, is_text=op in _TEXT)
                 ):
                     carriers.append(Carrier(base + at, count, op in _TEXT))
             elif op == _FRAME:
@@ -237,9 +237,11 @@ def end_of_opcode(source: Source, position: int) -> int:
     return position + 1 + _FIXED.get(op, 0)
 
 
-def _may_carry(source: Source, offset: int, nbytes: int, *, is_text: bool) -> bool:
-    head = source.read(offset, min(_LONGEST_TEXT, nbytes))
-    return may_hold_pickles(str(head, "utf-8", "replace") if is_text else head)
+def _may_carry(source: Source, base: int, data: bytes, at: int, nbytes: int, *, is_text: bool) -> bool:
+    """Say whether the string at ``at`` in ``data``, which begins at ``base``, may be a pickle by its first bytes."""
+    length = min(_LONGEST_TEXT, nbytes)
+    head = data[at : at + length] if at + length <= len(data) else source.read(base + at, length)
+    return may_hold_pickles(str(head, "utf-8", "replace") if is_text and not head.isascii() else head)
 
 
 def _lines(data: bytes, pos: int, count: int) -> int:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
+from ckptool.checking import programs as programs_module
 from ckptool.checking.programs import programs
 from ckptool.cli import cli
 from ckptool.sources.source import BytesSource
@@ -198,3 +199,10 @@ def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:
     assert "mypkg.net" in finding.message
     assert report.grade == "code"
     assert "runs code of mypkg" in report.verdict
+
+
+def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_files() -> None:
+    assert all(any(word in name for word in programs_module._WORDS_OF_OPERATORS) for name in programs_module._OPERATORS)
+    quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
+    assert all(list(programs_module._of_script(text, "")) for text in quick)
+    assert list(programs_module._of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []
