@@ -35,6 +35,15 @@ for path, _ in checkpoints_below(sys.argv[1]):
         pass
 sys.exit(2)  # as scan: some cannot be opened
 """
+ROWS = """
+import gc, json, sys
+gc.set_threshold(1_000_000)
+from ckptool.checking.row import row
+from ckptool.formats.directories.walk import checkpoints_below
+for path, _ in checkpoints_below(sys.argv[1]):
+    json.dumps(row(path))
+sys.exit(2)
+"""
 
 
 def main() -> int:
@@ -45,14 +54,16 @@ def main() -> int:
         command = [sys.executable, "-m", "ckptool", "scan", str(place)]
         commands = {
             "open_checkpoint() of all": [sys.executable, "-c", OPENS, str(place)],
+            "row() of all": [sys.executable, "-c", ROWS, str(place)],
             "scan --jobs 1": [*command, "--jobs", "1"],
             "scan --jobs 2": [*command, "--jobs", "2"],
         }
         found = processes_in_turn(commands, given.runs, exit_code=2)
-    opens, one, two = found.values()
+    opens, rows, one, two = found.values()
     above, faster = one.cpu / opens.cpu - 1, one.wall / two.wall
     checks = [
         (above <= 0.25, f"one process takes {above:.0%} more of the processor than opening (at most 25 %)"),
+        (True, f"{one.cpu / rows.cpu - 1:.0%} more than making the rows in one process, without workers"),
         (faster >= 1.6, f"two processes are {faster:.2f} times as fast as one (at least 1.6, if two cores are free)"),
         (True, f"{one.cpu / FILES * 1000:.2f} and {two.cpu / FILES * 1000:.2f} ms of processor for a file"),
         (True, f"{FILES / one.wall:.0f} and {FILES / two.wall:.0f} files in a second; load {os.getloadavg()[0]:.1f}"),
