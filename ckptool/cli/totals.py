@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
 
-_WORDS = {None: "fine", "info": "fine", "warning": "with warnings", "error": "with errors"}
+_WORDS = {"warning": "with warnings", "error": "with errors"}
 _NOT_OPENED = "not opened"
 _NAMED = 4
 """Of files that were passed over."""
@@ -15,9 +15,10 @@ _GRADES = ("data", "code", "system", "unknown")
 
 
 class Totals:
-    """Counts of the files that a verb was given."""
+    """Counts of the files that a verb was given; ``otherwise`` is its word for those with which nothing is wrong."""
 
-    def __init__(self, named: int = _NAMED) -> None:
+    def __init__(self, otherwise: str, *, named: int = _NAMED) -> None:
+        self._otherwise = otherwise
         self._named = named
         self._found: Counter[str] = Counter()
         self._formats: Counter[str] = Counter()
@@ -27,7 +28,7 @@ class Totals:
 
     def opened(self, worst: str | None, file_format: str | None, nbytes: int | None) -> None:
         """Count a file that was opened, by the severest of its findings."""
-        self._found[_WORDS[worst]] += 1
+        self._found[_WORDS.get(worst or "", self._otherwise)] += 1
         self._formats[file_format or "unknown"] += 1
         self._nbytes += nbytes or 0
 
@@ -49,7 +50,7 @@ class Totals:
             return
         kinds = ", ".join(
             f"{number:,} {word}"
-            for word in (*dict.fromkeys(_WORDS.values()), _NOT_OPENED)
+            for word in (self._otherwise, *_WORDS.values(), _NOT_OPENED)
             if (number := self._found[word])
         )
         yield ""
