@@ -23,6 +23,8 @@ TOOL = {name: tree for name, tree in MODULES.items() if not name.startswith("ref
 # The one door to torch also builds a class, which the user names and no file.
 EDGE = ("loading/", "torch_ops/")
 TRUSTED = "loading/load_model.py"
+# It starts this Python, with this package, and hands it paths: nothing of a file's.
+STARTS = "cli/scan_workers.py"
 # Two tables of our own names, whose modules are imported when they are asked for.
 TABLES = {"__init__.py", "cli/verbs.py"}
 INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
@@ -119,7 +121,18 @@ def test_no_module_runs_what_a_file_says(name: str) -> None:
 @each("name", INSIDE)
 def test_no_module_has_the_means_to_run_anything(name: str) -> None:
     allowed = TALKS if name.startswith(NETWORK) else {"importlib"} if name in TABLES else set()
+    allowed = {"subprocess"} if name == STARTS else allowed
     assert ((RUNNERS | TALKS) - allowed).isdisjoint(imported(TOOL[name]))
+
+
+def test_the_one_module_that_starts_processes_starts_this_package_alone() -> None:
+    calls = [node for node in nodes(TOOL[STARTS]) if isinstance(node, ast.Call)]
+    used = {name for name in mentioned(TOOL[STARTS]) if name.startswith("subprocess.")}
+    (start,) = [call for call in calls if _dotted(call.func) == "subprocess.Popen"]
+
+    assert used == {"subprocess.Popen", "subprocess.PIPE", "subprocess.TimeoutExpired"}
+    assert "shell" not in {keyword.arg for keyword in start.keywords}
+    assert ast.unparse(start.args[0]) == "[sys.executable, '-c', _START, *sys.path]"
 
 
 @each("name", INSIDE)

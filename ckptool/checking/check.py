@@ -14,7 +14,7 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines
-from ckptool.checking.surveys import Act, Survey
+from ckptool.checking.surveys import Act, Survey, reached
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -22,7 +22,7 @@ from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackag
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
-from ckptool.pickles.grades import Grade, is_plain
+from ckptool.pickles.grades import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
@@ -111,8 +111,7 @@ class CheckReport(NamedTuple):
     @property
     def grade(self) -> Grade:
         """How far unpickling reaches, as far as it was looked at: see ``unseen``."""
-        reached = {act.grade for act in self.acts if act.how != "refers"}
-        return "system" if "system" in reached else "code" if "code" in reached else "data"
+        return reached(self.acts)
 
     @property
     def verdict(self) -> str:
@@ -191,13 +190,16 @@ def check(
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             beside = _beside(origin, checkpoint, limits)
             return _examine(checkpoint, depth, devices, expected, key, limits, progress, beside, strict=strict)
-    except Cancelled:
-        raise
-    except MissingPackage:
+    except (Cancelled, MissingPackage):
         raise  # nothing is wrong with the file
     except CkptoolError as error:
         with about(shown):
-            return _unopened(shown, depth, origin, error, limits)
+            return refused(shown, depth, origin, error, limits)
+
+
+def look(path: str, checkpoint: Checkpoint, depth: Depth, limits: Limits = DEFAULT_LIMITS) -> CheckReport:
+    """Return the report of a checkpoint that is open, under the path that it was opened by."""
+    return _examine(checkpoint, depth, None, [], None, limits, None, _beside(path, checkpoint, limits), strict=False)
 
 
 def _expected(
@@ -366,25 +368,22 @@ def _stock(checkpoint: Checkpoint, stock: TorchLoadVerdict) -> list[Finding]:
     return [Finding("CK202", "warning", fact, *mend)]
 
 
-def _imported(survey: Survey) -> list[Finding]:
-    """CK201, of a file that cannot be opened: its pickles ask for what makes no data."""
-    own = (one for one in survey.names if one.nested_at is None and not is_plain(one.module, one.name))
-    names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
-    return [Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")] if names else []
-
-
-def _unopened(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
+def refused(path: str, depth: Depth, origin: Origin, error: CkptoolError, limits: Limits) -> CheckReport:
     """Return the report of a file that cannot be opened: what is whole, and what its pickles do up to there."""
     let_go(error)
     survey = safety.survey_origin(origin, limits)
     beside = _beside(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
-    is_damaged = isinstance(
-        error, MalformedFile | TruncatedFile
-    )  # which says by itself that not all could be looked at
+    # What is damaged says by itself that not all could be looked at.
+    is_damaged = isinstance(error, MalformedFile | TruncatedFile)
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     deeds = would_run.findings(survey._replace(unseen=others))
-    found = (*_what_is_left(origin, error, limits), *_imported(survey), *deeds, *(beside.findings() if beside else ()))
+    found = (
+        *_what_is_left(origin, error, limits),
+        *would_run.imported(survey),
+        *deeds,
+        *(beside.findings() if beside else ()),
+    )
     asked, member = _with_others([], seen), member_in(origin)
     return CheckReport(
         path, depth, found, globals=asked, acts=seen.acts, unseen=seen.unseen, member=member, error=error

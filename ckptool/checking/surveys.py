@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ckptool.messages import cut
@@ -62,6 +63,12 @@ class Survey(NamedTuple):
     def of(self, grade: Grade, *, called: bool = True) -> list[Act]:
         """Return the acts of one grade: those that do something, or references alone."""
         return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
+
+
+def reached(acts: Iterable[Act]) -> Grade:
+    """Return how far acts reach together."""
+    found = {act.grade for act in acts if act.how != "refers"}
+    return "system" if "system" in found else "code" if "code" in found else "data"
 
 
 def with_short_names(found: Survey) -> Survey:

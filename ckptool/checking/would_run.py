@@ -10,6 +10,7 @@ from ckptool.checking.safety import references
 from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
+from ckptool.pickles.grades import is_plain
 from ckptool.pickles.weights_only import is_allowed
 
 AskAdvice: TypeAlias = Callable[[], Advice | None]
@@ -35,6 +36,14 @@ def findings(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
         yield Finding("CK208", "warning", fact, _TRUST)
     if survey.unseen:
         yield Finding("CK209", "warning", f"not looked at: {some(survey.unseen)}", _TRUST)
+
+
+def imported(survey: Survey) -> Iterator[Finding]:
+    """CK201, of a file that cannot be opened: its pickles ask for what makes no data."""
+    own = (one for one in survey.names if one.nested_at is None and not is_plain(one.module, one.name))
+    names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
+    if names:
+        yield Finding("CK201", "info", f"unpickling would import {some(names)} (not imported here)")
 
 
 def nested(survey: Survey) -> Iterator[Finding]:

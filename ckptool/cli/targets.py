@@ -1,7 +1,7 @@
 """Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
@@ -45,6 +45,45 @@ def targets(paths: Sequence[str], *, recursive: bool = False) -> list[Target]:
             else:
                 found.append(Target(one))
     return found
+
+
+class Listing:
+    """What paths stand for and, of folders, every checkpoint in them and below, each once, found when asked for."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._targets = self._each(one for path in paths for one in _matches(path))
+        self._beside: list[str] = []
+        self._seen: set[int] = set()
+
+    def add(self, paths: Iterable[str]) -> None:
+        """List these, too: what was found beside a checkpoint when it was opened."""
+        self._beside += paths
+
+    def next(self) -> Target | None:
+        """Return the next; None if there is none now."""
+        while True:
+            target = next(self._targets, None)
+            if target is None and self._beside:
+                self._targets, self._beside = self._each(self._beside, are_asked=False), []
+                continue
+            place = hash(os.path.abspath(target.path)) if target is not None else 0  # noqa: PTH100 - there may be millions
+            if place not in self._seen or target is None:
+                self._seen.add(place)
+                return target
+
+    def _each(self, paths: Iterable[str], *, are_asked: bool = True) -> Iterator[Target]:
+        from ckptool.formats.directories.walk import checkpoints_below
+
+        for path in paths:
+            if not os.path.isdir(path):  # noqa: PTH112 - may be no path
+                yield Target(path)
+                continue
+            is_empty = True
+            for found in checkpoints_below(path, opens=False):
+                is_empty = False
+                yield Target(*found)
+            if is_empty and are_asked:
+                yield Target(os.path.join(path, ""))  # noqa: PTH118 - opening it says why
 
 
 def refuse_none(passed: int, found: Sequence[Target], paths: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SECTIONS: Final = {
     "Look into a checkpoint": ("inspect", "check", "diff", "stat", "report", "explain"),
+    "Look into thousands": ("scan",),
     "Write one": ("migrate", "recover"),
     "More": ("devices", "completion", "fixtures"),
 }
@@ -33,7 +34,6 @@ WORDS: Final = {
     "view": "inspect",
     "dump": "inspect",
     "verify": "check",
-    "scan": "check",
     "validate": "check",
     "stats": "stat",
     "compare": "diff",
@@ -70,6 +70,11 @@ EXAMPLES: Final = {
         "ckptool report model.pth -o model.html       what is in it, by module and in a table",
         "ckptool report model.pth --values -o m.html  and what its values are like",
         "ckptool report a.pth b.pth -o ab.html        what differs, and by how much",
+    ),
+    "scan": (
+        "ckptool scan runs -o runs.jsonl              a line of JSON for each checkpoint below",
+        "ckptool scan runs --digest -o runs.jsonl     which are copies of each other",
+        "find / -name '*.pt' | ckptool scan -         those that something else has found",
     ),
     "explain": (
         'ckptool explain "Weights only load failed"   what the message means',

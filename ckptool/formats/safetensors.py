@@ -59,6 +59,8 @@ RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 
 OF_PIECES = "DCP_SHARDING_INFO"
 """The text in which DCP says where the pieces begin that are in a file."""
+ABOUT_PIECES = (OF_PIECES, "DCP_VERSION")
+"""Texts that are said of the pieces in one file, and not of the whole tensors."""
 _SPACE = b" \t\n\r"
 _FIELDS = ("dtype", "shape", "data_offsets")
 _BLOCK_NBYTES = 1 << 16

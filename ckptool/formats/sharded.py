@@ -87,6 +87,7 @@ def read_shards(index: SourceInFolder, probe: Probe) -> Parsed:
     shard_of, announced_nbytes, texts = _parse(index, probe.limits)
     opened = {name: _read_shard(probe, name, source) for name, source in _open(index, shard_of).items()}
     _compare(shard_of, opened)
+    opened = _without_places(opened, announced_nbytes)
     return _merged(index, shard_of, opened, texts, probe)._replace(announced_nbytes=announced_nbytes)
 
 
@@ -97,7 +98,7 @@ def read_set(folder: FolderSource, names: Sequence[str], probe: Probe) -> Parsed
     Raises:
         CkptoolError: As ``read_shards``.
     """
-    opened = {name: _read_shard(probe, name, folder.open(name)) for name in names}
+    opened = _without_places({name: _read_shard(probe, name, folder.open(name)) for name in names}, None)
     return _merged(folder, _holders(opened), opened, {}, probe)
 
 
@@ -233,8 +234,6 @@ def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
         shard = probe.read_inner(source)
         if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
             raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
-        if safetensors.OF_PIECES in shard.metadata:
-            raise UnsupportedFeature("pieces of tensors, which are no shard of an index", kind="shard-format")
         contents = shard.contents
         others = [path for path, _ in contents.extras if path != _METADATA]
         groups = [group for group in contents.groups if group.names]
@@ -281,6 +280,36 @@ def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:
             if other is not shard:
                 raise AmbiguousFile(f"tensor {name!r} is in {other!r} and in {shard!r}", kind="ambiguous-shards")
     return holders
+
+
+def _without_places(opened: Mapping[str, Parsed], announced_nbytes: int | None) -> dict[str, Parsed]:
+    """
+    Return shards without the text that says where pieces of tensors begin.
+
+    Raises:
+        UnsupportedFeature: They hold pieces. DCP's writer for Hugging Face says that of whole tensors, too: these begin
+            at 0, and have all bytes that the index counts.
+    """
+    about = safetensors.ABOUT_PIECES
+    of_pieces = [name for name, shard in opened.items() if safetensors.OF_PIECES in shard.metadata]
+    held = sum(info.nbytes for name in opened for info in opened[name].contents.tensors.values()) if of_pieces else 0
+    for name in of_pieces:
+        if held != announced_nbytes or not _begins_at_zero(opened[name].metadata[safetensors.OF_PIECES]):
+            raise UnsupportedFeature(
+                f"shard {name!r}: pieces of tensors, which are no shard of an index", kind="shard-format"
+            )
+    return {
+        name: shard._replace(metadata={key: said for key, said in shard.metadata.items() if key not in about})
+        for name, shard in opened.items()
+    }
+
+
+def _begins_at_zero(text: str) -> bool:
+    from ckptool.formats.strict_json import parse_object
+
+    places = parse_object(text.encode(), safetensors.OF_PIECES, "sharding").values()
+    found = [place.get("saved_offsets") if isinstance(place, dict) else None for place in places]
+    return all(isinstance(offsets, list) and not any(offsets) for offsets in found)
 
 
 def merged_texts(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:

@@ -45,7 +45,7 @@ def strip_wrappers(names: Sequence[str], most: int | None = None) -> Sequence[st
     if _ANYWHERE.search("\n".join(names)) is None:
         return _strip_heads(names, HEADS, most)
     wrapped = all(name.partition(".")[0] in ANYWHERE for name in names)
-    return _strip_heads([_without_marked(name) for name in names], HEADS, most, wrapped=wrapped)
+    return _strip_heads([without_marked(name) for name in names], HEADS, most, wrapped=wrapped)
 
 
 WRAPPER_RULES = (strip_module, strip_wrappers)
@@ -226,6 +226,7 @@ def _headed(names: Sequence[str | None], heads: Sequence[str]) -> str | None:
     return next((name for name, head, _, rest in parts if head in heads and rest), None)
 
 
-def _without_marked(name: str) -> str:
+def without_marked(name: str) -> str:
+    """Return a name without the components that only wrappers use, wherever they are."""
     parts = [part for part in name.split(".") if part not in ANYWHERE]
     return ".".join(parts)

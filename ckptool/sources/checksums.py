@@ -49,12 +49,16 @@ _BUFFER: Final = Buffer()
 """Made by each thread when it first reads: threads of a pool end with it, and theirs go too."""
 
 
+def processors() -> int:
+    """Return how many processors we may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads() -> ThreadPoolExecutor:
     """Return a pool with a thread for each processor that we may use, four at most."""
     from concurrent.futures import ThreadPoolExecutor  # a file of small tensors needs none
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ThreadPoolExecutor(min(_MOST_THREADS, usable))
+    return ThreadPoolExecutor(min(_MOST_THREADS, processors()))
 
 
 def runs(start: int, stop: int) -> list[tuple[int, int]]:

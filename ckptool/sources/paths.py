@@ -11,7 +11,7 @@ TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 
-_INDEX: Final = ".index.json"
+INDEX: Final = ".index.json"
 _COMMITTING: Final = ".metadata"
 _POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
 """What writers of several files write last: the index, and the name of the folder below that has the save."""
@@ -87,7 +87,7 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
         if place.count(os.sep) - path.count(os.sep) >= _DEEPEST:
             folders.clear()
         folders.sort()
-        is_here = place == path and any(is_likely(name) or name.endswith(_INDEX) for name in names)
+        is_here = place == path and any(is_likely(name) or name.endswith(INDEX) for name in names)
         for name in sorted(names):
             if len(files) >= _MOST_WATCHED:
                 return status.st_dev, status.st_ino, tuple(marks), tuple(files)
@@ -96,7 +96,7 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
             except OSError:  # it was there a moment ago
                 continue
             files.append(found)
-            if name.endswith(_INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
+            if name.endswith(INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
                 marks.append(found)
         if is_here:
             break  # what is meant is here, whatever is below

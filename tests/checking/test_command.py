@@ -76,7 +76,7 @@ def test_json_has_the_published_shape() -> None:
     assert found["schema"] == "ckptool.check/2"
     assert (found["worst"], found["depth"], found["format"]) == ("warning", "bytes", "torch_zip")
     assert found["records"] == found["matching"] > 0
-    assert {"code", "severity", "message", "hint", "command"} == set(found["findings"][0])
+    assert {"code", "severity", "message", "hint", "command", "path"} == set(found["findings"][0])
     assert {"name", "allowed", "record", "offset", "nested_at"} == set(found["globals"][0])
     assert {one["name"]: one["allowed"] for one in found["globals"]}["argparse.Namespace"] is False
     both = json.loads(run(CHECKPOINT, TRUNCATED, "--json", code=2))

@@ -39,6 +39,10 @@ def register(kind: str = KIND) -> Any:
         torch.utils.rename_privateuse1_backend(_PINNING)
         getattr(torch, kind).__dict__.update(_attributes(native, kind) | _of_torch(native, kind))
         _storages(kind)
+        torch._register_device_module(_PINNING, getattr(torch, kind))  # for optimizers it is the one that torch has
+        # The compiler imports it by this name, and asks no more before it compiles.
+        setattr(torch._C, f"_{kind}_getCurrentRawStream", native.current_stream)
+        torch.backends.cudnn.enabled = False  # on cuda, recurrent layers would warn that it is missing
         return native
     torch.utils.rename_privateuse1_backend(kind)
     module = types.ModuleType(f"torch.{kind}")

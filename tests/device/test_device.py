@@ -48,4 +48,5 @@ def test_it_is_right_however_late_each_stream_is(seed: int) -> None:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_each_wait_is_needed(wait: str) -> None:
-    assert any(result is not True for result in run(wait).values())
+    # One order of the streams in which it is missed is enough; on a busy machine the first may not be late enough.
+    assert any(result is not True for seed in range(3) for result in run(wait, seed=seed).values())

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.distributed import checkpoint
 
 import ckptool
-from ckptool.errors import CkptoolError, MalformedFile
+from ckptool.errors import CkptoolError, MalformedFile, UnsupportedFeature
 from tests.formats.dcp_folder import Boxes, grid, rows, tensors
 
 
@@ -137,3 +138,26 @@ def test_pieces_are_no_shards_of_an_index(tmp_path: Path) -> None:
     error = ckptool.check(folder).error
     assert error is not None
     assert "pieces of tensors" in error.message
+
+
+@pytest.mark.skipif(not hasattr(checkpoint, "HuggingFaceStorageWriter"), reason="torch 2.7 and later have it")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_whole_tensors_whose_places_are_told_are_shards_of_an_index(tmp_path: Path) -> None:
+    wanted = {"a.weight": torch.randn(6, 4), "a.bias": torch.randn(3).bfloat16(), "empty": torch.empty(0, 2)}
+    file_of = {"a.weight": 1, "a.bias": 2, "empty": 2}
+    writer = checkpoint.HuggingFaceStorageWriter(str(tmp_path / "saved"), fqn_to_index_mapping=file_of)
+    checkpoint.save(wanted, storage_writer=writer, no_dist=True)
+
+    loaded = ckptool.load(tmp_path / "saved")
+    assert loaded.keys() == wanted.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in wanted.items())
+    with ckptool.open_checkpoint(tmp_path / "saved") as opened:
+        assert (opened.metadata, opened.notes) == ({"format": "pt"}, ())
+
+    (path,) = (tmp_path / "saved").glob("*-00002-of-*")  # what another rank has of the same name was written over it
+    for places in ({"a.bias": {"saved_offsets": [4]}}, {"a.bias": {"saved_offsets": 0}}, {"a.bias": 0}):
+        save_file(
+            {"a.bias": wanted["a.bias"], "empty": wanted["empty"]}, path, {"DCP_SHARDING_INFO": json.dumps(places)}
+        )
+        with pytest.raises(UnsupportedFeature, match="pieces of tensors"):
+            ckptool.load(tmp_path / "saved")

@@ -29,8 +29,6 @@ from ckptool.tensors.tensor import is_countable, is_size
 NAME = "dcp_safetensors"
 TRAITS = safetensors.TRAITS
 _INFO: Final = safetensors.OF_PIECES
-_OF_PIECES: Final = (_INFO, "DCP_VERSION")
-"""Texts that are said of the pieces in one file, and not of the whole tensors."""
 _SUFFIX: Final = ".safetensors"
 _INDEX: Final = ".safetensors.index.json"
 _HEAD_NBYTES: Final = 1 << 20
@@ -73,7 +71,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             if name not in error.message:
                 error.message = f"{name!r}: {error.message}"
             raise
-        texts.append({key: text for key, text in parsed.metadata.items() if key not in _OF_PIECES})
+        texts.append({key: text for key, text in parsed.metadata.items() if key not in safetensors.ABOUT_PIECES})
         shards.append(Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source))
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))

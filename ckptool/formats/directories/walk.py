@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final, TypeAlias
 
+from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import directories
 from ckptool.formats.directories import choosing, pipelines, pointers
@@ -21,12 +22,13 @@ _BLOBS: Final = "blobs"
 """In the cache of a hub, what the links in the snapshots lead to."""
 
 
-def checkpoints_below(path: str) -> Iterator[Found]:
+def checkpoints_below(path: str, *, opens: bool = True) -> Iterator[Found]:
     """
     Yield the path of every checkpoint in a folder and below it, sorted in each folder, its files before its folders.
 
     Files whose names do not say what they are come, too: what is in them decides. Links to folders are not followed,
-    and what begins with a dot is left out.
+    and what begins with a dot is left out. Folders that are checkpoints are opened, to see what else is in them;
+    unless it ``opens`` none: then whoever opens them asks for ``beside``.
     """
     todo = [path]
     while todo:
@@ -38,7 +40,9 @@ def checkpoints_below(path: str) -> Iterator[Found]:
             continue
         with closing(folder):
             is_one = pipelines.INDEX in folder.files or any(one.sniff(folder) for one in directories.layouts_in_order())
-        if is_one:
+        if is_one and not opens:
+            yield place, True
+        elif is_one:
             yield from _beside(place)
         else:
             yield from _files(place, folder.files)
@@ -60,7 +64,7 @@ def _beside(place: str) -> Iterator[Found]:
     yield place, True
     try:
         with open_checkpoint(place) as checkpoint:
-            others = [one.path for one in checkpoint.beside]
+            others = beside(checkpoint)
     except Cancelled:
         raise
     except CkptoolError:  # whoever opens the folder is told
@@ -68,8 +72,25 @@ def _beside(place: str) -> Iterator[Found]:
     for other in others:
         if os.path.isdir(other):  # noqa: PTH112 - a name
             yield from checkpoints_below(other)
-        elif is_likely(other):
+        else:
             yield other, True
+
+
+def beside(checkpoint: Checkpoint) -> list[str]:
+    """Return the paths of what lies in the folder of a checkpoint and may hold others: folders, and files by names."""
+    paths = [one.path for one in checkpoint.beside]
+    return [path for path in paths if os.path.isdir(path) or is_likely(path)]  # noqa: PTH112 - a name
+
+
+def inside_refused(place: str) -> list[str]:
+    """Return the paths of what lies in a folder that cannot be opened as a checkpoint, as ``beside`` would."""
+    try:
+        folder = FolderSource(place)
+    except CkptoolError:
+        return []
+    with closing(folder):
+        files = [path for path, is_known in _files(place, folder.files) if is_known and path != place]
+        return [*files, *_folders(place, folder)]
 
 
 def _files(place: str, files: Sequence[str]) -> Iterator[Found]:

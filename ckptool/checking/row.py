@@ -1,0 +1,205 @@
+"""One checkpoint as one row of a table: a pure function, so that any number of processes can share a list of paths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from time import time_ns
+from typing import Final, NamedTuple, TypeAlias
+
+from ckptool.checking import safety
+from ckptool.checking.check import CheckReport, Depth, look, refused
+from ckptool.checking.finding import Finding, worst_of
+from ckptool.checking.structure import examine
+from ckptool.checking.surveys import Act, reached
+from ckptool.checking.would_run import system_calls
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.summary import Summary, storage_nbytes, summarise
+from ckptool.checkpoints.training import states
+from ckptool.checkpoints.writers import writer_of
+from ckptool.errors import Cancelled, CkptoolError, let_go
+from ckptool.formats import open_checkpoint
+from ckptool.formats.directories.walk import beside, inside_refused
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import cut
+from ckptool.sources.folders import is_folder
+from ckptool.sources.stamps import stamp_of
+from ckptool.tensors.reading import LazyTensor
+
+SCHEMA: Final = "ckptool.scan/1"
+_LONGEST: Final = 4096
+_MOST: Final = 64
+"""Devices, types and prefixes in a row: files may have as many as tensors."""
+
+Row: TypeAlias = dict[str, object]
+
+
+class Asked(NamedTuple):
+    """What is to be known beyond what is in each."""
+
+    check: bool = False
+    deep: bool = False
+    digest: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of what is asked for, as rows have them."""
+        return [name for name, wanted in self._asdict().items() if wanted]
+
+
+NOTHING: Final = Asked()
+
+
+def row(path: str, asked: Asked = NOTHING, limits: Limits = DEFAULT_LIMITS) -> Row:
+    """
+    Return what a checkpoint is, as a dict for JSON. Nothing in it runs.
+
+    A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
+    """
+    found = _identity(path, asked)
+    try:
+        return {**found, **_facts(path, asked, limits)}
+    except Cancelled:
+        raise
+    except MemoryError as error:
+        let_go(error)
+        return {**found, **_failure("out-of-memory", "there is not enough memory")}
+    except Exception as error:  # noqa: BLE001 - one file must not stop thousands
+        let_go(error)
+        return {**found, **_failure("unforeseen", f"{type(error).__name__}: {error}")}
+
+
+def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
+    """Return the row of a checkpoint of which nothing is known, but why."""
+    return {**_identity(path, asked), **_failure(kind, message)}
+
+
+def _identity(path: str, asked: Asked) -> Row:
+    scanned_ns = time_ns()
+    stamp = stamp_of(path)
+    return {
+        "schema": SCHEMA,
+        "path": path,
+        "nbytes": stamp and stamp.nbytes,
+        "mtime_ns": stamp and stamp.mtime_ns,
+        "version": stamp and stamp.version,
+        "asked": asked.columns,
+        "scanned_ns": scanned_ns,
+    }
+
+
+def _failure(kind: str, message: str, name: str | None = None) -> Row:
+    error = {"kind": kind, "type": name, "message": cut(message, _LONGEST)}
+    return {**dict.fromkeys(_FACTS), **_judged("unknown", (), "error"), "error": error}
+
+
+def _facts(path: str, asked: Asked, limits: Limits) -> Row:
+    depth: Depth = "bytes" if asked.deep else "structure"
+    try:
+        with open_checkpoint(path, limits=limits) as checkpoint:
+            summary = summarise(checkpoint)
+            facts = {**_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
+            if asked.check or asked.deep:
+                return {**facts, **_checked(look(path, checkpoint, depth, limits)), "error": None}
+            return {**facts, **_glanced(checkpoint, summary), "error": None}
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        report = _checked(refused(path, depth, path, error, limits))
+        others = {"beside": inside_refused(path)} if is_folder(path) else {}
+        return {**_failure(error.kind, error.message, type(error).__name__), **report, **others}
+
+
+_FACTS: Final = (
+    *("member", "format", "form", "writer", "tensors", "tied", "parameters"),
+    *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
+    *("shards", "members", "beside", "digest", "digest_error"),
+)
+
+
+def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
+    writer = writer_of(checkpoint)
+    weights = checkpoint.weights
+    nbytes = None if weights is None else _nbytes(weights.values(), summary)
+    return {
+        "member": checkpoint.member,
+        "format": checkpoint.format,
+        "form": checkpoint.form,
+        "writer": writer and writer._asdict(),
+        "tensors": summary.tensors,
+        "tied": summary.tied,
+        "parameters": summary.numel,
+        "tensors_nbytes": summary.nbytes,
+        "weights_nbytes": nbytes,
+        "rest_nbytes": None if nbytes is None else max(checkpoint.file_nbytes - nbytes, 0),
+        "dtypes": _first(summary.dtypes),
+        "devices": _first(summary.devices),
+        "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
+        "roles": _roles(checkpoint, summary),
+        "shards": len(checkpoint.shards),
+        "members": len(checkpoint.members),
+        "beside": beside(checkpoint),
+    }
+
+
+def _first(counts: dict[str, int]) -> dict[str, int]:
+    return dict(list(counts.items())[:_MOST])
+
+
+def _nbytes(tensors: Collection[LazyTensor], summary: Summary) -> int:
+    """Return the bytes that tensors have in the file, each byte once."""
+    return summary.nbytes if len(tensors) == summary.tensors else storage_nbytes(tensors)
+
+
+def _roles(checkpoint: Checkpoint, summary: Summary) -> dict[str, dict[str, int]]:
+    """Return what the state dicts of each role come to; a state of a training may hold no tensors at all."""
+    found: dict[str, list[StateDict]] = {}
+    for one in checkpoint.state_dicts:
+        found.setdefault(one.role, []).append(one)
+    for _, _, _, role in states(checkpoint):
+        found.setdefault(role, [])
+    return {role: _come_to(dicts, summary) for role, dicts in found.items()}
+
+
+def _come_to(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
+    tensors = [tensor for one in dicts for tensor in one.values()]
+    return {
+        "tensors": len(tensors),
+        "parameters": sum(one.numel for one in dicts),
+        "nbytes": _nbytes(tensors, summary),
+    }
+
+
+def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
+    if not asked.digest:
+        return {"digest": None, "digest_error": None}
+    from ckptool.checkpoints.digest import digest_of  # it reads every byte, and is seldom asked for
+
+    try:
+        return {"digest": digest_of(checkpoint, limits), "digest_error": None}
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        return {"digest": None, "digest_error": error.kind}
+
+
+def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
+    """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
+    seen = safety.quick(checkpoint)
+    findings = (*system_calls(seen, lambda: None), *examine(checkpoint, summary))
+    return _judged(_grade(seen.acts, seen.unseen), findings, worst_of(findings))
+
+
+def _checked(report: CheckReport) -> Row:
+    unseen = report.unseen if report.error is None else (report.error.message,)
+    return _judged(_grade(report.acts, unseen), report.findings, report.worst)
+
+
+def _grade(acts: Iterable[Act], unseen: Sequence[str]) -> str:
+    """Return how far unpickling reaches; what only makes data, as far as was seen, may do more if not all was."""
+    grade = reached(acts)
+    return "unknown" if grade == "data" and unseen else grade
+
+
+def _judged(grade: str, findings: Iterable[Finding], worst: str | None) -> Row:
+    return {"grade": grade, "findings": dict(Counter(one.code for one in findings)), "worst": worst}

@@ -1,0 +1,80 @@
+"""
+A digest of the weights: equal weights have an equal one, whatever holds them; docs/scan.md says how to compute it.
+
+It is made of SHA-256s: of the elements of each tensor, packed in row-major order, little-endian; of a line for each
+tensor, with its type, its shape, that of the elements, and its name without what wrappers add; of all lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+from ckptool.cancellation import each
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.weights import choose
+from ckptool.errors import MigrationRefused, UnsupportedFeature
+from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
+from ckptool.names.renaming import rename, strip_wrappers, without_marked
+from ckptool.tensors.payloads import CHUNK_NBYTES
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
+
+
+def digest_of(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> str:
+    """
+    Return ``sha256:`` and the digest of the weights. Every byte of them is read, 4 MiB at a time.
+
+    Raises:
+        WeightsNotFound: No state dict is the weights.
+        UnsupportedFeature: The file has no bytes for a tensor.
+        LimitExceeded: Views repeat the same bytes far too often.
+        CkptoolError: The file cannot be read any more.
+    """
+    tensors = _named(checkpoint, choose(checkpoint, None, "auto"))
+    distinct = {identity(one.info): one for one in tensors.values()}
+    refuse_repeated(sum(one.info.total_nbytes for one in distinct.values()), checkpoint.file_nbytes, limits)
+    known = {
+        key: _described(one.info, one.name, limits)
+        for key, one in each(distinct.items(), checkpoint.source.cancellation)
+    }
+    lines = sorted(_line(known[identity(one.info)], name) for name, one in tensors.items())
+    text = "\n".join(lines)
+    return f"sha256:{_hex(text)}"
+
+
+def _hex(text: str) -> str:
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _line(described: str, name: str) -> str:
+    # The name comes last, and only its digest is sorted: no name can look like other lines.
+    return _hex(f"{described} {name}")
+
+
+def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTensor]:
+    """Return the tensors by their names without wrappers; what only some names begin with may be the model's own."""
+    tensors = dict(weights)
+    tensors |= {name: tensors[kept] for name, kept in checkpoint.recorded.ties.items() if kept in tensors}
+    names = list(tensors)
+    try:
+        renamed = rename(names, [strip_wrappers])
+    except MigrationRefused:
+        renamed = rename(names, [lambda given: list(map(without_marked, given))])
+    return {new: tensors[name] for name, new in zip(names, renamed, strict=True) if new is not None}
+
+
+def _described(info: TensorInfo, name: str, limits: Limits) -> str:
+    """Return type, shape and contents; of what is not plain memory, its layout, its numbers and its parts, too."""
+    if info.storage is None and not info.parts:
+        raise UnsupportedFeature(f"tensor {name!r} has no bytes in the file", kind="no-plain-bytes")
+    contents = sha256()
+    if info.storage is not None:
+        for chunk in LazyTensor(name, info).chunks(CHUNK_NBYTES, limits=limits):
+            contents.update(chunk)
+    shape = ",".join(map(str, info.shape))
+    words = [info.dtype.name, f"[{shape}]", contents.hexdigest()]
+    if info.layout != "strided":
+        words += [info.layout, *(f"{key}={value!r}" for key, value in info.details)]
+    words += [_line(_described(one, f"{name}.{part}", limits), part) for part, one in info.parts]
+    return " ".join(words)

@@ -1,0 +1,45 @@
+"""Which framework wrote a checkpoint, where it says so: by the version that it leaves, or by the names of classes."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.pickles import nodes
+from ckptool.pickles.describe import scalar_of
+
+_VERSIONS: Final = (
+    (("pytorch-lightning_version",), "pytorch-lightning"),
+    (("ds_version",), "deepspeed"),
+    (("meta", "mmengine_version"), "mmengine"),
+    (("meta", "mmcv_version"), "mmcv"),
+    (("fairseq_version",), "fairseq"),
+    (("speechbrain_version",), "speechbrain"),
+    (("checkpoint_version",), "megatron"),
+)
+"""Where frameworks leave their version in what they save."""
+_LONGEST: Final = 64
+_NO_FRAMEWORKS: Final = frozenset({"", "torch", "__main__", "__torch__", "collections", "builtins"})
+
+
+class Writer(NamedTuple):
+    """A framework, and its version where the file has it."""
+
+    name: str
+    version: str | None
+
+
+def writer_of(checkpoint: Checkpoint) -> Writer | None:
+    """Return the framework that wrote a checkpoint; None where nothing says so."""
+    for keys, name in _VERSIONS:
+        node = checkpoint.root
+        for key in keys:
+            node = nodes.lookup(nodes.mapping_pairs(node) or [], key)
+        version = scalar_of(node)
+        if isinstance(version, str | int | float) and not isinstance(version, bool):
+            return Writer(name, str(version)[:_LONGEST])
+    for one in checkpoint.state_dicts:
+        package = (one.class_name or "").partition(".")[0]
+        if package not in _NO_FRAMEWORKS:
+            return Writer(package[:_LONGEST], None)
+    return None

@@ -1,0 +1,196 @@
+"""``ckptool scan``: a row for each of thousands of checkpoints, by all cores, to be asked questions about."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import click
+
+from ckptool.checking.row import SCHEMA, Asked
+from ckptool.cli.paths import AnyPath
+from ckptool.cli.scan_workers import ENDED, Crew
+from ckptool.cli.targets import Listing
+from ckptool.cli.text import say
+from ckptool.cli.totals import Totals
+from ckptool.errors import NotACheckpoint, OutputFailed
+from ckptool.messages import counted, labelled
+from ckptool.migration.output.lines import Lines
+from ckptool.sources.checksums import processors
+from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.paths import is_same_file
+from ckptool.sources.stamps import stamp_of
+
+_HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
+_OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
+"""Errors that only say that a file is something else."""
+_OF_THE_MACHINE: Final = (ENDED, "out-of-memory")
+"""Kinds of errors that may not come again."""
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="PATH...", type=AnyPath())
+@click.option(
+    "--from", "listed", type=click.File("rb"), metavar="LIST", help="Take the paths in LIST, one a line, too."
+)
+@click.option("-o", "--output", type=AnyPath(), metavar="FILE", help="Append to FILE, and skip what it has already.")
+@click.option("--check", is_flag=True, help="Look at every pickle and container, as 'check' does.")
+@click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
+@click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; by default as many as cores.")
+def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> None:
+    """
+    Print a line of JSON for every checkpoint in folders and below.
+
+    PATH is a folder, a checkpoint of any kind, or '-' for a list of them on standard input. Nothing in them runs. A
+    file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means that there were such.
+    """
+    lists = [listed] if listed is not None else []
+    if "-" in paths:
+        lists.append(sys.stdin.buffer)
+    if not (paths or lists):
+        raise click.UsageError("Missing argument 'PATH...'.")
+    asked = Asked(**{name: options[name] for name in Asked._fields})
+    output: AbstractContextManager[Lines | None] = nullcontext()
+    if options["output"] is not None:
+        output = Lines(options["output"], _HEAD)
+    with output as lines:
+        run = _Run(asked, lines, options["output"])
+        run.scan(_paths(paths, lists), options["jobs"] or processors())
+    run.say_totals(paths)
+    sys.exit(2 if run.failed else 0)
+
+
+def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
+    for path in (*(path for path in paths if path != "-"), *(_read(one) for one in lists)):
+        for one in (path,) if isinstance(path, str) else path:
+            if is_far(one):
+                raise click.UsageError(f"scan lists what is on this machine, and {shown_path(one)} is not.")
+            yield one
+
+
+def _read(stream: BinaryIO) -> Iterator[str]:
+    for line in stream:
+        path = os.fsdecode(line.rstrip(b"\r\n"))
+        if path:
+            yield path
+
+
+class _Known(NamedTuple):
+    """What matters of a row that is there already."""
+
+    beside: Sequence[str]
+    has_error: bool
+
+
+class _Run:
+    """One call: what it has been asked, and what it has met."""
+
+    def __init__(self, asked: Asked, lines: Lines | None, output: str | None) -> None:
+        self._asked = asked
+        self._lines = lines
+        self._output = output
+        self._unfinished: set[int] = set()
+        """Paths whose row, for which the machine is to blame, needs another one."""
+        self._known = self._read(lines) if lines is not None else {}
+        self._listing = Listing(())
+        self._is_meant: dict[str, bool] = {}
+        """Of the paths that are under way."""
+        self._totals = Totals("fine")
+        self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
+
+    def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
+        """Return what a file of rows has already, as far as it has all that is asked for."""
+        found: dict[int, _Known] = {}
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                path, version, beside, error = (row[name] for name in ("path", "version", "beside", "error"))
+                kind, columns = error and error["kind"], set(row["asked"])
+            except (ValueError, KeyError, TypeError) as cause:
+                fact = f"line {number:,} is no row of scan"
+                raise OutputFailed(
+                    fact, kind="foreign-lines", path=self._output, hint="Choose another file."
+                ) from cause
+            if kind in _OF_THE_MACHINE:
+                self._unfinished.add(hash(path))
+            elif version is not None and set(self._asked.columns) <= columns:
+                found[hash((path, version))] = _Known(beside or (), kind is not None)
+        return found
+
+    @property
+    def failed(self) -> int:
+        """How many could not be opened, by this run or by those before."""
+        return self._failed + self._skipped_failed
+
+    def scan(self, paths: Iterable[str], jobs: int) -> None:
+        """Look at what is not known yet, and print the rows as they come."""
+        self._listing = Listing(paths)
+        with Crew(self._asked, jobs) as crew:
+            for line in crew.rows(self._next):
+                self._take(line)
+
+    def _next(self) -> str | None:
+        """Return the path of the next checkpoint that is not known yet; None if there is none now."""
+        while (target := self._listing.next()) is not None:
+            if self._output is not None and is_same_file(target.path, self._output):
+                continue
+            identity = _identity(target.path) if self._known else 0
+            if identity in self._known:
+                self._skip(self._known[identity])
+                continue
+            self._is_meant[target.path] = target.is_meant
+            return target.path
+        return None
+
+    def _skip(self, known: _Known) -> None:
+        self._skipped += 1
+        self._skipped_failed += known.has_error
+        self._listing.add(known.beside)
+
+    def _take(self, line: bytes) -> None:
+        row = json.loads(line)
+        error, is_meant = row["error"], self._is_meant.pop(row["path"])
+        self._listing.add(row["beside"] or ())
+        is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
+        if is_other and hash(row["path"]) not in self._unfinished:
+            self._passed += 1
+            self._totals.passed_over(row["path"])
+            return
+        self._rows += 1
+        self._totals.graded(row["grade"])
+        if error:
+            self._failed += 1
+            self._totals.not_opened()
+        else:
+            self._totals.opened(row["worst"], row["format"], row["nbytes"])
+        if self._lines is not None:
+            self._lines.append(line)
+        else:
+            click.echo(line)
+
+    def say_totals(self, paths: Iterable[str]) -> None:
+        """
+        Say on standard error what all came to.
+
+        Raises:
+            NotACheckpoint: There are files, and none is a checkpoint.
+        """
+        if self._passed and not (self._rows or self._skipped):
+            fact = f"no checkpoint among {counted(self._passed, 'file')}"
+            raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(paths))
+        for line in self._totals.lines(always=True):
+            say(line, err=True)
+        if self._skipped:
+            failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
+            fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
+            say(labelled("skipped", fact), err=True)
+
+
+def _identity(path: str) -> int:
+    stamp = stamp_of(path)
+    return hash((path, stamp and stamp.version))

@@ -1,0 +1,236 @@
+"""``ckptool scan``: a row for each checkpoint, whatever becomes of the processes that make them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
+
+from ckptool import migrate
+from ckptool.checking.check import check
+from ckptool.checking.row import Asked, row
+from ckptool.cli import cli, scan_workers
+from ckptool.cli.targets import targets
+from tests.scale import some, times
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+VALID = [path for path in sorted((FIXTURES / "valid").iterdir()) if path.suffix != ".json"]
+ALL = [*VALID, *sorted((FIXTURES / "invalid").iterdir())]
+FINE = FIXTURES / "valid" / "lenet-state-dict-cpu-zip.pth"
+CUT = FIXTURES / "invalid" / "lfs-pointer.pth"
+CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus-dirs", "corpus")]
+SCHEMA = Draft202012Validator(
+    json.loads(files("ckptool.cli").joinpath("schemas", "scan.json").read_text(encoding="utf-8"))
+)
+
+
+def scan(*arguments: object, code: int = 0, given: bytes | None = None) -> Result:
+    result = CliRunner().invoke(cli, ["scan", "--jobs", "1", *map(str, arguments)], input=given)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def rows(text: str) -> dict[str, dict[str, Any]]:
+    """Return valid rows by path, without the time at which they were made."""
+    found = [json.loads(line) for line in text.splitlines()]
+    for one in found:
+        SCHEMA.validate(one)
+        del one["scanned_ns"]
+    assert len({one["path"] for one in found}) == len(found)
+    return {one["path"]: one for one in found}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a folder of checkpoints, one of which cannot be opened, and of a file that is none."""
+    place = tmp_path / "runs"
+    (place / "below").mkdir(parents=True)
+    for file in (FINE, CUT):
+        shutil.copy(file, place / file.name)
+    for number in range(6):
+        shutil.copy(FINE, place / "below" / f"{number}.pth")
+    (place / "README.md").write_text("# About these models\n")
+    return place
+
+
+@pytest.mark.parametrize("path", some(ALL, 9), ids=lambda path: path.name)
+def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
+    found = row(str(path), Asked(check=True))
+    SCHEMA.validate(json.loads(json.dumps(found)))
+    report = check(path)
+    result = CliRunner().invoke(cli, ["inspect", "--json", str(path)])
+    said = json.loads(result.stdout)
+
+    counts = [one.code for one in report.findings]
+    assert found["findings"] == {code: counts.count(code) for code in counts}
+    assert found["worst"] == report.worst
+    assert found["grade"] in (report.grade, "unknown")
+    if "error" in said:
+        assert found["error"]["kind"] == said["error"]["kind"]  # type: ignore[index]
+        return
+    assert (found["format"], found["form"]) == (said["format"], said["form"])
+    assert found["tensors"] == said["summary"]["tensors"] == len(said["tensors"])
+    assert found["parameters"] == said["summary"]["numel"]
+    assert found["dtypes"] == said["summary"]["dtypes"]
+    weights = [one for one in said["state_dicts"] if one["is_weights"]]
+    assert (found["weights_nbytes"] is not None) == bool(weights)
+    for one in said["state_dicts"]:
+        assert one["role"] in found["roles"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("path", some(ALL, 9), ids=lambda path: path.name)
+def test_the_grade_is_the_one_of_check_without_asking_for_it(path: Path) -> None:
+    glanced, checked = row(str(path)), row(str(path), Asked(check=True))
+
+    assert glanced["grade"] == checked["grade"]
+
+
+def test_every_checkpoint_below_has_one_line_and_the_sum_is_said(folder: Path) -> None:
+    listed = f"{folder}/below\n{folder}/gone.pth\n".encode()
+    result = scan(folder, "-", code=2, given=listed)
+
+    found = rows(result.stdout)
+    paths = [FINE.name, CUT.name, *(f"below/{number}.pth" for number in range(6)), "gone.pth"]
+    assert sorted(found) == sorted(str(folder / one) for one in paths)
+    assert {one["error"]["kind"] for one in found.values() if one["error"]} == {"lfs-pointer", "missing"}
+    assert "9 checkpoints" in result.stderr
+    assert "7 fine, 2 not opened" in result.stderr
+    assert "passed over  1 file of other kinds" in result.stderr
+
+
+DIES = (
+    "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.cli import scan_worker as w; row = w.row;"
+    "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked); w.main()"
+)
+
+
+def test_a_worker_that_dies_costs_the_file_that_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbroken = rows(scan(folder / "below").stdout)
+    monkeypatch.setattr(scan_workers, "_START", DIES)
+    output = folder.parent / "rows.jsonl"
+    result = scan(folder / "below", "-o", output, code=2)
+    found = rows(output.read_text())
+
+    lost = str(folder / "below" / "3.pth")
+    assert found.pop(lost)["error"] == {
+        "kind": "worker-ended", "type": None, "message": "the process that looked at it was ended by signal 9, Killed"
+    }  # fmt: skip
+    assert unbroken.pop(lost)["error"] is None
+    assert found == unbroken
+    assert "5 fine, 1 not opened" in result.stderr
+    monkeypatch.undo()
+    scan(folder / "below", "-o", output)
+    assert [json.loads(line)["path"] for line in output.read_text().splitlines()].count(lost) == 2
+
+
+def test_workers_that_cannot_start_are_one_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_workers, "_START", "raise SystemExit(3)")
+
+    result = scan(folder, code=2)
+
+    assert result.stdout == ""
+    assert "worker processes do not start: the last one ended with exit code 3" in result.stderr
+
+
+@pytest.mark.parametrize("after", range(1, 1 + times(1, 5)))
+def test_a_killed_run_goes_on_where_it_was(after: int, folder: Path) -> None:
+    unbroken = rows(scan(folder, code=2).stdout)
+    output = folder.parent / "rows.jsonl"
+    command = [sys.executable, "-m", "ckptool", "scan", str(folder), "--jobs", "1", "-o", str(output)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not output.exists() or output.read_bytes().count(b"\n") < after:
+            time.sleep(0.001)
+            assert process.poll() is None
+        (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        time.sleep(0.001)  # it ends by itself
+    begun = output.read_bytes()
+    output.write_bytes(begun[: -1 - 40 * after])  # a line that was torn
+
+    result = scan(folder, "-o", output, code=2)
+
+    assert rows(output.read_text()) == unbroken
+    assert output.read_bytes().startswith(begun[: begun[: -1 - 40 * after].rfind(b"\n") + 1])
+    known = begun[: -1 - 40 * after].count(b"\n")
+    assert (f"skipped      {known} checkpoint" in result.stderr) == bool(known)
+
+
+def test_what_has_changed_or_was_not_asked_for_is_looked_at_again(folder: Path) -> None:
+    output = folder.parent / "rows.jsonl"
+    scan(folder / "below", "-o", output)
+    first = output.read_text()
+    scan(folder / "below", "-o", output)
+    assert output.read_text() == first
+
+    (folder / "below" / "2.pth").write_bytes(FINE.read_bytes() + b"\0")
+    scan(folder / "below", "-o", output)
+    changed = output.read_text()[len(first) :]
+    assert [path.rpartition("/")[2] for path in rows(changed)] == ["2.pth"]
+
+    scan(folder / "below", "--digest", "-o", output)
+    asked = rows(output.read_text()[len(first) + len(changed) :])
+    assert len(asked) == 6
+    assert len({one["digest"] for one in asked.values()}) == 1
+    scan(folder / "below", "-o", output)
+    assert output.read_text().count("\n") == 6 + 1 + 6
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_lies_in_the_folder_of_a_checkpoint_is_found_also_by_the_next_run(is_whole: bool, tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "rows.jsonl"
+    migrate(FINE, run, form="dcp")
+    (run / "older" / "first").mkdir(parents=True)
+    shutil.copy(FINE, run / "export.pth")
+    shutil.copy(FINE, run / "older" / "first" / "0.pth")
+    if not is_whole:
+        (run / ".metadata").unlink()
+    paths = [str(run), str(run / "export.pth"), str(run / "older" / "first" / "0.pth")]
+
+    scan(run, "-o", output, code=0 if is_whole else 2)
+    first, *others = output.read_bytes().splitlines(keepends=True)
+    assert json.loads(first)["path"] == str(run)
+    output.write_bytes(first + others[0][:-1])
+    result = scan(run, "-o", output, code=0 if is_whole else 2)
+
+    assert list(rows(output.read_text())) == paths
+    assert "skipped      1 checkpoint that" in result.stderr
+    assert [bool(one["error"]) for one in rows(output.read_text()).values()] == [not is_whole, False, False]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"PK\3\4 a checkpoint", b"{}\n", b'{"schema": "ckptool.scan/1"}', b'{"schema": "ckptool.scan/1", "path": 1}\n'],
+)
+def test_nothing_is_appended_to_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
+    output = tmp_path / "model.pth"
+    output.write_bytes(content)
+
+    said = scan(FINE, "-o", output, code=2).stderr
+
+    assert "line 1 is n" in said
+    assert output.read_bytes() == content
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("corpus", some(CORPORA, 2), ids=lambda path: path.name)
+def test_the_real_ones(corpus: Path) -> None:
+    if not corpus.is_dir():
+        pytest.skip(f"there is no {corpus}")
+    result = CliRunner().invoke(cli, ["scan", str(corpus)])
+    found = rows(result.stdout)
+
+    assert len(found) > 50
+    assert not [one for one in found.values() if one["error"] and one["error"]["type"] is None]
+    assert {one.path for one in targets([str(corpus)], recursive=True) if one.is_meant} <= found.keys()
