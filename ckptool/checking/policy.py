@@ -15,12 +15,13 @@ QUESTIONS: Final = ("whole", "safe", "loads", "fits")
 """CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
 _OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
 _GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
+CONDITIONS: Final = (*_GRADES, *_RANKED, *CODES)
 _RANK: Final = {grade: rank for rank, grade in enumerate(_GRADES, 1)}
 
 
 def is_condition(text: str) -> bool:
     """Say whether a text is a code, a grade (``code``, ``system``) or a severity."""
-    return text in CODES or text in _GRADES or text in _RANKED
+    return text in CONDITIONS
 
 
 def question_of(code: str) -> str:

@@ -54,7 +54,7 @@ class BriefInspect:
 
     def opened(self, path: str, checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> None:
         sizes = (f"{summary.tensors:,}", f"{summary.numel:,}", show_nbytes(checkpoint.file_nbytes))
-        say(self._line(_word(worst_of(findings)), path, [checkpoint.format, checkpoint.form, *sizes]))
+        say(self._line(_word(worst_of(findings), "opened"), path, [checkpoint.format, checkpoint.form, *sizes]))
 
     def failed(self, path: str, error: CkptoolError) -> None:
         say(self._paths.line("error", path, _why(error)))
@@ -87,7 +87,8 @@ class BriefCheck:
         found.sort(key=lambda one: one.code not in _OF_SAFETY)
         more = f" (and {len(found) - 1:,} more)" if found[1:] else ""
         facts = f"{report.format}, {show_nbytes(report.file_nbytes or 0)}"
-        say(self._paths.line(_word(worst), path, f"{found[0].code} {found[0].message}{more}" if found else facts))
+        line = f"{found[0].code} {found[0].message}{more}" if found else facts
+        say(self._paths.line(_word(worst, "fine"), path, line))
 
 
 class BriefMigrate:
@@ -133,8 +134,9 @@ def _cut_end(line: str, room: int) -> str:
     return line if len(line) <= room else f"{line[: room - 1]}…"
 
 
-def _word(worst: str | None) -> str:
-    return "fine" if worst in (None, "info") else str(worst)
+def _word(worst: str | None, otherwise: str) -> str:
+    """Return the severity of what is wrong with a file; another word where nothing is, as far as a verb has looked."""
+    return otherwise if worst in (None, "info") else str(worst)
 
 
 def _why(error: CkptoolError) -> str:

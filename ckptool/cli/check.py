@@ -10,9 +10,10 @@ import click
 
 from ckptool.checking.check import check as check_file
 from ckptool.checking.codes import CODES
-from ckptool.checking.policy import QUESTIONS, about, fails, is_condition
+from ckptool.checking.policy import CONDITIONS, QUESTIONS, about, fails, is_condition
 from ckptool.cli import terminal
 from ckptool.cli.check_output import output_for
+from ckptool.cli.completion import choices
 from ckptool.cli.options import brief_option, check_one_form, many_files, pager_option
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
@@ -44,6 +45,7 @@ CODES_SCHEMA = "ckptool.codes/1"
     "--only",
     metavar="QUESTION,…",
     callback=lambda _, __, value: _questions(value),
+    shell_complete=choices(lambda: QUESTIONS, is_list=True),
     help=f"Report only what answers these: {', '.join(QUESTIONS)}.",
 )
 @click.option(
@@ -51,6 +53,7 @@ CODES_SCHEMA = "ckptool.codes/1"
     multiple=True,
     metavar="WHAT",
     callback=lambda _, __, value: _conditions(value),
+    shell_complete=choices(lambda: CONDITIONS),
     help="Exit 1 only for this: a code (CK205), a grade (code, system), or a severity (info, warning, error) or worse. "
     "Repeatable; by default: warning.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ckptool.cli.paths import AnyPath
 from ckptool.cli.text import say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
+from ckptool.sources.paths import exists as is_there
 
 if TYPE_CHECKING:
     from ckptool.checking.explain import Explanation
@@ -40,6 +42,10 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
     """Print what a message means, and return the exit code."""
     from ckptool.checking.explain import explain as explanations
 
+    if text != "-" and is_there(text):
+        what = "folder" if os.path.isdir(text) else "file"  # noqa: PTH112 - may be no path
+        look = show(command_line(text, "check"))
+        raise click.UsageError(f"{show(text)} is a {what}, and TEXT is the message to explain. To look at it: {look}")
     text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text
     try:
         found = explanations(text, path)

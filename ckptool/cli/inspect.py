@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ckptool.cli import tables, terminal
+from ckptool.cli.completion import choices
 from ckptool.cli.inspect_output import output_for
 from ckptool.cli.options import brief_option, check_one_form, many_files, rows
 from ckptool.cli.paths import AnyPath, far_options
@@ -41,6 +42,7 @@ from ckptool.formats import open_checkpoint
     "--columns",
     metavar="A,B,…",
     callback=lambda _, __, value: _columns(value),
+    shell_complete=choices(lambda: (*tables.COLUMNS, "all"), is_list=True),
     help=f"Columns of the table, or all, from: {', '.join(tables.COLUMNS)}.",
 )
 @rows

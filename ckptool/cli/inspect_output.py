@@ -206,7 +206,7 @@ class Objects:
 def _totals(options: dict[str, Any]) -> Totals:
     from ckptool.cli.totals import Totals  # most calls are about one file
 
-    return Totals(named=sys.maxsize) if options["wide"] else Totals()
+    return Totals("opened", named=sys.maxsize) if options["wide"] else Totals("opened")
 
 
 def _examined(checkpoint: Checkpoint) -> tuple[Summary, Sequence[Finding]]:

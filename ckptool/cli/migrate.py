@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from ckptool.cli.completion import choices
 from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
 from ckptool.cli.options import brief_option, check_one_form
 from ckptool.cli.paths import AnyPath, far_options
@@ -34,6 +35,8 @@ _NAME_OPTIONS = {
     "--rename-file": "rename_file",
 }
 """Options that change names, one after the other, as they stand on the command line."""
+_DEVICES = ("cpu", "cuda", "cuda:0", "mps", "xpu", "meta")
+"""Tags that are asked for most."""
 _ORDER = f"{__name__}.order"
 
 # The first "=" that is no part of a lookahead or lookbehind, and has no backslash in front.
@@ -65,6 +68,7 @@ class _InOrder(click.Command):
     "--to",
     multiple=True,
     metavar="DEVICE|OLD=NEW",
+    shell_complete=choices(lambda: _DEVICES),
     help="Device tag for every tensor: cpu, cuda:0, mps…; or for those of one device: cuda:1=cpu. Repeatable.",
 )
 @click.option("--strip-module", is_flag=True, help="Remove what DataParallel and DistributedDataParallel added.")
@@ -81,7 +85,11 @@ class _InOrder(click.Command):
 @click.option("--include", multiple=True, metavar="GLOB", help="Take only names that match. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match. Repeatable.")
 @click.option(
-    "--drop", multiple=True, metavar="KEY", help="Leave out optimizer, ema, or the entry at a path. Repeatable."
+    "--drop",
+    multiple=True,
+    metavar="KEY",
+    shell_complete=choices(lambda: ("optimizer", "ema")),
+    help="Leave out optimizer, ema, or the entry at a path. Repeatable.",
 )
 @click.option("--key", metavar="PATH", help="Which state dict to take.")
 @click.option(

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ckptool.cli import tables
+from ckptool.cli.completion import choices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +81,7 @@ _table = click.option(
     "table_format",
     metavar="FORMAT",
     callback=_table_format,
+    shell_complete=choices(tables.table_formats),
     help="The table alone: csv, tsv and json with plain numbers; github, html, or any other of tabulate's.",
 )
 

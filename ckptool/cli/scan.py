@@ -100,7 +100,7 @@ class _Run:
         self._listing = Listing(())
         self._is_meant: dict[str, bool] = {}
         """Of the paths that are under way."""
-        self._totals = Totals()
+        self._totals = Totals("fine")
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
 
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
+from ckptool.messages import counted, counts, labelled, show, show_nbytes
 
-_WORDS = {None: "fine", "info": "fine", "warning": "with warnings", "error": "with errors"}
+_WORDS = {"warning": "with warnings", "error": "with errors"}
 _NOT_OPENED = "not opened"
 _NAMED = 4
 """Of files that were passed over."""
@@ -15,19 +15,22 @@ _GRADES = ("data", "code", "system", "unknown")
 
 
 class Totals:
-    """Counts of the files that a verb was given."""
+    """Counts of the files that a verb was given; ``otherwise`` is its word for those with which nothing is wrong."""
 
-    def __init__(self, named: int = _NAMED) -> None:
+    def __init__(self, otherwise: str, *, named: int = _NAMED) -> None:
+        self._otherwise = otherwise
         self._named = named
         self._found: Counter[str] = Counter()
         self._formats: Counter[str] = Counter()
         self._grades: Counter[str] = Counter()
         self._nbytes = 0
+        self._passed = 0
         self._others: list[str] = []
+        """The first of those that were passed over."""
 
     def opened(self, worst: str | None, file_format: str | None, nbytes: int | None) -> None:
         """Count a file that was opened, by the severest of its findings."""
-        self._found[_WORDS[worst]] += 1
+        self._found[_WORDS.get(worst or "", self._otherwise)] += 1
         self._formats[file_format or "unknown"] += 1
         self._nbytes += nbytes or 0
 
@@ -40,7 +43,9 @@ class Totals:
 
     def passed_over(self, path: str) -> None:
         """Count a file that is no checkpoint, and was not said to be one."""
-        self._others.append(path)
+        self._passed += 1
+        if len(self._others) < self._named:
+            self._others.append(show(path))
 
     def lines(self, *, always: bool = False) -> Iterator[str]:
         """Yield the totals of several files; of one, only if asked to."""
@@ -49,7 +54,7 @@ class Totals:
             return
         kinds = ", ".join(
             f"{number:,} {word}"
-            for word in (*dict.fromkeys(_WORDS.values()), _NOT_OPENED)
+            for word in (self._otherwise, *_WORDS.values(), _NOT_OPENED)
             if (number := self._found[word])
         )
         yield ""
@@ -58,6 +63,8 @@ class Totals:
             yield labelled("formats", counts(dict(self._formats.most_common())))
         if self._grades:
             yield labelled("grades", counts({grade: self._grades[grade] for grade in _GRADES if self._grades[grade]}))
-        if self._others:
-            what = f"{counted(len(self._others), 'file')} of other kinds"
-            yield labelled("passed over", f"{what}: {some(list(map(show, self._others)), self._named)}")
+        if self._passed:
+            rest = self._passed - len(self._others)
+            more = f" and {rest:,} more" if rest else ""
+            what = f"{counted(self._passed, 'file')} of other kinds"
+            yield labelled("passed over", f"{what}: {', '.join(self._others)}{more}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,6 +96,8 @@ EXAMPLES: Final = {
 }
 # fmt: on
 
+_GAP: Final = r" {2,}"
+"""What stands between an example and what it does."""
 _COLOR: Final = "--color"
 _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
@@ -150,6 +153,19 @@ class Verbs(click.Group):
         except click.NoSuchOption as error:
             nearest = list(error.possibilities or ())[:1]
             raise click.NoSuchOption(error.option_name, possibilities=nearest, ctx=error.ctx) from None
+        except click.BadOptionUsage as error:
+            raise click.UsageError(_with_form(error, self._options(ctx)), error.ctx) from None
+        except click.MissingParameter as error:
+            examples = EXAMPLES.get(ctx.invoked_subcommand or "")
+            like = f" For example: {re.split(_GAP, examples[0])[0]}" if examples else ""
+            raise click.UsageError(f"{error.format_message()}{like}", error.ctx) from None
+        except click.BadParameter as error:
+            text = error.message.replace("valid integer range", "whole number")
+            raise click.BadParameter(text, error.ctx, error.param, error.param_hint) from None
+
+    def _options(self, ctx: click.Context) -> list[click.Parameter]:
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        return command.params if command is not None else []
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs, by what they are for."""
@@ -172,6 +188,14 @@ def _hint(word: str) -> str:
 
     near = get_close_matches(word, [*VERBS, *WORDS], n=1)
     return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
+
+
+def _with_form(error: click.BadOptionUsage, options: Iterable[click.Parameter]) -> str:
+    """Return what is wrong about the use of an option, and how it is given."""
+    option = next((one for one in options if error.option_name in one.opts), None)
+    values = option.type.choices if option is not None and isinstance(option.type, click.Choice) else ()
+    form = "|".join(map(str, values)) or (option.metavar if option is not None else None)
+    return f"{error.format_message().rstrip('.')}: {error.option_name} {form}" if form else error.format_message()
 
 
 class _Version(click.Option):

@@ -168,7 +168,8 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
         dull = _DULL(data, pos, stop - base)
         if dull is not None:
             pos = dull.end()
-            continue
+            if pos + _LONGEST_FIXED > len(data) or base + pos >= stop or steps[data[pos]]:
+                continue
         op = data[pos]
         if op not in opcodes:
             opcodes[op] = base + pos

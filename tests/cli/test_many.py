@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(output: str) -> list[str]:
-    return re.findall(r"^(?:fine|warning|error) +(\S+)", output, re.MULTILINE)
+    return re.findall(r"^(?:fine|opened|warning|error) +(\S+)", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("verb", ["inspect", "check"])
@@ -72,12 +72,13 @@ def test_all_files_that_were_passed_over_are_named_when_asked(folder: Path) -> N
 @pytest.mark.parametrize("verb", ["inspect", "check"])
 def test_totals_are_those_of_the_lines(verb: str, folder: Path) -> None:
     shown = run(verb, "-b", "-r", folder, code=2).stdout
-    words = re.findall(r"^(fine|warning|error) ", shown, re.MULTILINE)
+    words = re.findall(r"^(fine|opened|warning|error) ", shown, re.MULTILINE)
 
     opened = sum(path.stat().st_size for path in (FINE, WARNED))
     assert f"3 checkpoints, {opened / 1024:.3g} KiB: " in shown
     warned = words.count("warning")
-    assert f"{words.count('fine')} fine, {f'{warned} with warnings, ' * bool(warned)}1 not opened\n" in shown
+    word = {"inspect": "opened", "check": "fine"}[verb]  # inspect does not look for what is wrong
+    assert f"{words.count(word)} {word}, {f'{warned} with warnings, ' * bool(warned)}1 not opened\n" in shown
     assert "torch_zip (1), torch_legacy (1)" in shown
 
 

@@ -151,6 +151,22 @@ def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
     assert CliRunner().invoke(cli, ["completion"], env={"SHELL": "/bin/tcsh"}).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stat"], "Missing argument 'FILE...'. For example: ckptool stat model.pth\n"),
+        (["inspect", "--columns"], "Option '--columns' requires an argument: --columns A,B,…\n"),
+        (["migrate", "--dtype"], "requires an argument: --dtype float16|bfloat16|float32|float64\n"),
+        (["inspect", "--limit", "x", "y"], "'x' is not a whole number.\n"),
+        (["explain", "."], ". is a folder, and TEXT is the message to explain. To look at it: ckptool check .\n"),
+    ],
+)
+def test_errors_of_usage_say_how_it_is_given(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert result.stderr.endswith(said)
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.parametrize(
     ("words", "expected"),
@@ -158,6 +174,10 @@ def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
         (["insp"], "inspect"),
         (["inspect", "--tre"], "--tree"),
         (["migrate", "--weights", "em"], "ema"),
+        (["inspect", "--table", "cs"], "csv"),
+        (["inspect", "--columns", "name,dev"], "name,device"),
+        (["migrate", "--to", "cp"], "cpu"),
+        (["check", "--fail-on", "sys"], "system"),
         (["mod"], "file"),
         (["check", "mod"], "file"),
     ],
