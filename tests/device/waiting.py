@@ -71,3 +71,22 @@ def test_a_reload_waits_for_each_copy_and_for_those_who_have_the_weights(
     live = ckptool.LiveModel(layers().to(where.device), folder / "32.pth", commit=commit)
 
     assert waits(lambda: live.reload(folder / file)) == TENSORS + more
+
+
+class Own(nn.Module):
+    """Loads in its own way, as models with hooks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def load_state_dict(self, *args: Any, **named: Any) -> Any:
+        return super().load_state_dict(*args, **named)
+
+
+def test_a_reload_of_a_model_that_loads_in_its_own_way_waits_before_and_after(tmp_path: Path) -> None:
+    path = saved(Own().state_dict(), tmp_path / "own.pth")
+    live = ckptool.LiveModel(Own().to(where.device), path, commit="in_place")
+
+    # It is copied to the CPU first, which tries the file.
+    assert waits(lambda: live.reload(path)) == 2 * TENSORS + 3
