@@ -48,7 +48,7 @@ def is_expected(stream: Stream, one: Global) -> bool:
     return is_usual(one.module, one.name) or (stream.is_index and is_of_index(one.module, one.name))
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=512)  # 4 MiB of the longest names
 def is_usual(module: str, name: str) -> bool:
     """Say whether ``module.name`` only makes a container, a number, an array, a tensor, or an object of torch's own."""
     full = f"{'copyreg' if module == 'copy_reg' else PYTHON_2.get(module, module)}.{name}"
