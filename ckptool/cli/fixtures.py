@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckptool.errors import UnsupportedFeature
+
 if TYPE_CHECKING:
     from ckptool.reference.cases import Case
 
@@ -38,5 +40,11 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
         if verbose:
             click.echo(case.filename, err=True)
 
-    written = write_fixtures(folder, choice.device, tell)
+    try:
+        written = write_fixtures(folder, choice.device, tell)
+    except RuntimeError as error:  # of torch: it has no kernel for the device, or nothing by which two of it talk
+        if choice.device.type == "cpu":
+            raise
+        what = f"{choice.device} cannot do all that the nets need: {error}".partition("\n")[0]
+        raise UnsupportedFeature(what, kind="device", hint="Use `--device cpu`: the tags are then forged.") from error
     click.echo(f"wrote {written} fixtures to {folder}")

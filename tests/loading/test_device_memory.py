@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -344,3 +345,26 @@ def test_a_failing_thread_of_the_host_is_a_typed_error(
 
 def test_the_place_of_everything_is_the_cpu_by_default() -> None:
     assert placement.placement(None) == placement.placement("cpu") == placement.placement(CPU)
+
+
+# What is waited for
+
+
+@pytest.mark.parametrize(("kind", "given"), [("mps", ()), ("npu", (torch.device("meta"),))])
+def test_where_there_are_no_streams_all_work_is_waited_for(kind: str, given: tuple[object, ...]) -> None:
+    waited: list[object] = []
+    one = Accelerator(kind, SimpleNamespace(synchronize=lambda *device: waited.append(device)))
+
+    one.wait_for_own(torch.device("meta"))
+    one.wait_for_all(torch.device("meta"))
+
+    assert waited == [given, given]
+
+
+def test_a_thread_works_on_the_streams_that_its_caller_set_on_other_devices_too() -> None:
+    streams = [SimpleNamespace(stream_id=number) for number in (0, 7, 0)]  # 0 is the one that every thread has
+    api = SimpleNamespace(
+        current_stream=lambda index=2: streams[index], device_count=lambda: 3, current_device=lambda: 2
+    )
+
+    assert Accelerator("npu", api).streams() == [streams[1], streams[2]]

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from ckptool.errors import CkptoolError
-from ckptool.reference.devices import choose
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ckptool.cli.fixtures import fixtures
+from ckptool.errors import CkptoolError, UnsupportedFeature
+from ckptool.reference.devices import Choice, choose
 from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport
 
 NO_CUDA = CudaMissing("no-driver", "no NVIDIA driver", "Install it.")
@@ -85,3 +90,16 @@ def test_what_cannot_be_had_is_refused_with_a_hint(request_, devices, local_rank
         choose(request_, report(*devices), local_rank=local_rank)
 
     assert caught.value.hint
+
+
+def test_fixtures_of_a_device_that_cannot_train_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's own device without memory: it has no kernel that gives a number to Python, as training asks for.
+    number = torch.empty(1, device="meta")
+    monkeypatch.setattr("ckptool.reference.fixtures.write_fixtures", lambda *_: number.item())
+    monkeypatch.setattr("ckptool.reference.devices.choose", lambda *_: Choice(torch.device("meta"), "asked for"))
+
+    done = CliRunner().invoke(fixtures, [str(tmp_path / "set")])
+
+    assert isinstance(done.exception, UnsupportedFeature)
+    assert done.exception.message.startswith("meta cannot do all that the nets need: Tensor.item() cannot be called")
+    assert done.exception.hint == "Use `--device cpu`: the tags are then forged."
