@@ -90,7 +90,8 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Merged:
 def _unfinished(folder: FolderSource) -> FileUnavailable:
     items = [name for name in folder.files if name.endswith(ITEMS)]
     written = f", but {INDEX}.tmp, which it is called until all is written" if f"{INDEX}.tmp" in folder.files else ""
-    there = f"; there are {some(items)}" if items else ""
+    are = "is" if len(items) == 1 else "are"
+    there = f"; there {are} {some(items)}" if items else ""
     return FileUnavailable(
         f"a torch.distributed.checkpoint in {counted(len(items), 'file')} without its index: "
         f"there is no {INDEX}{written}{there}",
