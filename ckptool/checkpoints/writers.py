@@ -19,6 +19,8 @@ _VERSIONS: Final = (
 )
 """Where frameworks leave their version in what they save."""
 _LONGEST: Final = 64
+_MOST: Final = 1e9
+"""As a version. Python refuses to print integers of some thousand digits."""
 _NO_FRAMEWORKS: Final = frozenset({"", "torch", "__main__", "__torch__", "collections", "builtins"})
 
 
@@ -36,7 +38,8 @@ def writer_of(checkpoint: Checkpoint) -> Writer | None:
         for key in keys:
             node = nodes.lookup(nodes.mapping_pairs(node) or [], key)
         version = scalar_of(node)
-        if isinstance(version, str | int | float) and not isinstance(version, bool):
+        is_number = type(version) in (int, float) and abs(version) < _MOST  # type: ignore[arg-type]
+        if is_number or isinstance(version, str):
             return Writer(name, str(version)[:_LONGEST])
     for one in checkpoint.state_dicts:
         package = (one.class_name or "").partition(".")[0]

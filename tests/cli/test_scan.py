@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
@@ -235,3 +236,23 @@ def test_the_real_ones(corpus: Path) -> None:
     assert len(found) > 50
     assert not [one for one in found.values() if one["error"] and one["error"]["type"] is None]
     assert {one.path for one in targets([str(corpus)], recursive=True) if one.is_meant} <= found.keys()
+
+
+VERSIONS = {
+    "text": ("2.4.0", "2.4.0"),
+    "a number": (3, "3"),
+    "one too large to print": (10**5000, None),
+    "infinity": (float("inf"), None),
+    "no number": (True, None),
+}
+
+
+@pytest.mark.parametrize(("version", "known"), VERSIONS.values(), ids=VERSIONS)
+def test_whatever_stands_for_a_version_the_row_is_there(version: object, known: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    torch.save({"fairseq_version": version, "model": {"w": torch.ones(2)}}, path)
+
+    made = row(str(path))
+
+    assert made["error"] is None
+    assert made["writer"] == (known and {"name": "fairseq", "version": known})
