@@ -49,7 +49,7 @@ _LONGEST: Final = 1 << 16
 
 class CkptoolError(Exception):
     """
-    Base of all errors about a file.
+    Base of all errors of ckptool.
 
     ``kind`` is a stable slug for programs (``"truncated-zip"``), ``path`` the file, ``hint`` what to do about it
     and ``command`` the command line that does it, for a POSIX shell, where there is one. A hint names options between

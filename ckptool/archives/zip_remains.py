@@ -1,5 +1,5 @@
 """
-What lies in a zip that has no single reading: the members of its local headers, which some readers use.
+The contents of a zip that has no single reading: the members of its local headers, which some readers use.
 
 Of several zips one after the other, where each begins and ends.
 """

@@ -1,4 +1,4 @@
-"""Make a file what it was before an edit in place that did not end."""
+"""Undo an edit in place that was cut off: ``output/editing`` does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of weights: equal weights have equal ones, whatever file they came from."""
+"""The digest of weights that serve, ``live.digest``: not the one that ``scan`` computes."""
 
 from __future__ import annotations
 
