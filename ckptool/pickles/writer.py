@@ -319,8 +319,8 @@ class _Writer:
         data = name.encode("utf-8", "surrogatepass")
         sizes = (array("q", shape + stride).tobytes(), requires_grad)  # numbers could be chosen to have one hash
         (end,) = self._words.get(sizes) or self._written(sizes, lambda: self._end(shape, stride, requires_grad))
-        numel_and_offset = b"%btQ%b" % (encode_int(numel), encode_int(offset))
-        self._add(b"".join((begin, _U32(len(data)), data, at, numel_and_offset, end)))
+        of = b"tQK\0" if offset == 0 else b"tQ" + encode_int(offset)
+        self._add(b"".join((begin, _U32(len(data)), data, at, encode_int(numel), of, end)))
         self._remember(key)
 
     def _begin(self, cls: Global, location: str) -> tuple[bytes, bytes]:

@@ -79,13 +79,11 @@ def _planned(
 
 def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> MigrationReport:
     """Return the report of an edit that is planned, and not carried out yet."""
-    planned = report.planned(checkpoint, edit.plan, changes)
-    nbytes, unused = edit.edit.nbytes, show_nbytes(edit.unused_nbytes)
+    planned = report.planned(checkpoint, edit.plan, changes, edit.edit.nbytes)
+    unused = show_nbytes(edit.unused_nbytes)
     note = f"{unused} of what is left out stay in the file, unused; with `compact=True` they go"
     return planned._replace(
-        nbytes=nbytes,
         written_nbytes=0 if edit.changes_nothing else edit.edit.written_nbytes,
-        after=planned.after._replace(file_nbytes=nbytes),
         notes=(*planned.notes, note) if edit.unused_nbytes else planned.notes,
         unused_nbytes=edit.unused_nbytes,
     )
