@@ -44,8 +44,8 @@ _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 512
-_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules")
-"""What the names of members end with that may be programs."""
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format")
+"""What the names of members end with where there may be programs in an archive."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
@@ -280,13 +280,16 @@ class Search:
 
     def programs(self, archive: Archive, record: str = "") -> None:
         """Look at the programs in an archive."""
-        names = [name for name in archive if name.endswith(_OF_PROGRAMS)]
+        names = [name for name in archive if name.lower().endswith(_OF_PROGRAMS)]
         if not names:
             return
         from ckptool.checking.programs import programs  # few archives hold some
 
-        for act in programs(archive, names, record):
-            self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+        try:
+            for act in programs(archive, names, record):
+                self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+        except LimitExceeded as error:
+            self.unseen.append(f"{record or 'the file'}: {error.message}")
 
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""
