@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import time
@@ -229,6 +230,28 @@ def test_byte_code_without_its_source_is_looked_at(tmp_path: Path) -> None:
             if "/code/" not in name:
                 new.writestr(name, old.read(name))
     _load_for_lite_interpreter(str(path))(torch.ones(1))
+    assert mark.exists()
+    assert check(path).grade == "system"
+
+
+PREFIXES = {
+    "script": b"#!/bin/sh\n",
+    "pickle": b"\x80\2N.",
+    "safetensors": (2).to_bytes(8, "little") + b"{}",
+    "gzip": gzip.compress(b"x"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_program_is_found_in_a_zip_behind_other_bytes(prefix: str, tmp_path: Path) -> None:
+    path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
+    torch.jit.save(torch.jit.script(Writes(str(mark))), stream)
+    path.write_bytes(PREFIXES[prefix])
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "a") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    torch.jit.load(str(path))
     assert mark.exists()
     assert check(path).grade == "system"
 
