@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -103,15 +104,15 @@ class MigrationReport(NamedTuple):
         return html_table(f"{self.target}: {_result(self)}", ("", "before", "after"), rows, len(rows))
 
 
-def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationReport:
-    """Return the report of a migration that is planned, and not carried out yet."""
+def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int) -> MigrationReport:
+    """Return the report of a migration to a file or folder of ``nbytes`` that is planned, and not carried out yet."""
     key = None if plan.weights is None else plan.weights.state_dict.key
     dropped = [f"{key}.{name}" if key else name for name in plan.file.dropped]
     outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
     dropped += outside
     at_root: Collection[str] = next((one for one in checkpoint.state_dicts if not one.key), ())
     loses_training = _loses_training(checkpoint, plan, dropped)
-    nbytes = plan.file.nbytes
+    before = _facts(checkpoint)
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=shown_path(plan.target),
@@ -131,8 +132,8 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> MigrationRe
         verified=False,
         written=False,
         read_back_by=(),
-        before=_facts(checkpoint),
-        after=_planned_facts(checkpoint, plan, nbytes),
+        before=before,
+        after=_planned_facts(checkpoint, plan, nbytes, before),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
         files=() if plan.folder is None else tuple(WrittenFile(name, one.nbytes) for name, one in plan.folder.files),
     )
@@ -159,7 +160,7 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
     return FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
 
 
-def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
+def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int, before: FileFacts) -> FileFacts:
     """Return what ``inspect`` will say about the target."""
     file, weights = plan.file, plan.weights
     if plan.form == "safetensors":
@@ -170,8 +171,13 @@ def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts
     if weights is not None:
         plain = "state_dict" if len(file.expected) == len(weights.tensors) else "checkpoint"
         return _torch_facts("model" if plan.builds_model else plain, file, nbytes, plan.location, weights.tensors)
-    facts = _torch_facts(form, file, nbytes, plan.location, _new_names(checkpoint, file.renamed))
-    return facts._replace(format=checkpoint.format) if plan.keeps_layout else facts
+    names = _new_names(checkpoint, file.renamed)
+    layout = checkpoint.format if plan.keeps_layout else "torch_zip"
+    if plan.casting is None and len(file.expected) == before.tensors:  # what is not changed is not counted again
+        devices = dict(Counter(retagged(info, plan.location) for _, info in file.expected))
+        same = before._replace(format=layout, form=form, file_nbytes=nbytes)
+        return same._replace(devices=devices, prefixes=prefixes_of(names))
+    return _torch_facts(form, file, nbytes, plan.location, names)._replace(format=layout)
 
 
 def _new_names(checkpoint: Checkpoint, renamed: Collection[tuple[str, str]]) -> list[str]:

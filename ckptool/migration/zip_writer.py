@@ -11,6 +11,7 @@ caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
@@ -101,9 +102,9 @@ def append_torch_zip(
 
 def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
     """Return the size in bytes of what ``write_torch_zip`` would write."""
-    members = [("data.pkl", pickled_nbytes), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)]
-    members += [(f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes)]
-    members.append(("version", 2))
+    begin = [("data.pkl", pickled_nbytes), (".format_version", 1), (".storage_alignment", 2), ("byteorder", 6)]
+    storages = ((f"data/{index}", nbytes) for index, nbytes in enumerate(storages_nbytes))
+    members = chain(begin, storages, [("version", 2)])
     position = directory = 0
     folder = len(f"{root}/".encode())
     for name, nbytes in members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterator
 from struct import pack
 from typing import Final
 
@@ -25,24 +26,27 @@ def encode_int(value: int) -> bytes:
     return (pack("<cB", b"\x8a", len(digits)) if len(digits) < 256 else pack("<ci", b"\x8b", len(digits))) + digits
 
 
-def encode_padding(nbytes: int, index: int, protocol: int) -> bytes:
+def encode_padding(nbytes: int, index: int, protocol: int) -> Iterator[bytes]:
     """
-    Return opcodes that change nothing of the value on the stack, or nothing where none have that length.
+    Yield opcodes that change nothing of the value on the stack, or nothing where none have that length.
 
     The version again has two bytes. To put the value into the memo once more has five, which is faster to read where
     it is long. torch's own unpickler refuses what takes something from the stack; and memory for a memo up to an index
     is taken, so they follow ``index``.
     """
     if nbytes < 2 or nbytes == 3:
-        return b""
+        return
     versions = (nbytes - nbytes % 2 * 5) // 2 if nbytes < _LONG else 3 * nbytes % 5  # the fewest that leave fives
-    count = (nbytes - 2 * versions) // 5
-    puts, indices = bytearray(b"r\0\0\0\0") * count, array("I", range(index, index + count))
-    if sys.byteorder == "big":
-        indices.byteswap()
-    for place in range(4):
-        puts[1 + place :: 5] = indices.tobytes()[place::4]
-    return bytes([0x80, protocol]) * versions + puts
+    yield bytes([0x80, protocol]) * versions
+    stop = index + (nbytes - 2 * versions) // 5
+    for start in range(index, stop, _LONG):
+        indices = array("I", range(start, min(start + _LONG, stop)))
+        if sys.byteorder == "big":
+            indices.byteswap()
+        puts, numbers = bytearray(b"r\0\0\0\0") * len(indices), indices.tobytes()
+        for place in range(4):
+            puts[1 + place :: 5] = numbers[place::4]
+        yield bytes(puts)
 
 
 _LONG: Final = 1 << 12

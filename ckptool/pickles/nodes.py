@@ -153,10 +153,12 @@ _MAPPING_CLASSES = frozenset(
 
 def global_of(node: Inert) -> Global | None:
     """Return the Global that a node names: itself, or the class in the persistent id of a class with its source."""
-    if isinstance(node, PersistentId):
-        node = sourced_class(node.pid)[:1]
-        node = node[0] if node else None
-    return node if isinstance(node, Global) else None
+    if type(node) is Global:
+        return node
+    if type(node) is not PersistentId:
+        return None
+    found = sourced_class(node.pid)
+    return found[0] if found and type(found[0]) is Global else None
 
 
 def sourced_class(pid: Inert) -> tuple[Inert, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator
+from io import BytesIO
 from itertools import chain
 from struct import Struct, pack
 from typing import Final, TypeAlias
@@ -74,7 +75,8 @@ class _Writer:
         self._substitute = substitute
         self._protocol = protocol
         self._cancellation = cancellation
-        self._out = bytearray()
+        self._out = BytesIO()  # whose value is no copy
+        self._add = self._out.write
         self._memo: dict[object, int] = {}
         self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
         self._words: dict[object, tuple[bytes, ...]] = {}
@@ -82,7 +84,7 @@ class _Writer:
         self._todo: list[Inert] = []
 
     def write(self, root: Inert, nbytes: int = 0) -> bytes:
-        self._out += bytes([0x80, self._protocol])
+        self._add(bytes([0x80, self._protocol]))
         todo, memo, shared = self._todo, self._memo, self._shared
         substitute, cancellation = self._substitute, self._cancellation
         todo.append(root)
@@ -118,38 +120,39 @@ class _Writer:
             _WRITERS[kind](self, node, key)
         following = len(memo)
         memo.clear()  # it may be as large as the pickle
-        self._out += encode_padding(nbytes - len(self._out) - 1, following, self._protocol)
-        self._out += b"."
-        return bytes(self._out)
+        for part in encode_padding(nbytes - self._out.tell() - 1, following, self._protocol):
+            self._add(part)
+        self._add(b".")
+        return self._out.getvalue()
 
     def _then(self, *steps: Inert) -> None:
         self._todo.extend(reversed(steps))
 
     def _raw(self, data: Inert) -> None:
-        self._out += data
+        self._add(data)
 
     def _remember(self, key: object) -> None:
         if key != _ALONE:
-            self._out += self._put(key)
+            self._add(self._put(key))
 
     def _get(self, index: int) -> None:
-        self._out += encode_get(index)
+        self._add(encode_get(index))
 
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
         return b"q" + bytes([index]) if index < 256 else b"r" + _U32(index)
 
     def _none(self, _: None, _key: int) -> None:
-        self._out += b"N"
+        self._add(b"N")
 
     def _bool(self, value: bool, _key: int) -> None:
-        self._out += BOOLS[value]
+        self._add(BOOLS[value])
 
     def _int(self, value: int, _key: int) -> None:
-        self._out += encode_int(value)
+        self._add(encode_int(value))
 
     def _float(self, value: float, _key: int) -> None:
-        self._out += pack(">cd", b"G", value)
+        self._add(pack(">cd", b"G", value))
 
     def _str(self, value: str, _key: int) -> None:
         known = self._memo.get(value)
@@ -157,22 +160,22 @@ class _Writer:
             self._get(known)
             return
         data = value.encode("utf-8", "surrogatepass")
-        self._out += b"X%b%b%b" % (_U32(len(data)), data, self._put(value))
+        self._add(b"".join((b"X", _U32(len(data)), data, self._put(value))))
 
     def _bytes(self, value: bytes, key: int) -> None:
         if self._protocol >= 4:
-            self._out += pack("<cQ", b"\x8e", len(value)) + value
+            self._add(pack("<cQ", b"\x8e", len(value)) + value)
         else:  # as pickle itself has it: Latin-1 text, to be encoded
             self._global(Global("_codecs", "encode"), 0)
             self._str(str(value, "latin-1"), 0)
             self._str("latin1", 0)
-            self._out += b"\x86R"
+            self._add(b"\x86R")
         self._remember(key)
 
     def _bytearray(self, value: bytearray, key: int) -> None:
         self._global(Global("builtins", "bytearray"), 0)
         self._bytes(bytes(value), -key)
-        self._out += b"\x85R"
+        self._add(b"\x85R")
         self._remember(key)
 
     def _global(self, value: Global, _key: int) -> None:
@@ -183,12 +186,12 @@ class _Writer:
         if self._protocol >= 4:
             self._str(_PYTHON_3_NAMES.get(value.module, value.module), 0)
             self._str(value.name, 0)
-            self._out += b"\x93"
+            self._add(b"\x93")
         elif "." in value.name or "\n" in value.module + value.name:
             raise _NeedsProtocol4
         else:
             try:
-                self._out += f"c{value.module}\n{value.name}\n".encode()
+                self._add(f"c{value.module}\n{value.name}\n".encode())
             except UnicodeEncodeError:
                 raise _NeedsProtocol4 from None
         self._remember((value.module, value.name))
@@ -198,10 +201,10 @@ class _Writer:
 
     def _tuple(self, value: tuple[Inert, ...], key: int) -> None:
         if not value:
-            self._out += b")"
+            self._add(b")")
             return
         if len(value) > 3:
-            self._out += b"("
+            self._add(b"(")
         if _ATOMS.issuperset(map(type, value)):  # shapes and strides, mostly
             for item in value:
                 _WRITERS[type(item)](self, item, 0)
@@ -214,14 +217,14 @@ class _Writer:
         key, count = closing
         known = self._memo.get(key)
         if known is not None:  # one of its items led back to it, and wrote it whole
-            self._out += b"0" * count if count <= 3 else b"1"
+            self._add(b"0" * count if count <= 3 else b"1")
             self._get(known)
             return
-        self._out += TUPLES[count] if count <= 3 else b"t"
+        self._add(TUPLES[count] if count <= 3 else b"t")
         self._remember(key)
 
     def _list(self, value: list[Inert], key: int) -> None:
-        self._out += b"]"
+        self._add(b"]")
         self._remember(key)
         self._append(value)
 
@@ -235,7 +238,7 @@ class _Writer:
             self._then(_MARK, *items[start : start + _BATCH], _APPENDS, following)
 
     def _dict(self, value: Dict, key: int) -> None:
-        self._out += b"}"
+        self._add(b"}")
         self._remember(key)
         self._set_items(value.pairs)
 
@@ -249,7 +252,7 @@ class _Writer:
             self._then(_MARK, *chain.from_iterable(pairs[start : start + _BATCH]), _SETITEMS, following)
 
     def _dict_in_batches(self, value: DictInBatches, key: int) -> None:
-        self._out += b"}"
+        self._add(b"}")
         self._remember(key)
         self._set_items_of(value.batches())
 
@@ -264,17 +267,17 @@ class _Writer:
         if value.frozen:
             self._then(_MARK, *value.items, _Step(_Writer._close_frozenset, key))
         else:
-            self._out += b"\x8f"
+            self._add(b"\x8f")
             self._remember(key)
             self._then(_MARK, *value.items, _ADDITEMS)
 
     def _close_frozenset(self, key: int) -> None:
         known = self._memo.get(key)
         if known is not None:  # one of its items led back to it, and wrote it whole
-            self._out += b"1"
+            self._add(b"1")
             self._get(known)
             return
-        self._out += b"\x91"
+        self._add(b"\x91")
         self._remember(key)
 
     def _call(self, value: Call, key: int) -> None:
@@ -297,7 +300,7 @@ class _Writer:
                 hint="Take the weights alone: `form='state_dict'` or `form='safetensors'`.",
             )
         if known is not None:  # one of its arguments led back to it, and wrote it whole
-            self._out += b"0"
+            self._add(b"0")
             self._get(known)
             return
         self._remember(key)
@@ -316,8 +319,8 @@ class _Writer:
         data = name.encode("utf-8", "surrogatepass")
         sizes = (array("q", shape + stride).tobytes(), requires_grad)  # numbers could be chosen to have one hash
         (end,) = self._words.get(sizes) or self._written(sizes, lambda: self._end(shape, stride, requires_grad))
-        numel_and_offset = b"%btQ%b" % (encode_int(numel), encode_int(offset))
-        self._out += b"".join((begin, _U32(len(data)), data, at, numel_and_offset, end))
+        of = b"tQK\0" if offset == 0 else b"tQ" + encode_int(offset)
+        self._add(b"".join((begin, _U32(len(data)), data, at, encode_int(numel), of, end)))
         self._remember(key)
 
     def _begin(self, cls: Global, location: str) -> tuple[bytes, bytes]:
@@ -339,10 +342,12 @@ class _Writer:
         return encoded
 
     def _encoded(self, word: str | Global) -> bytes:
-        start = len(self._out)
+        start = self._out.tell()
         _WRITERS[type(word)](self, word, 0)
-        data = bytes(self._out[start:])
-        del self._out[start:]
+        self._out.seek(start)
+        data = self._out.read()
+        self._out.seek(start)
+        self._out.truncate()
         return data
 
     def _sizes(self, values: tuple[int, ...]) -> bytes:

@@ -75,9 +75,7 @@ def _of_member(checkpoint: Checkpoint, changes: Changes) -> EditPlan:
         raise _refused(f"{len(deflated):,} members are deflated, {show(deflated[0])} among them")
     plan = make_plan(checkpoint, None, changes, kept=Kept(KeepsMembers, archive[name].nbytes))
     file = _tree_of(plan)
-    used = {payload.storage.offset for payload in file.storages}
-    known = {storage.offset: storage.nbytes for storage in _stored(checkpoint)} if file.dropped else {}
-    unused = sum(nbytes for offset, nbytes in known.items() if offset not in used)
+    unused = _unused_nbytes(checkpoint, file) if file.dropped else 0
     return EditPlan(plan, plan_zip(archive, name, file.pickled), unused)
 
 
@@ -94,6 +92,13 @@ def _tree_of(plan: Plan) -> TorchPlan:
     if plan.form != "same" or not isinstance(plan.file, TorchPlan):
         raise _refused(f"form {plan.form!r}")
     return plan.file
+
+
+def _unused_nbytes(checkpoint: Checkpoint, file: TorchPlan) -> int:
+    """Return how many bytes of tensors nothing in the edited file refers to."""
+    used = {payload.storage.offset for payload in file.storages}
+    known = {storage.offset: storage.nbytes for storage in _stored(checkpoint)}
+    return sum(nbytes for offset, nbytes in known.items() if offset not in used)
 
 
 def _stored(checkpoint: Checkpoint) -> list[StorageRef]:

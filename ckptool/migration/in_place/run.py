@@ -23,7 +23,6 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.verify import are_unlike, begin_of, kind_of
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.tensors.payloads import check_storages
-from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
 
@@ -80,13 +79,11 @@ def _planned(
 
 def report_of(checkpoint: Checkpoint, edit: EditPlan, changes: Changes) -> MigrationReport:
     """Return the report of an edit that is planned, and not carried out yet."""
-    planned = report.planned(checkpoint, edit.plan, changes)
-    nbytes, unused = edit.edit.nbytes, show_nbytes(edit.unused_nbytes)
+    planned = report.planned(checkpoint, edit.plan, changes, edit.edit.nbytes)
+    unused = show_nbytes(edit.unused_nbytes)
     note = f"{unused} of what is left out stay in the file, unused; with `compact=True` they go"
     return planned._replace(
-        nbytes=nbytes,
         written_nbytes=0 if edit.changes_nothing else edit.edit.written_nbytes,
-        after=planned.after._replace(file_nbytes=nbytes),
         notes=(*planned.notes, note) if edit.unused_nbytes else planned.notes,
         unused_nbytes=edit.unused_nbytes,
     )
@@ -136,11 +133,12 @@ def verify_edit(fd: int, expected: Expected, limits: Limits) -> None:
 def _compare(found: Checkpoint, expected: Expected) -> None:
     if found.notes or found.damage:
         raise _failed(f"is not as usual: {found.damage or found.notes[0]}")
-    stored = _stored(found)
+    ties = found.recorded.ties  # names that its text alone ties to others: they are no tensors of their own
+    stored = [name for name in found.tensors if name not in ties]
     if len(stored) != len(expected.names):
         raise _failed("the tensors in it are not those that were to be there")
-    for (name, tensor), new, tag, like, begin in zip(stored, *expected, strict=True):
-        info = tensor.info
+    for name, new, tag, like, begin in zip(stored, *expected, strict=True):
+        info = found.tensors[name].info
         if begin is None:
             is_other = are_unlike(info, like, of_files=True)
         else:
@@ -153,11 +151,6 @@ def _begin(info: TensorInfo) -> int | None:
     """Return where the first element is in the file; None for what is not only elements in the file."""
     begin = begin_of(info, of_files=True) if info.layout == "strided" else None
     return None if begin is None or begin[0] else begin[1]
-
-
-def _stored(found: Checkpoint) -> list[tuple[str, LazyTensor]]:
-    """Return the tensors of a file, without the names that its text alone ties to others."""
-    return [(name, tensor) for name, tensor in found.tensors.items() if name not in found.recorded.ties]
 
 
 def _failed(what: str) -> OutputFailed:

@@ -29,6 +29,7 @@ from ckptool.migration.in_place.refusals import not_in_place
 from ckptool.migration.output.editing import FileEdit, masked, poison_like
 from ckptool.migration.output.journal import Run
 from ckptool.migration.zip_writer import Frame, end_records
+from ckptool.sources.read_ahead import ReadAhead
 from ckptool.sources.source import Source
 
 _UNUSED: Final = ".unused"
@@ -109,16 +110,16 @@ def _name_at(source: Source, record: Record) -> int:
 
 def _entry(source: Source, directory: Directory, name: str) -> int:
     """Return where in the directory the entry of a member begins."""
-    data = source.read(directory.offset, directory.nbytes)
+    ahead = ReadAhead(source)
     wanted = name.encode()
-    position = 0
-    while position < len(data):
-        fields = ENTRY.unpack_from(data, position)
-        name_n, extra_n, comment_n = fields[10:13]
-        begin = position + ENTRY.size
-        if data[begin : begin + name_n] == wanted:
-            return position
-        position = begin + name_n + extra_n + comment_n
+    position = directory.offset
+    while position < directory.end:
+        data, begin = ahead.window(position, ENTRY.size + len(wanted))
+        name_n, extra_n, comment_n = ENTRY.unpack_from(data, begin)[10:13]
+        begin += ENTRY.size
+        if name_n == len(wanted) and data.startswith(wanted, begin):
+            return position - directory.offset
+        position += ENTRY.size + name_n + extra_n + comment_n
     raise not_in_place("its data.pkl has another name in the directory")
 
 
@@ -174,6 +175,8 @@ def _pieces(source: Source, edit: FileEdit) -> Iterator[tuple[bytes, bytes]]:
 
 def _is_made_of(first: bytes, second: bytes) -> bool:
     """Say whether the magic of an end record begins in one text and goes on in the other, which has the same place."""
+    if END_MAGIC[2:] not in second and END_MAGIC[:3] not in first:
+        return False  # nearly always; what follows looks for less and less of it
     for cut in (1, 2, 3):
         head, rest = END_MAGIC[:cut], END_MAGIC[cut:]
         # The longer part is rarer.

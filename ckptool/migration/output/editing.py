@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
-from ckptool.errors import FileUnavailable, MigrationRefused, OutputFailed
+from ckptool.errors import CkptoolError, FileUnavailable, MigrationRefused, OutputFailed
 from ckptool.migration.output import failed
 from ckptool.migration.output.journal import (
     Journal,
@@ -42,6 +42,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_PIECE: Final = 1 << 16
 _LOCKED: Final = (errno.EAGAIN, errno.EACCES)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -83,6 +84,25 @@ def edit_in_place(
         OutputFailed: The system refused, or what is there is not what was written. The file is what it was before.
         UnfinishedEdit: It could not be made what it was before; the journal is still there.
     """
+    journal_nbytes = _begin_journal(path, fd, edit, operations)
+    try:
+        _apply(fd, edit, operations)
+        _compare(fd, edit)
+        verify()
+    except BaseException as error:
+        _roll_back_after(error, path, fd, operations)
+        if isinstance(error, OSError):
+            raise _failed(error, path) from error
+        raise
+    try:
+        remove_journal(path, operations)
+    except OSError as error:
+        raise unfinished(path) from error
+    return edit.written_nbytes + journal_nbytes
+
+
+def _begin_journal(path: str, fd: int, edit: FileEdit, operations: Operations) -> int:
+    """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
     source = FileSource(path, fd=os.dup(fd))
     try:
         journal = _journal_of(source, edit)
@@ -94,20 +114,7 @@ def edit_in_place(
         write_journal(path, journal, operations)
     except OSError as error:
         raise _failed(error, path) from error
-    try:
-        _apply(fd, edit, operations)
-        _compare(fd, edit)
-        verify()
-    except BaseException as error:
-        _roll_back_after(error, path, fd, journal, operations)
-        if isinstance(error, OSError):
-            raise _failed(error, path) from error
-        raise
-    try:
-        remove_journal(path, operations)
-    except OSError as error:
-        raise unfinished(path) from error
-    return edit.written_nbytes + journal.encoded_nbytes
+    return journal.encoded_nbytes
 
 
 def roll_back(path: str, operations: Operations = OPERATIONS) -> int:
@@ -302,16 +309,18 @@ def masked(run: Run, guard: int, poison: bytes) -> bytes:
 def _compare(fd: int, edit: FileEdit) -> None:
     """Raise OutputFailed if what was written cannot be read back."""
     for run in (*edit.runs, edit.new_guard):
-        if os.pread(fd, len(run.data), run.offset) != run.data:
-            raise OutputFailed("it does not hold what was written", kind="verification-failed")
+        for start in range(0, len(run.data), _PIECE):
+            piece = run.data[start : start + _PIECE]
+            if os.pread(fd, len(piece), run.offset + start) != piece:
+                raise OutputFailed("it does not hold what was written", kind="verification-failed")
 
 
-def _roll_back_after(error: BaseException, path: str, fd: int, journal: Journal, operations: Operations) -> None:
+def _roll_back_after(error: BaseException, path: str, fd: int, operations: Operations) -> None:
     """Make the file what it was; raise UnfinishedEdit where that fails as well."""
     try:
-        _roll_back(fd, journal, operations)
+        _roll_back(fd, read_journal(path), operations)
         remove_journal(path, operations)
-    except OSError:
+    except (CkptoolError, OSError):
         raise unfinished(path) from error
 
 

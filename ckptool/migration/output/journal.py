@@ -15,14 +15,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from itertools import pairwise
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import DamagedFile
 from ckptool.migration.output.operations import Operations
 from ckptool.sources.files import FileSource
 from ckptool.sources.unfinished import journal_path
+
+if TYPE_CHECKING:
+    import hashlib
 
 _MAGIC: Final = b"ckptool undo 1\n\0"
 _HEAD: Final = Struct("<16s7Q")
@@ -98,12 +102,19 @@ def decoded(data: bytes) -> Journal:
 
 
 def _checksum(*parts: bytes) -> bytes:
-    from hashlib import sha256  # most migrations have no journal
-
-    found = sha256()
+    found = _new_sha256()
     for part in parts:
         found.update(part)
     return found.digest()
+
+
+def _new_sha256() -> hashlib._Hash:
+    """Return Python's own SHA-256 where it is there: to load OpenSSL for it takes 4 MB."""
+    for module in ("_sha2", "_sha256", "hashlib"):  # since Python 3.12, before that, everywhere
+        with suppress(ImportError):
+            found: hashlib._Hash = import_module(module).sha256()
+            return found
+    raise ModuleNotFoundError("hashlib")
 
 
 def _is_sound(journal: Journal) -> bool:
