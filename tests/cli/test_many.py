@@ -352,3 +352,16 @@ def test_objects_name_the_member_that_was_asked_for(verb: str, tmp_path: Path) -
     printed = run(verb, "--jsonl", *paths, code=2).stdout.splitlines()
 
     assert [json.loads(line)["member"] for line in printed] == [None, FINE.name, "none.pth"]
+
+
+def test_files_of_items_without_an_index_hide_no_other_checkpoint(folder: Path) -> None:
+    (folder / "runs" / "__0_0.distcp").write_bytes(b"items")
+    shown = run("inspect", "-b", "-r", folder / "runs", code=2)
+
+    assert [Path(name).name for name in names(shown.stdout)] == [
+        "runs",
+        FINE.name,
+        CUT.name,
+        "weights.of-no-known-suffix",
+    ]
+    assert "there is no .metadata" in shown.output

@@ -68,7 +68,7 @@ def _beside(place: str) -> Iterator[Found]:
     except Cancelled:
         raise
     except CkptoolError:  # whoever opens the folder is told
-        return
+        others = inside_refused(place)
     for other in others:
         if os.path.isdir(other):  # noqa: PTH112 - a name
             yield from checkpoints_below(other)
