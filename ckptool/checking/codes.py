@@ -55,6 +55,9 @@ CODES: Final = {
     ),
     "CK156": Code("warning", "Ranks have no file that the others have: tensors may be smaller than they were."),
     "CK157": Code("warning", "A file of a rank is missing; no weight that is listed needs it."),
+    "CK158": Code(
+        "warning", "Tensors of a torch.distributed.checkpoint are safetensors, which its own loader does not read."
+    ),
     "CK160": Code("warning", "The file is one of several that are one checkpoint together."),
     "CK161": Code("info", "A folder holds the same weights once more, in another file."),
     "CK162": Code("warning", "A folder holds shards that its index does not name."),

@@ -17,9 +17,9 @@ from ckptool.checkpoints.parsed import Parsed, Part, Stream
 from ckptool.errors import Cancelled, CkptoolError, FileUnavailable
 from ckptool.limits import Limits
 from ckptool.messages import counted
+from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.meter import Meter
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo
 
 _AGAIN = "Copy the file again, or take the folder from a backup."
 
@@ -29,6 +29,7 @@ class Parts(NamedTuple):
 
     findings: tuple[Finding, ...]
     parts: int
+    """Those with checksums."""
     intact: int
     """Of them, those that were read, match their checksums, and are what the index says."""
     records: int
@@ -46,7 +47,7 @@ def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
     """
     findings: list[Finding] = []
     files: dict[str, None] = {}
-    parts = intact = records = matching = 0
+    parts = intact = records = matching = bare = 0
     for part in each(checkpoint.parts, limits.cancellation):
         files[part.file] = None
         parts += 1
@@ -65,12 +66,19 @@ def check(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Parts:
             found += [_finding("CK105", part, fact) for _, fact in damaged]
             records += len(archive)
             matching += len(archive) - len(damaged) - len(without)
+        storage = info.storage if not parsed.archives and (info := parsed.tensor()) is not None else None
+        if storage is not None:  # for the reading: a disk that cannot says so
+            checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
+            bare, parts = bare + 1, parts - 1
         found += () if found else _comparisons(part, parsed)
-        intact += not found or found[0].code == "CK144"
+        intact += storage is None and (not found or found[0].code == "CK144")
         findings += found
     if len(findings) > MOST_FINDINGS:
         more = f"{counted(len(findings) - MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
         findings[MOST_FINDINGS:] = [Finding("CK105", "error", more, _AGAIN)]
+    if bare:
+        what = f"no checksum for {counted(bare, 'item')}: a changed byte there would not show"
+        findings.append(Finding("CK104", "info", what))
     return Parts(tuple(findings), parts, intact, records, matching, frozenset(files))
 
 
@@ -88,7 +96,7 @@ def _comparisons(part: Part, parsed: Parsed) -> Iterator[Finding]:
 
 
 def _are_equal(one: Parsed, other: Parsed) -> bool:
-    first, second = _tensor(one), _tensor(other)
+    first, second = one.tensor(), other.tensor()
     if first is None or second is None:
         return [_content(stream) for stream in one.streams] == [_content(stream) for stream in other.streams]
     return first.shape == second.shape and LazyTensor("", first).read() == LazyTensor("", second).read()
@@ -96,10 +104,6 @@ def _are_equal(one: Parsed, other: Parsed) -> bool:
 
 def _content(stream: Stream) -> bytes:
     return stream.source.read(stream.start, stream.end - stream.start)
-
-
-def _tensor(parsed: Parsed) -> TensorInfo | None:
-    return parsed.rebuilder.tensor(parsed.root) if parsed.rebuilder is not None else None
 
 
 def _unread(part: Part, error: CkptoolError) -> Finding:

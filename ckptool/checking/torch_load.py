@@ -100,7 +100,8 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.traits.loader != "torch.load":
-        return [Refusal("loader", f"{checkpoint.traits.call} opens it")]
+        opener = checkpoint.traits.call if checkpoint.traits.is_read else "ckptool.load()"
+        return [Refusal("loader", f"{opener} opens it")]
     if checkpoint.member is not None or checkpoint.form == "archive":
         return [Refusal("loader", "torch.load() does not look into archives of files")]
     compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))

@@ -38,6 +38,8 @@ class Traits(NamedTuple):
     """What it holds that only torch can write: the code or the graph of a model."""
     loader: str = "torch.load"
     """The function that opens such a file."""
+    is_read: bool = True
+    """Whether the loader reads its tensors, and does not only unpickle what is beside them."""
     refusal: str | None = None
     """Why ``torch.load(weights_only=True)`` refuses every such file."""
     edited_by: Literal["member", "pickles", "header"] | None = None
@@ -149,6 +151,13 @@ class Parsed(NamedTuple):
     def form(self) -> Form:
         """What the file is as a whole: one state dict, a whole model, or more than that."""
         return self.fixed_form or _form(self.contents)
+
+    def tensor(self) -> TensorInfo | None:
+        """Return the tensor that it is as a whole; None if it is something else, or has several."""
+        if self.rebuilder is not None:
+            return self.rebuilder.tensor(self.root)
+        found = list(self.contents.tensors.values())
+        return found[0] if len(found) == 1 else None
 
 
 def _form(contents: Contents) -> Form:

@@ -3,7 +3,8 @@
 
     .metadata              a pickle: names, shapes, how each tensor is cut, and where the pieces are
     __<rank>.metadata      instead of it, one for each rank that saved for itself
-    __<rank>_<n>.distcp    items: each a whole file of ``torch.save``, of one tensor or one value
+    __<rank>_<n>.distcp    items: each a whole file of ``torch.save``, of one tensor or one value; or values, and behind
+                           them a file of safetensors with all tensors
     meta.pt, common.pt     values that Lightning, or Megatron, keeps beside them: a file of ``torch.save``
 
 Strategy: the index alone tells names, shapes and types. Items of values are read as data when the folder is opened;
@@ -72,7 +73,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
             leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
     distinct = {id(one): one.stream for one in values.values()}
     streams = [*index.streams, *distinct.values()]
-    remarks = [*whole.remarks(folder, index, files, lost), *whole.unread_values(index, errors, lost)]
+    remarks = [*whole.remarks(folder, index, files, lost, items.safetensors), *whole.unread_values(index, errors, lost)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}
     of_index = frozenset(taken)
@@ -90,10 +91,13 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     remarks += whole.missing_beside(folder, index, of_index)
     root, keys_beside = nested(leaves), taken - of_index
     del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
+    as_safetensors = items.safetensors.files(index.entries.values())
+    if as_safetensors:
+        remarks.append(whole.written_as_safetensors(as_safetensors))
     return Parsed(
         index.streams[0].source,
         NAME,
-        TRAITS,
+        TRAITS._replace(is_read=not as_safetensors),
         collect_weights(root, builder.rebuilder, probe.limits, beside=keys_beside),
         root=root,
         rebuilder=builder.rebuilder,
@@ -151,7 +155,7 @@ class _Pieces:
     def __call__(self) -> list[Piece]:
         entry = self._entry
         found = [
-            (box, item.file, partial(self._items.tensor, self._name, item))
+            (box, item.file, partial(self._items.tensor, self._name, item, box[0]))
             for box, item in zip(entry.boxes, entry.items, strict=True)
             if item is not None
         ]

@@ -48,7 +48,9 @@ class Use(NamedTuple):
     end: int
     """Where the last of its items ends."""
     overlap: int | None
-    """Where an item begins before the end of another one; None if none does."""
+    """Where an item begins before the end of another one that begins elsewhere; None if none does."""
+    shared: int | None = None
+    """Where several items begin; None if there is no such place."""
 
 
 class Found(NamedTuple):

@@ -158,24 +158,30 @@ def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, U
             own = found[name] = []
         own.append((None if offsets is None else _numbers(offsets), Item(file, begin, nbytes, transforms)))
     overlaps = _overlaps(found, unordered)
-    return found, {file: Use(count, end, overlaps.get(file)) for file, (count, end) in uses.items()}
+    nowhere = (None, None)
+    return found, {file: Use(count, end, *overlaps.get(file, nowhere)) for file, (count, end) in uses.items()}
 
 
-def _overlaps(places: _Places, files: set[str]) -> dict[str, int]:
-    """Return where an item begins before the end of another one, for each of some files in which one does."""
+def _overlaps(places: _Places, files: set[str]) -> dict[str, tuple[int | None, int | None]]:
+    """Return where an item begins before the end of another one, and where several begin, for each of some files."""
     spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
     for own in places.values() if files else ():
         for _, item in own:
             if item.file in spans and item.nbytes:
                 spans[item.file].append((item.offset, item.offset + item.nbytes))
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int | None, int | None]] = {}
     for file, ranges in spans.items():
-        end = 0
+        overlap: int | None = None
+        shared: int | None = None
+        last, end = -1, 0
         for begin, stop in sorted(ranges):
-            if begin < end:
-                found[file] = begin
+            if begin == last and shared in (None, begin):
+                shared = begin
+            elif begin < end:
+                overlap = begin
                 break
-            end = stop
+            last, end = begin, max(end, stop)
+        found[file] = overlap, shared
     return found
 
 

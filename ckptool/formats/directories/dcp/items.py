@@ -1,5 +1,6 @@
 """
-The items of a ``torch.distributed.checkpoint``: each a whole file of ``torch.save``, of one tensor or one value.
+The items of a ``torch.distributed.checkpoint``: each a whole file of ``torch.save``, of one tensor or one value; or
+tensors are in files of safetensors.
 
 An item of a tensor is opened when its bytes are asked for. Values are read in one sweep of each file; writers have
 thousands of equal ones, each of which is understood once.
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.parsed import Parsed, Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, TruncatedFile
 from ckptool.formats.directories.dcp.entries import Item
+from ckptool.formats.directories.dcp.safetensors_items import SafetensorsItems
 from ckptool.formats.directories.dcp.transforms import Undone, check_known
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert
@@ -42,6 +44,7 @@ class Items:
         self._folder = folder
         self._probe = probe
         self._undone = Undone(probe.limits)
+        self.safetensors = SafetensorsItems(folder, probe)
 
     def source(self, item: Item) -> Source:
         """
@@ -72,11 +75,16 @@ class Items:
         """Read what an item holds."""
         return self._probe.read_inner(self.source(item))
 
-    def tensor(self, name: str, item: Item) -> TensorInfo:
-        """Return the tensor that an item is."""
+    def piece(self, name: str, item: Item, offsets: tuple[int, ...]) -> Parsed:
+        """Read an item that is the piece of a tensor, which begins at these offsets."""
+        if not item.transforms and self.safetensors.begin_at(item.file, item.offset):
+            return self.safetensors.piece(name, item, offsets)
+        return self.open(item)
+
+    def tensor(self, name: str, item: Item, offsets: tuple[int, ...]) -> TensorInfo:
+        """Return the piece of a tensor that an item is."""
         try:
-            found = self.open(item)
-            info = found.rebuilder.tensor(found.root) if found.rebuilder is not None else None
+            info = self.piece(name, item, offsets).tensor()
         except CkptoolError as error:
             if item.file not in error.message:
                 error.message = f"the item of {name!r} in {item.file!r}: {error.message}"

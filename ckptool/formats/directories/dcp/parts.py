@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ckptool.checkpoints.parsed import Parsed, Part
@@ -30,12 +30,17 @@ class ItemParts:
         found.sort()
         for _, _, name, at in found:
             yield self._part(name, at)
-        for name, taken, other in self._copies:
-            entry = self._entries[name]
+        for copy in self._copies:
+            entry = self._entries[copy.name]
             compare = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
             yield Part(
-                repr(name), other.file, partial(self._items.open, other), compare, partial(self._items.open, taken)
+                repr(copy.name), copy.other.file, self._opens(copy, copy.other), compare, self._opens(copy, copy.taken)
             )
+
+    def _opens(self, copy: Copy, item: Item) -> Callable[[], Parsed]:
+        if copy.offsets is None:
+            return partial(self._items.open, item)
+        return partial(self._items.piece, copy.name, item, copy.offsets)
 
     def _part(self, name: str, at: int) -> Part:
         entry = self._entries[name]
@@ -45,7 +50,7 @@ class ItemParts:
             offsets, sizes = entry.boxes[at]
             what = f"{name!r} at {list(offsets)}"
             compare = partial(self._piece_contradiction, entry, sizes)
-            return Part(what, item.file, partial(self._items.open, item), compare)
+            return Part(what, item.file, partial(self._items.piece, name, item, offsets), compare)
         assert isinstance(entry, Item)  # noqa: S101 - __iter__ saw it
         return Part(repr(name), entry.file, partial(self._items.open, entry))
 
@@ -53,7 +58,7 @@ class ItemParts:
     def _piece_contradiction(entry: Entry, sizes: tuple[int, ...] | None, parsed: Parsed) -> str | None:
         """Return in what an item is not what the index says; None if it is."""
         try:
-            info = parsed.rebuilder.tensor(parsed.root) if parsed.rebuilder is not None else None
+            info = parsed.tensor()
         except CkptoolError as error:
             return error.message
         if info is None:

@@ -35,6 +35,8 @@ class Copy(NamedTuple):
     name: str
     taken: Item
     other: Item
+    offsets: tuple[int, ...] | None = None
+    """Where the piece begins; None for a value."""
 
 
 class Merged(NamedTuple):
@@ -120,7 +122,7 @@ def _merged(indexes: Sequence[Index]) -> Merged:
         for file, use in index.files.items():
             other = files.get(file, use)
             overlap = use.overlap if other is use else min(use.end, other.end)  # no two ranks write one file
-            files[file] = Use(use.items, max(use.end, other.end), overlap)
+            files[file] = Use(use.items, max(use.end, other.end), overlap, use.shared)
     paths = {name: path for index in reversed(indexes) for name, path in index.paths.items()}
     return Merged(
         entries,
@@ -146,7 +148,7 @@ def _joined(name: str, parts: Sequence[Entry], copies: list[Copy]) -> Entry:
         if boxes and boxes[-1] == box:
             taken = items[-1]
             if item is not None and taken is not None:
-                copies.append(Copy(name, taken, item))
+                copies.append(Copy(name, taken, item, box[0]))
             continue
         boxes.append(box)
         items.append(item)

@@ -8,7 +8,7 @@ so when it is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.companions import Remark
@@ -16,6 +16,7 @@ from ckptool.errors import CkptoolError, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.beside import json_object
 from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.directories.dcp.ranks import ITEMS, Merged, gaps
+from ckptool.formats.directories.dcp.safetensors_items import SafetensorsItems
 from ckptool.messages import counted, some
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
@@ -110,21 +111,26 @@ def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
     )
 
 
-def remarks(folder: FolderSource, index: Merged, files: Files, found: Lost) -> Iterator[Remark]:
+def remarks(
+    folder: FolderSource, index: Merged, files: Files, found: Lost, safetensors: SafetensorsItems
+) -> Iterator[Remark]:
     """Yield what is notable about the files of a folder."""
     yield from _lost_files(files, found)
     for name, fault in found.faults.items():
         if isinstance(index.entries[name], Entry) and fault.kind != "missing-pieces":
             yield Remark("CK141", fault.message, fault.hint)
     for file, use in index.files.items():
-        if use.overlap is not None:
-            what = f"items of {file!r} overlap at byte {use.overlap:,}: one of them is not what was saved"
+        overlap = use.overlap
+        if overlap is None and use.shared is not None and file in files.sources:
+            overlap = None if safetensors.begin_at(file, use.shared) else use.shared
+        if overlap is not None:
+            what = f"items of {file!r} overlap at byte {overlap:,}: one of them is not what was saved"
             yield Remark("CK146", what, "Get the folder again, from one save.")
     if index.strays:
         what = f"the index has {counted(index.strays, 'item')} of no tensor or value that it names"
         yield Remark("CK147", what)
     left = [name for name in folder.files if name.endswith(ITEMS) and name not in index.files]
-    named = [name for name in left if not _is_empty(folder, name)]
+    named = [name for name in left if not (_is_empty(folder, name) or safetensors.is_without_tensors(name))]
     if index.ranks and (alone := [name for name in named if _rank_of(name) not in (None, *index.ranks)]):
         named = [name for name in named if name not in alone]
         lost = dict.fromkeys(f"'__{_rank_of(name)}.metadata'" for name in alone)
@@ -196,6 +202,14 @@ def is_torch_dist(folder: FolderSource) -> bool:
     """Say whether Megatron-core says in a folder that it saved pieces and values into it."""
     said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
     return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
+
+
+def written_as_safetensors(files: Sequence[str]) -> Remark:
+    """Return what is said of files whose tensors are not items of ``torch.save``."""
+    what = f"tensors are safetensors in {counted(len(files), 'file')}, which torch.distributed.checkpoint.load() does "
+    return Remark(
+        "CK158", f"{what}not read: {some(list(files))}", "Write it again: migrate --form dcp writes what it reads."
+    )
 
 
 def unread_beside(name: str, error: CkptoolError) -> Remark:
