@@ -29,6 +29,11 @@ class DType(NamedTuple):
     """Elements in one byte of storage, for the types where a tensor counts more elements than bytes."""
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether scales and zero points belong to the elements."""
+        return self.name.startswith(("qint", "quint"))
+
+    @property
     def swap_nbytes(self) -> int:
         return self.part_nbytes or self.itemsize
 

@@ -11,7 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 import ckptool
-from ckptool.errors import MalformedFile, TruncatedFile
+from ckptool.errors import FileUnavailable, MalformedFile, TruncatedFile
+from ckptool.migration.migrate import migrate
 from tests.formats.test_dcp import codes, flat, save
 
 
@@ -46,12 +47,13 @@ def test_tensors_are_those_that_were_saved(threads: int, tmp_path: Path) -> None
     assert "no checksum for 5 items" in str(report)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_is_written_again_is_read_by_its_own_loader(tmp_path: Path) -> None:
     folder = as_safetensors(tmp_path / "saved")
     into = {"model": {name: torch.zeros_like(tensor) for name, tensor in state()["model"].items()}}
     with pytest.raises(dcp.api.CheckpointException):  # as the finding says
         dcp.load(into, checkpoint_id=str(folder), no_dist=True)
-    ckptool.migrate(folder, tmp_path / "again", form="dcp")
+    migrate(folder, tmp_path / "again", form="dcp")
     dcp.load(into, checkpoint_id=str(tmp_path / "again"), no_dist=True)
     assert all(torch.equal(into["model"][name], tensor) for name, tensor in state()["model"].items())
 
@@ -85,3 +87,24 @@ def test_items_at_one_place_that_are_no_safetensors_overlap(tmp_path: Path) -> N
     at = data.index(b'{"__metadata__"')
     file.write_bytes(data[:at] + b"#" + data[at + 1 :])
     assert "CK146" in codes(ckptool.check(folder))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_tensors_keep_their_scales(tmp_path: Path) -> None:
+    channels = torch.quantize_per_channel(
+        torch.randn(3, 4), torch.tensor([0.1, 0.2, 0.5]), torch.zeros(3), 0, torch.qint8
+    )
+    whole = {"q": torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 2, torch.quint8), "c": channels, "b": torch.ones(3)}
+    folder = save({"model": whole}, tmp_path / "saved")
+    loaded = ckptool.load(folder)
+    migrate(folder, tmp_path / "out.pt")
+    for found in (loaded, torch.load(tmp_path / "out.pt")["model"]):
+        assert set(found) == set(whole)
+        for name, tensor in whole.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name].dequantize(), tensor.dequantize())
+    report = ckptool.check(folder, deep=True)
+    assert (codes(report), report.intact) == ([], 3)
+    (folder / "__0_0.distcp").unlink()
+    with ckptool.open_checkpoint(folder) as opened, pytest.raises(FileUnavailable, match="is not whole"):
+        opened.tensors["model.q"].read()

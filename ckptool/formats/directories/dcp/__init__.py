@@ -65,12 +65,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     leaves: list[tuple[Path, Inert]] = []
     for name, entry in each(index.entries.items(), probe.limits.cancellation):
         path = index.paths.get(name, (name,))
-        if isinstance(entry, Entry):
+        if name in values:
+            leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
+        elif isinstance(entry, Entry):
             whole_shape = index.whole_shapes.get(name)
             info = _tensor(folder, items, name, entry, whole_shape, lost.faults.get(name))
             leaves.append((path, builder.tensor(info)))
-        elif name in values:
-            leaves.append((path, builder.graft(values[name].pickled, values[name].rebuilder)))
     distinct = {id(one): one.stream for one in values.values()}
     streams = [*index.streams, *distinct.values()]
     remarks = [*whole.remarks(folder, index, files, lost, items.safetensors), *whole.unread_values(index, errors, lost)]
@@ -111,10 +111,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 def _values(index: Merged, items: Items, lost: whole.Lost) -> tuple[dict[str, Value], dict[str, CkptoolError]]:
-    """Return the values, and why others cannot be read."""
-    wanted = {
-        name: entry for name, entry in index.entries.items() if isinstance(entry, Item) and name not in lost.faults
-    }
+    """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
+    wanted = {}
+    for name, entry in index.entries.items():
+        item = entry.items[0] if isinstance(entry, Entry) and _is_quantised(entry) else entry
+        if isinstance(item, Item) and name not in lost.faults:
+            wanted[name] = item
     values: dict[str, Value] = {}
     errors: dict[str, CkptoolError] = {}
     for name, found in items.values(wanted):
@@ -123,6 +125,10 @@ def _values(index: Merged, items: Items, lost: whole.Lost) -> tuple[dict[str, Va
         else:
             values[name] = found
     return values, errors
+
+
+def _is_quantised(entry: Entry) -> bool:
+    return entry.dtype.is_quantised and len(entry.items) == 1
 
 
 def _tensor(

@@ -14,7 +14,7 @@ from typing import Final
 
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile
+from ckptool.errors import Cancelled, CkptoolError, FileUnavailable, MalformedFile
 from ckptool.formats import safetensors
 from ckptool.formats.directories.dcp.entries import Entry, Item
 from ckptool.formats.probe import Probe
@@ -45,8 +45,12 @@ class SafetensorsItems:
         return sorted(file for file, item in first.items() if self.begin_at(file, item.offset))
 
     def begin_at(self, file: str, offset: int) -> bool:
-        """Say whether such a file begins at an offset of a file that is there, going by its first bytes."""
-        return self._folder.has(file) and _begins(self._folder.open(file), offset)
+        """Say whether such a file begins at an offset of a file that can be opened, going by its first bytes."""
+        try:
+            source = self._folder.open(file)
+        except FileUnavailable:
+            return False
+        return _begins(source, offset)
 
     def is_without_tensors(self, file: str) -> bool:
         """Say whether a file is safetensors that hold nothing, as a writer leaves it that has no tensor to write."""
