@@ -1,7 +1,7 @@
 """
 Saves a small trained model from several processes, with ``torch.distributed.checkpoint``, as trainers do.
 
-    python -m tests.formats.dcp_ranks FOLDER WORLD rows|columns|grid|ranks|async|safetensors
+    python -m tests.formats.dcp_ranks FOLDER WORLD rows|columns|grid|ranks|async|threads|fsdp|safetensors
 
 Runs itself as WORLD processes, which talk over gloo.
 """
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-KINDS = ("rows", "columns", "grid", "ranks", "async", "safetensors")
+KINDS = ("rows", "columns", "grid", "ranks", "async", "threads", "fsdp", "safetensors")
 
 
 def save(folder: Path, world: int, kind: str) -> None:
@@ -36,14 +36,20 @@ def save(folder: Path, world: int, kind: str) -> None:
 def state(world: int, kind: str) -> dict[str, Any]:
     """Return weights and the state of an optimizer, spread over the ranks."""
     import torch
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 3))
+    if kind == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model(torch.randn(4, 6)).sum().backward()
     optimizer.step()
+    if kind == "fsdp":
+        return {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer), "epoch": 3}
     shape, placements = ((2, world // 2), [Shard(0), Shard(1)]) if kind == "grid" else ((world,), [Shard(0)])
     mesh = init_device_mesh("cpu", shape)
     if kind == "columns":
@@ -70,6 +76,8 @@ def _rank(folder: Path, world: int, kind: str) -> None:
     elif kind == "safetensors":
         writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
         dcp.save(given["model"], storage_writer=writer)
+    elif kind == "threads":
+        dcp.save(given, storage_writer=dcp.FileSystemWriter(folder, thread_count=3))
     else:
         dcp.save(given, checkpoint_id=folder, use_collectives=kind != "ranks")
     dist.barrier()

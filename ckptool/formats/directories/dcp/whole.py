@@ -208,7 +208,7 @@ def written_as_safetensors(files: Sequence[str]) -> Remark:
     """Return what is said of files whose tensors are not items of ``torch.save``."""
     what = f"tensors are safetensors in {counted(len(files), 'file')}, which torch.distributed.checkpoint.load() does "
     return Remark(
-        "CK158", f"{what}not read: {some(list(files))}", "Write it again: migrate --form dcp writes what it reads."
+        "CK158", f"{what}not read: {some(list(files))}", "Migrate it to the form 'dcp', which its loader reads."
     )
 
 
