@@ -248,8 +248,10 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield "no name begins with what a wrapper adds: nothing was stripped"
     if plan.weights is not None:
         yield from _outside(checkpoint, plan.weights)
-    for pattern in plan.casting.keeps_nothing if plan.casting is not None else ():
-        yield f"keep_dtype {pattern!r} keeps the type of no tensor"
+    if plan.casting is not None:
+        yield from (f"keep_dtype {pattern!r} keeps the type of no tensor" for pattern in plan.casting.keeps_nothing)
+        if unscaled := plan.casting.unscaled:
+            yield f"cast as they are, without the scales beside them, so still quantised: {some(unscaled)}"
     yield from selection.notes(checkpoint, plan.weights, plan.names)
 
 

@@ -85,6 +85,18 @@ def test_names_can_keep_their_type(saved: Path) -> None:
     assert (found["norm"].dtype, found["weight"].dtype) == (torch.float32, torch.bfloat16)
 
 
+def test_scales_that_are_not_applied_are_told_of(tmp_path: Path) -> None:
+    weight = torch.randn(4, 4).to(torch.float8_e4m3fn)
+    torch.save(
+        {"a.weight": weight, "a.weight_scale_inv": torch.ones(1, 1), "b.weight": weight.clone()}, tmp_path / "s.pth"
+    )
+    notes = ckptool.migrate(tmp_path / "s.pth", tmp_path / "out.pth", dtype="float32").notes
+
+    assert [note for note in notes if "scales" in note] == [
+        "cast as they are, without the scales beside them, so still quantised: a.weight"
+    ]
+
+
 def test_overflow_is_refused_unless_it_is_to_saturate(tmp_path: Path) -> None:
     torch.save({"w": torch.tensor([1e30, -1e30, 1.0])}, tmp_path / "w.pth")
     with pytest.raises(MigrationRefused) as raised:
