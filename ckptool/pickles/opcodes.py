@@ -47,6 +47,7 @@ def op_frame(machine: Machine) -> None:
     nbytes = _U64(machine.data, machine.pos + 1)[0]
     if nbytes > machine.source.nbytes - machine.base - machine.pos - 9:
         raise machine.truncated(machine.pos + 9 + nbytes)
+    machine.is_odd = True
     machine.pos += 9  # frames only help readers of streams
 
 
@@ -95,6 +96,7 @@ def op_float(machine: Machine) -> None:
 
 
 def op_string(machine: Machine) -> None:
+    machine.is_odd = True
     line = machine.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise machine.malformed("a string without quotes")
@@ -113,6 +115,7 @@ def op_short_binstring(machine: Machine) -> None:
 
 
 def op_unicode(machine: Machine) -> None:
+    machine.is_odd = True
     machine.push(str(machine.line(), "raw-unicode-escape"))
 
 
