@@ -163,9 +163,10 @@ def _roles(checkpoint: Checkpoint, summary: Summary) -> dict[str, dict[str, int]
 
 def _come_to(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
     tensors = [tensor for one in dicts for tensor in one.values()]
+    is_all = len(dicts) == 1 and len(tensors) == summary.tensors
     return {
         "tensors": len(tensors),
-        "parameters": sum(one.numel for one in dicts),
+        "parameters": summary.numel if is_all else sum(one.numel for one in dicts),
         "nbytes": _nbytes(tensors, summary),
     }
 
