@@ -23,11 +23,13 @@ from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
-from ckptool.sources.stamps import stamp_of
+from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.stamps import Stamp, stamp_of, stamp_of_version
 from ckptool.tensors.reading import LazyTensor
 
 SCHEMA: Final = "ckptool.scan/1"
 _LONGEST: Final = 4096
+_NO_STAMP: Final = Stamp(0, 0, "")
 _MOST: Final = 64
 """Devices, types and prefixes in a row: files may have as many as tensors."""
 
@@ -79,13 +81,22 @@ def _identity(path: str, asked: Asked) -> Row:
     stamp = stamp_of(path)
     return {
         "schema": SCHEMA,
-        "path": path,
-        "nbytes": stamp and stamp.nbytes,
-        "mtime_ns": stamp and stamp.mtime_ns,
-        "version": stamp and stamp.version,
+        "path": shown_path(path),
+        **_stamped(stamp),
         "asked": asked.columns,
         "scanned_ns": scanned_ns,
     }
+
+
+def _stamped(stamp: Stamp | None) -> Row:
+    return {name: stamp and value for name, value in (stamp or _NO_STAMP)._asdict().items()}
+
+
+def _opened(path: str, checkpoint: Checkpoint) -> Row:
+    """Return what the answers to requests said of the version, where no list had."""
+    if not is_far(path) or stamp_of(path) is not None:
+        return {}
+    return _stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
 
 
 def _failure(kind: str, message: str, name: str | None = None) -> Row:
@@ -98,7 +109,7 @@ def _facts(path: str, asked: Asked, limits: Limits) -> Row:
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
-            facts = {**_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
+            facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
             if asked.check or asked.deep:
                 return {**facts, **_checked(look(path, checkpoint, depth, limits)), "error": None}
             return {**facts, **_glanced(checkpoint, summary), "error": None}

@@ -12,8 +12,9 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.row import SCHEMA, Asked
-from ckptool.cli.paths import AnyPath
-from ckptool.cli.scan_workers import ENDED, Crew
+from ckptool.cli.paths import AnyPath, as_asked, reach_options
+from ckptool.cli.scan_worker import SAME
+from ckptool.cli.scan_workers import ENDED, Crew, Task
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
@@ -21,7 +22,7 @@ from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
 from ckptool.sources.checksums import processors
-from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
 
@@ -30,6 +31,10 @@ _OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
 """Errors that only say that a file is something else."""
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
+
+
+CONNECTIONS: Final = 64
+_CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTIONS}."
 
 
 @click.command()
@@ -42,12 +47,17 @@ _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "miss
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; by default as many as cores.")
+@click.option(
+    "--connections", "files", type=click.IntRange(1, 256), default=CONNECTIONS, metavar="N", help=_CONNECTIONS_HELP
+)
+@reach_options
 def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> None:
     """
     Print a line of JSON for every checkpoint in folders and below.
 
-    PATH is a folder, a checkpoint of any kind, or '-' for a list of them on standard input. Nothing in them runs. A
-    file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means that there were such.
+    PATH is a folder, a checkpoint of any kind, an address of either, or '-' for a list of them on standard input.
+    Nothing in them runs. A file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means
+    that there were such.
     """
     lists = [listed] if listed is not None else []
     if "-" in paths:
@@ -60,7 +70,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         output = Lines(options["output"], _HEAD)
     with output as lines:
         run = _Run(asked, lines, options["output"])
-        run.scan(_paths(paths, lists), options["jobs"] or processors())
+        run.scan(_paths(paths, lists), options["jobs"] or processors(), options["files"])
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
 
@@ -68,9 +78,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
     for path in (*(path for path in paths if path != "-"), *(_read(one) for one in lists)):
         for one in (path,) if isinstance(path, str) else path:
-            if is_far(one):
-                raise click.UsageError(f"scan lists what is on this machine, and {shown_path(one)} is not.")
-            yield one
+            yield one if isinstance(path, str) else as_asked(one)
 
 
 def _read(stream: BinaryIO) -> Iterator[str]:
@@ -96,10 +104,10 @@ class _Run:
         self._output = output
         self._unfinished: set[int] = set()
         """Paths whose row has an error that may have passed: they need another."""
+        self._versions: dict[int, str] = {}
+        """Of far files whose server alone knows whether they are still the same."""
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
-        self._is_meant: dict[str, bool] = {}
-        """Of the paths that are under way."""
         self._totals = Totals("fine")
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
 
@@ -119,6 +127,8 @@ class _Run:
             if kind in _PASSING:
                 self._unfinished.add(hash(path))
             elif version is not None and set(self._asked.columns) <= columns:
+                if is_far(path):
+                    self._versions[hash(path)] = version
                 found[hash((path, version))] = _Known(beside or (), kind is not None)
         return found
 
@@ -127,24 +137,28 @@ class _Run:
         """How many could not be opened, by this run or by those before."""
         return self._failed + self._skipped_failed
 
-    def scan(self, paths: Iterable[str], jobs: int) -> None:
+    def scan(self, paths: Iterable[str], jobs: int, connections: int) -> None:
         """Look at what is not known yet, and print the rows as they come."""
         self._listing = Listing(paths)
-        with Crew(self._asked, jobs) as crew:
-            for line in crew.rows(self._next):
-                self._take(line)
+        with Crew(self._asked, jobs, connections) as crew:
+            for task, line in crew.rows(self._next):
+                if line == SAME:
+                    self._skip(self._known[hash((task.target.shown, task.known))])
+                else:
+                    self._take(line, is_meant=task.target.is_meant)
 
-    def _next(self) -> str | None:
-        """Return the path of the next checkpoint that is not known yet; None if there is none now."""
+    def _next(self) -> Task | None:
+        """Return the next checkpoint that is not known yet; None if there is none now."""
         while (target := self._listing.next()) is not None:
-            if self._output is not None and is_same_file(target.path, self._output):
+            is_here = not is_far(target.path)
+            if is_here and self._output is not None and is_same_file(target.path, self._output):
                 continue
-            identity = _identity(target.path) if self._known else 0
+            stamp = stamp_of(target.path) if self._known else None
+            identity = hash((target.shown, stamp and stamp.version))
             if identity in self._known:
                 self._skip(self._known[identity])
                 continue
-            self._is_meant[target.path] = target.is_meant
-            return target.path
+            return Task(target, None if is_here or stamp else self._versions.get(hash(target.shown)))
         return None
 
     def _skip(self, known: _Known) -> None:
@@ -152,9 +166,9 @@ class _Run:
         self._skipped_failed += known.has_error
         self._listing.add(known.beside)
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes, *, is_meant: bool) -> None:
         row = json.loads(line)
-        error, is_meant = row["error"], self._is_meant.pop(row["path"])
+        error = row["error"]
         self._listing.add(row["beside"] or ())
         is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
         if is_other and hash(row["path"]) not in self._unfinished:
@@ -189,8 +203,3 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
-
-
-def _identity(path: str) -> int:
-    stamp = stamp_of(path)
-    return hash((path, stamp and stamp.version))
