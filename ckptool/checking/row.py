@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import time_ns
 from typing import Final, NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
 from ckptool.checking.surveys import Act, reached
+from ckptool.checking.tensor_rows import tensor_rows
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, storage_nbytes, summarise
@@ -42,6 +43,7 @@ class Asked(NamedTuple):
     check: bool = False
     deep: bool = False
     digest: bool = False
+    tensors: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -52,15 +54,17 @@ class Asked(NamedTuple):
 NOTHING: Final = Asked()
 
 
-def row(path: str, asked: Asked = NOTHING, limits: Limits = DEFAULT_LIMITS) -> Row:
+def row(
+    path: str, asked: Asked = NOTHING, limits: Limits = DEFAULT_LIMITS, *, tell: Callable[[Row], None] | None = None
+) -> Row:
     """
-    Return what a checkpoint is, as a dict for JSON. Nothing in it runs.
+    Return what a checkpoint is, as a dict for JSON. Nothing in it runs. ``tell`` is called with a row for each tensor.
 
     A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
     """
     found = _identity(path, asked)
     try:
-        return {**found, **_facts(path, asked, limits)}
+        return {**found, **_facts(path, asked, limits, found, tell)}
     except Cancelled:
         raise
     except MemoryError as error:
@@ -104,15 +108,18 @@ def _failure(kind: str, message: str, name: str | None = None) -> Row:
     return {**dict.fromkeys(_FACTS), **_judged("unknown", (), "error"), "error": error}
 
 
-def _facts(path: str, asked: Asked, limits: Limits) -> Row:
+def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[Row], None] | None) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
             facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
-            if asked.check or asked.deep:
-                return {**facts, **_checked(look(path, checkpoint, depth, limits)), "error": None}
-            return {**facts, **_glanced(checkpoint, summary), "error": None}
+            deeper = asked.check or asked.deep
+            judged = _checked(look(path, checkpoint, depth, limits)) if deeper else _glanced(checkpoint, summary)
+            if tell is not None:
+                for one in tensor_rows(checkpoint, {**known, **facts}):
+                    tell(one)
+            return {**facts, **judged, "error": None}
     except Cancelled:
         raise
     except CkptoolError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -14,7 +15,7 @@ import click
 from ckptool.checking.row import SCHEMA, Asked
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.scan_worker import SAME
-from ckptool.cli.scan_workers import ENDED, Crew, Task
+from ckptool.cli.scan_workers import ENDED, HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
@@ -46,6 +47,7 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTI
 @click.option("--check", is_flag=True, help="Look at every pickle and container, as 'check' does.")
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
+@click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; by default as many as cores.")
 @click.option(
     "--connections", "files", type=click.IntRange(1, 256), default=CONNECTIONS, metavar="N", help=_CONNECTIONS_HELP
@@ -64,15 +66,16 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         lists.append(sys.stdin.buffer)
     if not (paths or lists):
         raise click.UsageError("Missing argument 'PATH...'.")
-    asked = Asked(**{name: options[name] for name in Asked._fields})
-    output: AbstractContextManager[Lines | None] = nullcontext()
-    if options["output"] is not None:
-        output = Lines(options["output"], _HEAD)
-    with output as lines:
-        run = _Run(asked, lines, options["output"])
+    asked = Asked(**{name: bool(options[name]) for name in Asked._fields})
+    with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
+        run = _Run(asked, lines, options["output"], tensors)
         run.scan(_paths(paths, lists), options["jobs"] or processors(), options["files"])
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
+
+
+def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
+    return nullcontext() if path is None else Lines(path, head)
 
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
@@ -98,8 +101,11 @@ class _Known(NamedTuple):
 class _Run:
     """One call: what it has been asked, and what it has met."""
 
-    def __init__(self, asked: Asked, lines: Lines | None, output: str | None) -> None:
+    def __init__(self, asked: Asked, lines: Lines | None, output: str | None, tensors: Lines | None) -> None:
         self._asked = asked
+        self._tensors = tensors
+        if tensors is not None:
+            deque(tensors, maxlen=0)  # which takes back what was cut off
         self._lines = lines
         self._output = output
         self._unfinished: set[int] = set()
@@ -142,7 +148,10 @@ class _Run:
         self._listing = Listing(paths)
         with Crew(self._asked, jobs, connections) as crew:
             for task, line in crew.rows(self._next):
-                if line == SAME:
+                if line.startswith(HEAD_OF_TENSOR):
+                    assert self._tensors is not None  # noqa: S101 - else nobody asks for them
+                    self._tensors.append(line)
+                elif line == SAME:
                     self._skip(self._known[hash((task.target.shown, task.known))])
                 else:
                     self._take(line, is_meant=task.target.is_meant)

@@ -10,7 +10,9 @@ import gc
 import json
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ckptool.checking.row import Asked, row
@@ -33,9 +35,9 @@ def main() -> None:
         for line in lines:
             task = json.loads(line)
             if task["far"] is None:
-                answers.give(task, work.row(task["path"]))
+                answers.give(task, work.row(task["path"], partial(answers.give, task)))
             else:
-                pool.submit(lambda one: answers.give(one, work.far_row(one)), task)
+                pool.submit(lambda one: answers.give(one, work.far_row(one, partial(answers.give, one))), task)
         pool.shutdown()
     except (BrokenPipeError, KeyboardInterrupt):
         pool.shutdown(wait=False, cancel_futures=True)
@@ -63,10 +65,12 @@ class _Work:
         self._asked = asked
         self._stores: dict[tuple[str, str], Any] = {}
 
-    def row(self, path: str) -> bytes:
-        return json.dumps(row(path, self._asked), allow_nan=False).encode()
+    def row(self, path: str, tell: Callable[[bytes], None]) -> bytes:
+        """Return a row; tell of each tensor before, if they are asked for."""
+        told = (lambda one: tell(_line(one))) if self._asked.tensors else None
+        return _line(row(path, self._asked, tell=told) if told else row(path, self._asked))
 
-    def far_row(self, task: dict[str, Any]) -> bytes:
+    def far_row(self, task: dict[str, Any], tell: Callable[[bytes], None]) -> bytes:
         from ckptool.sources.remote.address import Remote
         from ckptool.sources.remote.opening import remote_version
 
@@ -79,4 +83,8 @@ class _Work:
             stamp = stamp_of_version((remote_version(address) or ())[2:])
             if stamp is not None and stamp.version == how["known"]:
                 return SAME
-        return self.row(address)
+        return self.row(address, tell)
+
+
+def _line(found: dict[str, object]) -> bytes:
+    return json.dumps(found, allow_nan=False).encode()

@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckptool.checking import tensor_rows
 from ckptool.checking.row import Asked, lost_row
 from ckptool.cli.scan_worker import READY
 from ckptool.cli.targets import Target
@@ -26,6 +27,7 @@ from ckptool.sources.naming import is_far
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+HEAD_OF_TENSOR: Final = f'{{"schema": "{tensor_rows.SCHEMA}", '.encode()
 _START: Final = "import sys; sys.path = sys.argv[1:]; from ckptool.cli.scan_worker import main; main()"
 """Nothing is imported from the folder that the user is in."""
 _AT_ONCE: Final = 1 << 16
@@ -93,10 +95,13 @@ class Worker:
                 line = line[self._input.write(line) or 0 :]
 
     def answers(self, lines: Iterable[bytes]) -> Iterator[tuple[Task, bytes]]:
-        """Yield the tasks that are done, with their answers."""
+        """Yield answers, each with its task: the rows of tensors, and last the one with which the task is done."""
         for line in lines:
             number, _, answer = line.partition(b" ")
-            yield self.tasks.pop(int(number)), answer
+            task = self.tasks[int(number)]
+            if not answer.startswith(HEAD_OF_TENSOR):
+                del self.tasks[int(number)]
+            yield task, answer
 
     def receive(self) -> list[bytes] | None:
         """Return the lines that it has written, without what it says first; None if it has ended."""
@@ -143,7 +148,7 @@ class Crew:
 
     def rows(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, bytes]]:
         """
-        Yield each task with its row, as a line, in the order in which they are done.
+        Yield each task with its row, as a line, in the order in which they are done; before, the rows of its tensors.
 
         A task is asked for when there is room for it; if there is none, once more when a row has been taken.
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus-dirs
 SCHEMA = Draft202012Validator(
     json.loads(files("ckptool.cli").joinpath("schemas", "scan.json").read_text(encoding="utf-8"))
 )
+TENSOR_SCHEMA = Draft202012Validator(
+    json.loads(files("ckptool.cli").joinpath("schemas", "tensors.json").read_text(encoding="utf-8"))
+)
+TENSOR_HEAD = b'{"schema": "ckptool.tensors/1", '
 
 
 def scan(*arguments: object, code: int = 0, given: bytes | None = None) -> Result:
@@ -107,6 +112,30 @@ def test_every_checkpoint_below_has_one_line_and_the_sum_is_said(folder: Path) -
     assert "9 checkpoints" in result.stderr
     assert "7 fine, 2 not opened" in result.stderr
     assert "passed over  1 file of other kinds" in result.stderr
+
+
+def test_a_row_for_each_tensor_joins_the_row_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    output, listed = tmp_path / "rows.jsonl", tmp_path / "tensors.jsonl"
+    listed.write_bytes(TENSOR_HEAD + b'"torn')
+    adam = folder / "adam.pth"
+    state = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"model": {"w": torch.zeros(2, 3, dtype=torch.bfloat16)}, "optimizer": state}, adam)
+    scan(folder, "-o", output, "--tensors", listed, code=2)
+    tensors = [json.loads(line) for line in listed.read_text().splitlines()]
+    for one in tensors:
+        TENSOR_SCHEMA.validate(one)
+    whole = {(one["path"], one["scanned_ns"]): one for one in map(json.loads, output.read_text().splitlines())}
+
+    assert {key: row["tensors"] for key, row in whole.items() if row["tensors"]} == Counter(
+        (one["path"], one["scanned_ns"]) for one in tensors
+    )
+    (found,) = [one for one in tensors if one["name"] == "model.w"]
+    assert (found["path"], found["role"], found["dtype"], found["device"]) == (str(adam), "model", "bfloat16", "cpu")
+    assert (found["shape"], found["numel"], found["nbytes"], found["layout"]) == ([2, 3], 6, 12, "strided")
+    assert {one["role"] for one in tensors if one["path"] == str(adam)} == {"model", "optimizer"}
+    before = listed.read_bytes()
+    scan(folder, "-o", output, "--tensors", listed, code=2)
+    assert listed.read_bytes() == before
 
 
 DIES = (
