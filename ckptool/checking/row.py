@@ -192,14 +192,10 @@ def _come_to(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
 def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
     if not asked.digest:
         return {"digest": None, "digest_error": None}
-    from ckptool.checkpoints.digest import digest_of  # it reads every byte, and is seldom asked for
+    from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
 
-    try:
-        return {"digest": digest_of(checkpoint, limits), "digest_error": None}
-    except Cancelled:
-        raise
-    except CkptoolError as error:
-        return {"digest": None, "digest_error": error.kind}
+    digest, error = digest_or_why(checkpoint, limits)
+    return {"digest": digest, "digest_error": error and error.kind}
 
 
 def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
