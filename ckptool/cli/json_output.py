@@ -28,8 +28,8 @@ from ckptool.tensors.cuts import Cut, cut_of
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
-    from ckptool.checkpoints.digest import Known
     from ckptool.checkpoints.adapters import Adapter
+    from ckptool.checkpoints.digest import Known
 
 INSPECT = "ckptool.inspect/2"
 
