@@ -14,6 +14,7 @@ import click
 
 from ckptool.checking.row import SCHEMA, Asked
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
+from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_worker import SAME
 from ckptool.cli.scan_workers import ENDED, HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
@@ -22,6 +23,7 @@ from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
+from ckptool.migration.output.parquet import need_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
@@ -48,6 +50,7 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTI
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
 @click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
+@click.option("--parquet", is_flag=True, help="At the end, write what -o and --tensors have as tables, too.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; by default as many as cores.")
 @click.option(
     "--connections", "files", type=click.IntRange(1, 256), default=CONNECTIONS, metavar="N", help=_CONNECTIONS_HELP
@@ -67,9 +70,17 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     if not (paths or lists):
         raise click.UsageError("Missing argument 'PATH...'.")
     asked = Asked(**{name: bool(options[name]) for name in Asked._fields})
+    if options["parquet"]:
+        if not (options["output"] or options["tensors"]):
+            raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
+        need_parquet()
     with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
         run = _Run(asked, lines, options["output"], tensors)
         run.scan(_paths(paths, lists), options["jobs"] or processors(), options["files"])
+        if options["parquet"]:
+            for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
+                if one is not None:
+                    write_table(one, path, columns)
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
 
