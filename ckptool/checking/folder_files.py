@@ -23,8 +23,12 @@ from ckptool.sources.folders import open_folder_source
 from ckptool.sources.naming import is_far, shown_path
 from ckptool.sources.paths import is_likely
 
-_DEEPEST = 4
+_DEEPEST = 64
+"""Folders inside each other: no more than a path of the system has."""
+_DEEPEST_LINK = 4
+"""Links to folders are followed so deep: they may lead round in a circle."""
 _MOST_FILES = 10_000
+_MOST_FOLDERS = 10_000
 _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
@@ -70,8 +74,10 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
         with closing(open_folder_source(path, limits.cancellation)) as folder:
             known = _parts(checkpoint) if checkpoint is not None else set()
             for count, name in enumerate(_names(folder)):
-                if count >= _MOST_FILES:
-                    found.append(("", Survey(unseen=(f"files of the folder after {_MOST_FILES:,}",))))
+                if name is None or count >= _MOST_FILES:
+                    what = f"folders below it after {_MOST_FOLDERS:,}, or more than {_DEEPEST} deep"
+                    what = f"files of the folder after {_MOST_FILES:,}" if name is not None else what
+                    found.append(("", Survey(unseen=(what,))))
                     break
                 if _identity(os.path.join(folder.path, name)) not in known:  # noqa: PTH118 - a name
                     found.append((name, _of_file(folder, name, limits)))
@@ -113,6 +119,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     unread: tuple[str, ...] = ()
     try:
         with closing(folder.detached(name)) as source:
+            search.ending(source)
             search.anything(source, "", None, 0)
     except Cancelled:
         raise
@@ -123,14 +130,20 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     return found._replace(unseen=(*found.unseen, *unread))
 
 
-def _names(folder: FolderSource) -> Iterator[str]:
-    """Yield the names of all files in a folder, and in those below."""
-    todo = [("", 0)]
+def _names(folder: FolderSource) -> Iterator[str | None]:
+    """Yield the names of all files in a folder, and in those below; None at the end if there are more folders."""
+    todo, is_all = [("", 0)], True
     for place, depth in todo:  # which grows
         files, folders = folder.names(place)
         yield from (f"{place}/{name}".lstrip("/") for name in files)
-        if depth < _DEEPEST:
-            todo += ((f"{place}/{name}".lstrip("/"), depth + 1) for name in folders)
+        below = [f"{place}/{name}".lstrip("/") for name in folders]
+        if depth >= _DEEPEST_LINK:
+            below = [one for one in below if not folder.is_link(one)]
+        room = _MOST_FOLDERS - len(todo) if depth < _DEEPEST else 0
+        is_all = is_all and len(below) <= room
+        todo += ((one, depth + 1) for one in below[:room])
+    if not is_all:
+        yield None
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:

@@ -44,8 +44,8 @@ _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 512
-_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules")
-"""What the names of members end with that may be programs."""
+_OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format")
+"""What the names of members end with where there may be programs in an archive."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
@@ -280,17 +280,24 @@ class Search:
 
     def programs(self, archive: Archive, record: str = "") -> None:
         """Look at the programs in an archive."""
-        names = [name for name in archive if name.endswith(_OF_PROGRAMS)]
-        if not names:
+        if not (names := [name for name in archive if name.lower().endswith(_OF_PROGRAMS)]):
             return
         from ckptool.checking.programs import programs  # few archives hold some
 
-        for act in programs(archive, names, record):
-            self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+        try:
+            for act in programs(archive, names, record):
+                self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
+        except LimitExceeded as error:
+            self.unseen.append(f"{record or 'the file'}: {error.message}")
 
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""
         self._contents(self._unpacking.others(archive.source, archive, record), None, 0)
+
+    def ending(self, source: Source, *, is_read: bool = False) -> None:
+        """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
+        found = self._unpacking.ending(source)
+        self._contents((one for one in found if not is_read or isinstance(one[1], Archive)), None, 0)
 
     def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
         self._members += 1
@@ -310,8 +317,7 @@ class Search:
 
     def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
         """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
-        head = source.read(0, min(len(LOCAL_MAGIC), source.nbytes))
-        if head and head[0] in _TEXT_OPCODES and head != LOCAL_MAGIC:
+        if (head := source.read(0, min(4, source.nbytes))) and head[0] in _TEXT_OPCODES and head != LOCAL_MAGIC:
             trace(source, 0, self._only_sure(record, nested_at))
 
     def _only_sure(self, record: str, nested_at: int | None, first: int = 0) -> Listener:

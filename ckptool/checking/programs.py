@@ -8,16 +8,17 @@ graph in JSON: its symbolic sizes, its guards and the names of its operators are
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.checking.surveys import Act
-from ckptool.errors import Cancelled, CkptoolError
-from ckptool.messages import cut
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.dangerous_names import EVALUATES, FILES, SOURCE, UNFOLLOWED
 from ckptool.pickles.reaching import reaching
 
@@ -31,6 +32,9 @@ _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
+_EXPORTED: Final = "/archive_format"
+_GRAPHS: Final = "/models/"
+"""The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
 _OPERATORS: Final = _words(
     "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
     " aten.rpc_remote aten.rpc_sync"
@@ -43,18 +47,31 @@ _WORDS_OF_OPERATORS: Final = (*_VERBS, "rpc_")
 _LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
 """Torch's own, of which all that open files are known."""
 
-_STRINGS: Final = re.compile(
-    r'\"\"\"(?s:.*?)\"\"\"|\'\'\'(?s:.*?)\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#[^\n]*'
-)
+_BEGIN: Final = re.compile(r"\"{3}|'{3}|[\"'#]").search
+_ENDS: Final = {
+    '"""': re.compile(r'\\.|"{3}', re.DOTALL).search,
+    "'''": re.compile(r"\\.|'{3}", re.DOTALL).search,
+    '"': re.compile(r'\\.|["\n]', re.DOTALL).search,
+    "'": re.compile(r"\\.|['\n]", re.DOTALL).search,
+    "#": re.compile(r"\n").search,
+}
+"""What ends strings and comments, as torch's lexer takes them, or what two characters of them are passed over."""
+_END_IN_JSON: Final = re.compile(r'\\.|"', re.DOTALL).search
 _GAP: Final = r"(?:\s|\\\n)*"
-_OTHER_NAME: Final = r"=\s*(?P<alias>torch|ops)\s*(?:$|[,;\n])"
-_ALIAS: Final = re.compile(_OTHER_NAME)
-_CALL: Final = re.compile(rf"\b(?:ops{_GAP}\.{_GAP}(?P<library>\w+)|torch){_GAP}\.{_GAP}(?P<name>\w+)|{_OTHER_NAME}")
-_OPERATOR: Final = re.compile(rb"(\w{1,64})::(\w{1,64})")
-_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
+_DOT: Final = rf"{_GAP}\.{_GAP}"
+_ALIAS: Final = re.compile(r"(?<![\w.])(?:torch\b(?!\.\w)|ops\b(?!\.\w+\.\w))")
+"""Another way to write them than that of ``torch.jit.save``."""
+_CALL: Final = re.compile(
+    rf"\b(?:ops{_DOT}(?P<library>\w+)|torch){_DOT}(?P<name>\w+)"
+    rf"|(?<![\w.])(?P<alias>torch|ops)\b(?!{_GAP}(?::|=(?!=)))"
+)
+"""An operator with its library; or one of these alone, unless it is a name that is declared or assigned."""
+_OPERATOR: Final = re.compile(rb"(\w{1,64})::(?=(\w{1,64}))")
+_TEXT_OF_PICKLE: Final = re.compile(rb"X(....)", re.DOTALL)
+_COLON: Final = re.compile(r"\s*:").match
 _TEXTS: Final = ("expr_str", "guards_code", "target")
 
-_CALLED: Final = re.compile(r"([\w.]+)\s*\(").finditer
+_CALLED: Final = re.compile(r"(?<![\w.])([\w.]+)\s*\(").finditer
 _FUNCTIONS: Final = _words(
     "sqrt floor ceiling log exp sin cos tan sinh cosh tanh asin acos atan atan2 abs sign gamma size stride"
     " storage_offset max min cast_symbool_to_symint_guardless sym_int sym_float sym_not sym_max sym_min sym_ite"
@@ -65,25 +82,37 @@ _FORMULA: Final = re.compile(r"[\w\s().,+\-*/%<>=!&|~^'\"\[\]:@]*").fullmatch
 
 
 def programs(archive: Archive, names: Sequence[str], record: str) -> Iterator[Act]:
-    """Yield what the programs of an archive do, which are among members of these names. ``record`` is its own place."""
-    if any(f"/{name}".endswith(_PACKAGE) for name in names):
+    """
+    Yield what the programs of an archive do, which are among members of these names. ``record`` is its own place.
+
+    Raises:
+        LimitExceeded: There is more of them than is looked at. What the others do was yielded.
+    """
+    told = {end for name in names for end in (_PACKAGE, _EXPORTED) if f"/{name}".lower().endswith(end)}
+    if _PACKAGE in told:
         yield from _sources(archive, record)
-    left, count = _MOST_READ, 0
-    for name in names:
-        if not _is_program(name):
+    left, count, unread = _MOST_READ, 0, 0
+    for name in archive if _EXPORTED in told else names:
+        if not _is_program(name, is_exported=_EXPORTED in told):
+            continue
+        if archive[name].nbytes > left:
+            unread += 1
             continue
         left -= archive[name].nbytes
-        if left < 0:
-            return
         for act in _of_member(archive, name, "::".join(filter(None, (record, name)))):
             count += 1
             if count > _MOST_ACTS:
                 return
             yield act
+    if unread:
+        raise LimitExceeded(f"{counted(unread, 'program')}: all together are more than {show_nbytes(_MOST_READ)}")
 
 
-def _is_program(name: str) -> bool:
-    return "code/" in name if name.endswith(".py") else not name.endswith(_PACKAGE[1:])
+def _is_program(name: str, *, is_exported: bool) -> bool:
+    name = name.lower()  # as torch's reader looks for its members
+    if is_exported and _GRAPHS in name:
+        return True
+    return "code/" in name if name.endswith(".py") else name.endswith((".json", "bytecode.pkl"))
 
 
 def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
@@ -94,15 +123,23 @@ def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
         raise
     except CkptoolError:
         return  # that it cannot be read is said elsewhere
-    if name.endswith(".py"):
+    kind = name.lower()
+    if kind.endswith(".py"):
         yield from _of_script(str(data, "utf-8", "replace"), record)
-    elif name.endswith(".json"):
-        yield from _of_graph(data, record)
+    elif kind.endswith("bytecode.pkl"):
+        yield from _of_byte_code(data, record)
     else:
-        for found in _OPERATOR.finditer(data):
-            library, operator = str(found[1], "ascii", "replace"), str(found[2], "ascii", "replace")
-            if _opens_files(library, operator):
-                yield _act(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
+        yield from _of_graph(data, record)
+
+
+def _of_byte_code(data: bytes, record: str) -> Iterator[Act]:
+    """Yield the operators of TorchScript's byte code that open files; behind a name, opcodes follow without a gap."""
+    for found in _OPERATOR.finditer(data):
+        size = _TEXT_OF_PICKLE.fullmatch(data, max(0, found.start() - 5), found.start())
+        end = found.start() + int.from_bytes(size[1], "little") if size is not None else found.end(2)
+        library, operator = str(found[1], "ascii", "replace"), str(data[found.end() : end], "ascii", "replace")
+        if _opens_files(library, operator):
+            yield _act(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
 
 
 def _opens_files(library: str, operator: str) -> bool:
@@ -113,9 +150,9 @@ def _opens_files(library: str, operator: str) -> bool:
 
 def _of_script(text: str, record: str) -> Iterator[Act]:
     """Yield the operators of a TorchScript class that open files; strings and comments call nothing."""
-    if not any(word in text for word in _WORDS_OF_OPERATORS) and _ALIAS.search(text) is None:
-        return  # nor does anything else
-    code = _STRINGS.sub(lambda found: '"' + " " * (len(found[0]) - 2) + '"', text)
+    if not any(word in text for word in _WORDS_OF_OPERATORS) and ("getattr" not in text or not _ALIAS.search(text)):
+        return  # nor does anything else: only getattr() takes a name from a string, in which it may be in parts
+    code = _without_strings(text)
     for found in _CALL.finditer(code):
         if found["alias"]:
             yield _act(found["alias"], f"{found['alias']} under another name", UNFOLLOWED, record, found.start())
@@ -124,48 +161,89 @@ def _of_script(text: str, record: str) -> Iterator[Act]:
             yield _act(f"{found['library'] or 'torch'}.{found['name']}", line, FILES, record, found.start())
 
 
+def _strings(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where strings and comments begin and end. What has no end ends with its line, or the text."""
+    at = 0
+    while (begin := _BEGIN(text, at)) is not None:
+        at = _end(text, begin.end(), _ENDS[begin[0]])
+        at -= text[at - 1] == "\n" and len(begin[0]) == 1
+        yield begin.start(), at
+
+
+def _end(text: str, at: int, search: Callable[[str, int], re.Match[str] | None]) -> int:
+    """Return where a string ends: a pattern for that would need memory for each escape in it."""
+    while (found := search(text, at)) is not None:
+        at = found.end()
+        if found[0][0] != "\\":
+            return at
+    return len(text)
+
+
+def _without_strings(text: str) -> str:
+    """Return a text, as long, without what is in its strings, and with spaces for comments: an expression may go on."""
+    code, at = io.StringIO(), 0
+    for begin, end in _strings(text):
+        code.write(text[at:begin])
+        code.write(" " * (end - begin) if text[begin] == "#" else f'"{" " * (end - begin - 2)}"'[: end - begin])
+        at = end
+    code.write(text[at:])
+    return code.getvalue()
+
+
 def _of_graph(data: bytes, record: str) -> Iterator[Act]:
     """Yield the formulas, guards and operators of an exported program that are more than that."""
     if not any(one.encode() in data for one in _TEXTS) and b"\\u" not in data:
         return
-    key = ""
+    key, end = "", 0
     text = str(data, "utf-8", "replace")
-    for found in _STRING.finditer(text):
-        value = found[1]
+    while start := text.find('"', end) + 1:
+        end = _end(text, start, _END_IN_JSON)
+        value = text[start : end - 1]
         if "\\" in value:
             with suppress(ValueError):
                 value = json.loads(f'"{value}"', strict=False)
-        if found[2]:
+        if _COLON(text, end):
             key = value
         elif key in ("expr_str", "guards_code") and not _is_formula(value, is_guard=key == "guards_code"):
-            yield _act(key, f"{key} {cut(value, _LONGEST)}", EVALUATES, record, found.start(1))
+            yield _act(key, f"{key} {cut(value, _LONGEST)}", EVALUATES, record, start)
         elif (
             key == "target" and not value.startswith("torch.ops.") and value.startswith(("torch", "_operator", "math"))
         ):
             _, _, rest = value.partition(".")
             why = reaching(value, rest) if rest else None
             if why:
-                yield _act(value, value, why, record, found.start(1))
+                yield _act(value, value, why, record, start)
         elif key == "target" and value.startswith("torch.ops."):
             library, _, operator = value.removeprefix("torch.ops.").partition(".")
             if _opens_files(library, operator.partition(".")[0]):
-                yield _act(value, value, FILES, record, found.start(1))
+                yield _act(value, value, FILES, record, start)
 
 
 def _is_formula(text: str, *, is_guard: bool) -> bool:
     """Say whether a text only reckons with numbers and sizes: it calls nothing but what is known for that."""
     if "__" in text.replace("__torch_function__", "") and not is_guard:
         return False
-    bare = _STRINGS.sub("''", text)
+    bare, quoted = _bare(text)
     if "__" in bare or _FORMULA(bare) is None or "lambda" in bare:
         return False
-    if not is_guard and ("[" in bare or any(not re.fullmatch(r".\w*.", one[0]) for one in _STRINGS.finditer(text))):
+    if not is_guard and ("[" in bare or any(not re.fullmatch(r".\w*.", one) for one in quoted)):
         return False
     for found in _CALLED(bare):
         *_, last = found[1].split(".")
         if not (last[:1].isupper() or last in _FUNCTIONS):
             return False
     return is_guard or re.search(r"(?:\b[A-Za-z_]\w*|[)\]'\"])\s*\.\s*[A-Za-z_]", bare) is None
+
+
+def _bare(text: str) -> tuple[str, list[str]]:
+    """Return a formula with empty strings in it, and its strings."""
+    code, quoted, at = io.StringIO(), [], 0
+    for begin, end in _strings(text):
+        code.write(text[at:begin] + "''")
+        quoted.append(text[begin:end])
+        at = end
+    code.write(text[at:])
+    return code.getvalue(), quoted
 
 
 def _sources(archive: Archive, record: str) -> Iterator[Act]:

@@ -52,13 +52,17 @@ def survey(checkpoint: Checkpoint, scans: Sequence[Scan], limits: Limits = DEFAU
 
 
 def _disguised(search: Search, checkpoint: Checkpoint) -> None:
-    """Look for pickles where files begin that are something else: loaders that only know pickles load them."""
+    """
+    Look for pickles where files begin that are something else, and for zips where they end: loaders that only know
+    pickles, or only zips, load them.
+    """
     read = {id(stream.source) for stream in checkpoint.streams if stream.start == 0}
     shards = (shard.source for shard in checkpoint.shards)
     sources = (checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards)
     for source in {id(one): one for one in sources}.values():
         if id(source) not in read:
             search.beginning(source)
+        search.ending(source, is_read=id(source) in read)
 
 
 def _calls(checkpoint: Checkpoint) -> Iterator[Iterable[tuple[Call, int]] | None]:
@@ -105,6 +109,7 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
     search = Search(limits)
     try:
         with gc_paused():
+            search.ending(source)
             search.anything(source, "", None, 0)
     except Cancelled:
         raise

@@ -14,7 +14,7 @@ from ckptool.archives import tars, zip_remains, zips
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, compression_of, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL
-from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, UnsupportedFeature
 from ckptool.formats import torch_tar
@@ -26,6 +26,8 @@ Content: TypeAlias = "Archive | Stream | Callable[[], Source]"
 
 _MOST_SEARCHED: Final = 1 << 28
 """Bytes of zips that have no single reading, in which members are searched for."""
+_LONGEST_END: Final = END.size + 0xFFFF
+"""Bytes of the record that ends a zip, with its comment."""
 _NUMPY: Final = b"\x93NUMPY"
 _NUMPY_SHORTEST: Final = 12
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
@@ -121,6 +123,20 @@ class Unpacking:
             yield from self._remains(source, record)
             raise
         yield from self.members(archive, record)
+
+    def ending(self, source: Source) -> Iterator[tuple[str, Content]]:
+        """Yield what lies in a zip that ends a source, and does not begin it; nothing where there is none."""
+        begin = max(0, source.nbytes - _LONGEST_END)
+        if source.read(0, min(len(LOCAL_MAGIC), source.nbytes)) == LOCAL_MAGIC:
+            return
+        if END_MAGIC not in source.read(begin, source.nbytes - begin):
+            return
+        try:
+            yield from self._zip(source, "")
+        except Cancelled:
+            raise
+        except CkptoolError:
+            return  # bytes that only look like the end of a zip, or no reader opens it
 
     def _remains(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
         """Yield what lies in a zip that has no single reading."""

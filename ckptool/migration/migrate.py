@@ -138,13 +138,14 @@ def _migrate(src: str, target: str | None, asked: Changes, wanted: _Wanted, limi
         with gc_paused():
             plan = make_plan(checkpoint, target, asked)
             selection.refuse_nothing(checkpoint, plan.weights, plan.file, asked)
-        refuse_repeated(plan.file.nbytes, checkpoint.file_nbytes, limits)
+        nbytes = plan.file.nbytes
+        refuse_repeated(nbytes, checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
         edit = clone_plan(checkpoint, plan, asked) if wanted.reflink else None
         if edit is not None:
             plan, planned = edit.plan, report_of(checkpoint, edit, asked)._replace(how="clone")
         else:
-            planned = report.planned(checkpoint, plan, asked)
+            planned = report.planned(checkpoint, plan, asked, nbytes)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         planned = planned._replace(calls=kept_calls(checkpoint, plan, asked, opened))
         check_cancelled(checkpoint.source.cancellation)

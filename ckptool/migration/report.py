@@ -104,15 +104,14 @@ class MigrationReport(NamedTuple):
         return html_table(f"{self.target}: {_result(self)}", ("", "before", "after"), rows, len(rows))
 
 
-def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | None = None) -> MigrationReport:
-    """Return the report of a migration that is planned, and not carried out yet; ``nbytes`` if that is known."""
+def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int) -> MigrationReport:
+    """Return the report of a migration to a file or folder of ``nbytes`` that is planned, and not carried out yet."""
     key = None if plan.weights is None else plan.weights.state_dict.key
     dropped = [f"{key}.{name}" if key else name for name in plan.file.dropped]
     outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
     dropped += outside
     at_root: Collection[str] = next((one for one in checkpoint.state_dicts if not one.key), ())
     loses_training = _loses_training(checkpoint, plan, dropped)
-    nbytes = plan.file.nbytes if nbytes is None else nbytes
     before = _facts(checkpoint)
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,

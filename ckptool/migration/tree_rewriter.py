@@ -182,19 +182,19 @@ class TreeRewriter:
         return self._storage(storage, _CLASSES[name], itemsize if name else 1, dtype.part_nbytes or itemsize), offset
 
     def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
-        nbytes, location = storage.nbytes, storage.location
+        nbytes, new = storage.nbytes, new_tag(self._location, storage.location)
         known = (id(storage.source), storage.offset, nbytes)
         key = self._keys.get(known)
         if key is None:
             key = self._keys[known] = str(len(self.storages))
             self.storages.append(StoragePayload(storage, unit))
-            self._count(location)
+            self._count(storage.location, new)
         # Bytes that two types share can be swapped for one of them only.
         if storage.big_endian and self._units.setdefault(key, unit) != unit:
             raise MigrationRefused(
                 f"storage {storage.key!r} is big-endian, and of two sizes of elements", kind="unsupported-tensor"
             )
-        return cls, key, new_tag(self._location, location), nbytes // itemsize
+        return cls, key, new, nbytes // itemsize
 
     def _persistent_id(self, node: PersistentId) -> Inert:
         sourced = nodes.sourced_class(node.pid)
@@ -275,7 +275,7 @@ class TreeRewriter:
             old = str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown"
             new = new_tag(self._location, old)
             if new != old:
-                self._count(old)
+                self._count(old, new)
                 return self._finish(Call(node.func, (*node.args[:2], new, *node.args[3:])))
         return node
 
@@ -286,11 +286,11 @@ class TreeRewriter:
             return node
         kind, _, index = new.partition(":")
         args: tuple[Inert, ...] = (kind, int(index)) if index else (kind,)
-        self._count(old)
+        self._count(old, new)
         return self._finish(Call(node.func, args))
 
-    def _count(self, old: str) -> None:
-        if new_tag(self._location, old) != old:
+    def _count(self, old: str, new: str) -> None:
+        if new != old:
             self.retagged[old] = self.retagged.get(old, 0) + 1
 
     def _reference(self, storage_id: StorageId) -> Inert:
@@ -307,17 +307,13 @@ def _is_plain(node: Call, info: TensorInfo) -> bool:
     storage, args = info.storage, node.args
     if storage is None or storage.whole is not None:
         return storage is not None  # a view of a storage is written as a view of the whole
-    if len(args) != 6 or not _is_bare(node):
+    if len(args) != 6 or not node.state is node.pairs is node.items is None:
         return False
     reference, requires_grad, hooks = args[0], args[4], args[5]
-    if type(reference) is not PersistentId or type(requires_grad) is not bool:
+    if type(reference) is not PersistentId or type(requires_grad) is not bool or type(hooks) is not Call:
         return False
-    if type(hooks) is not Call or hooks.args != () or not _is_bare(hooks):
+    if hooks.args != () or not hooks.state is hooks.pairs is hooks.items is None:
         return False
-    cls, made = nodes.global_of(reference.pid[1]), nodes.global_of(hooks.func)
+    cls, made = nodes.global_of(reference.pid[1]), hooks.func
     typed = cls is not None and cls.name == info.dtype.storage_class
-    return typed and made is not None and made.name == "OrderedDict" and made.module == "collections"
-
-
-def _is_bare(node: Call) -> bool:
-    return node.state is node.pairs is node.items is None
+    return typed and type(made) is Global and made.name == "OrderedDict" and made.module == "collections"

@@ -160,7 +160,7 @@ class _Writer:
             self._get(known)
             return
         data = value.encode("utf-8", "surrogatepass")
-        self._add(b"X%b%b%b" % (_U32(len(data)), data, self._put(value)))
+        self._add(b"".join((b"X", _U32(len(data)), data, self._put(value))))
 
     def _bytes(self, value: bytes, key: int) -> None:
         if self._protocol >= 4:

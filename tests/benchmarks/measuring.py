@@ -38,34 +38,39 @@ class Figures(NamedTuple):
 
 
 def options(document: str | None) -> argparse.Namespace:
+    return parser(document).parse_args()
+
+
+def parser(document: str | None) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--dir", type=Path, help="where the files are, or are made and kept (7 GB)")
     arguments.add_argument("--runs", type=int, default=5)
-    return arguments.parse_args()
+    return arguments
 
 
 @contextmanager
-def benchmark_files(kept: Path | None) -> Iterator[tuple[Path, dict[str, Path]]]:
+def benchmark_files(kept: Path | None, shape: tuple[int, int] = BLOCK_SHAPE) -> Iterator[tuple[Path, dict[str, Path]]]:
     """
     Give a folder to work in, and in it 2.3 GB of bfloat16 as a zip, a legacy stream and safetensors, and small files.
 
-    The folder is a temporary one, unless one is named where they are kept.
+    The folder is a temporary one, unless one is named where they are kept. The large files are less with another
+    ``shape`` of their 288 tensors.
     """
     with tempfile.TemporaryDirectory(dir=kept) as folder:
         place = kept or Path(folder)
         files = {name: place / f"{name}.pth" for name in ("zip", "legacy", "safetensors", "many", "little")}
         if not all(path.exists() for path in files.values()):
             # In a process of its own, so that its memory is not ours.
-            subprocess.run([sys.executable, __file__, str(place)], check=True)
+            subprocess.run([sys.executable, __file__, str(place), *map(str, shape)], check=True)
         yield Path(folder), files
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, shape: tuple[int, int]) -> None:
     import torch
     from safetensors.torch import save_file
 
     blocks = OrderedDict(
-        (f"layers.{index}.weight", torch.full(BLOCK_SHAPE, index / 7, dtype=torch.bfloat16)) for index in range(BLOCKS)
+        (f"layers.{index}.weight", torch.full(shape, index / 7, dtype=torch.bfloat16)) for index in range(BLOCKS)
     )
     torch.save(blocks, folder / "zip.pth")
     torch.save(blocks, folder / "legacy.pth", _use_new_zipfile_serialization=False)
@@ -122,4 +127,4 @@ def report(title: str, figures: Mapping[str, Figures], checks: Sequence[tuple[bo
 
 
 if __name__ == "__main__":
-    write_files(Path(sys.argv[1]))
+    write_files(Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))

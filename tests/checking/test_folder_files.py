@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
 from ckptool import check
+from ckptool.checking import folder_files
 from ckptool.cli import cli
 from tests.build import call, floats, index_of_shards, named, ops, pickled, safetensors, storage, tensor, torch_zip
 
@@ -29,6 +30,8 @@ BESIDE = {
     "of any name": EVIL,
     ".hidden": EVIL,
     "global_step1/mp_rank_00_model_states.pt": IN_ZIP,
+    "a/b/c/d/e/f/g/h.pkl": EVIL,
+    "behind a script": b"#!/bin/sh\n" + IN_ZIP,
 }
 
 
@@ -54,6 +57,21 @@ def test_a_call_in_a_file_beside_the_weights_is_an_error(name: str, tmp_path: Pa
     written(folder, {name: BESIDE[name]})
     assert [(text, record.partition("::")[0]) for text, record in system(folder)] == [("os.system('true')", name)]
     assert CliRunner().invoke(cli, ["check", str(folder), "--fail-on", "system"]).exit_code == 1
+
+
+def test_folders_that_are_not_looked_into_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()}), "a/b/c.txt": b"c"})
+    assert check(folder).findings == ()
+    for limit in ("_MOST_FOLDERS", "_DEEPEST"):
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_files, limit, 1)
+            assert "CK209" in {one.code for one in check(folder).findings}
+
+
+def test_links_that_lead_round_in_a_circle_are_left_in_the_end(tmp_path: Path) -> None:
+    folder = written(tmp_path / "x", {"model.safetensors": safetensors({"w": floats()}), "a/c.txt": b"c"})
+    (folder / "a" / "b").symlink_to(folder)
+    assert check(folder).findings == ()
 
 
 def test_a_call_in_a_shard_that_no_index_names_or_that_is_no_shard_is_an_error(tmp_path: Path) -> None:

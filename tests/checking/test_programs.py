@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
@@ -40,6 +43,23 @@ class Writes(torch.nn.Module):
         torch.save(torch.zeros(1), state[0])
         self.path = state[0]
         self.training = state[1]
+
+
+class Same(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Saves(torch.nn.Module):
+    """Writes a file whenever it is called."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.save(x, self.path)
+        return x
 
 
 class Adds(torch.nn.Module):
@@ -107,6 +127,15 @@ def test_a_symbolic_size_that_is_evaluated_as_text_is_an_error(exported: bytes, 
     assert "CK216" in codes(check(data))
     assert "CK216" in codes(check(changed(exported, lambda one: evil(one).replace("expr_str", "expr\\u005fstr"))))
     assert "CK216" not in codes(check(exported))
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(changed(exported, evil))) as old, zipfile.ZipFile(stream, "w") as new:
+        for one in old.namelist():
+            new.writestr(one.replace("model.json", "model.data"), old.read(one))
+    mark.rmdir()
+    with pytest.raises(Exception):  # noqa: B017 - as above
+        torch.export.load(io.BytesIO(stream.getvalue()))
+    assert mark.exists()
+    assert "CK216" in codes(check(stream.getvalue()))
 
 
 def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes) -> None:
@@ -134,7 +163,18 @@ SCRIPTS = {
     "ops.image.write_file('/x', x)": True,
     "ops.torchaudio.sox_io_save_audio_file('/x')": True,
     "a = '\"'; torch.save(x, a); b = '\"'": True,
+    "(torch).save(x, '/x')": True,
+    "(torch  # comment\n     .save)(x, '/x')": True,
+    "torch  # comment\n    y.save(x, '/x')": True,
+    "ops.aten\n    y.save(x, '/x')": True,
+    "(ops).aten.save(x, '/x')": True,
+    "(ops.aten).save(x, '/x')": True,
+    "getattr(torch, 'sa' 've')(x, '/x')": True,
+    "getattr(ops.aten, '\\163ave')(x, '/x')": True,
+    "f('\\\n', torch.save(x, '/x'), '')": True,
+    '"""\\"""", torch.save(x, "/x"), "a"': True,
     "'it was saved by torch.save()'": False,
+    "getattr(self, 'torch')": False,
     "torch.add(x, x)  # not torch.save(x)": False,
     "ops.image.decode_png(x)": False,
     "ops.quantized.linear_prepack(x)": False,
@@ -148,9 +188,105 @@ def test_operators_that_open_files_are_found_in_code(line: str) -> None:
     assert has_programs("m/code/__torch__.py", text.encode()) == SCRIPTS[line]
 
 
+WRITING = {
+    "(torch).save(x, {mark!r})",
+    "(torch  # comment\n      .save)(x, {mark!r})",
+    'print("""\\"""", torch.save(x, {mark!r}), "a")',
+    "getattr(getattr(ops, 'aten'), 'sa' '\\166e')(x, {mark!r})",
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("line", sorted(WRITING))
+def test_code_that_torch_runs_is_found_however_it_is_written(line: str, tmp_path: Path) -> None:
+    path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
+    torch.jit.save(torch.jit.script(Same()), stream)
+    statement = f"    {line.format(mark=str(mark))}\n    return"
+    data = changed(stream.getvalue(), lambda code: code.replace("    return", statement))
+    path.write_bytes(data)
+    torch.jit.load(str(path))(torch.ones(1))
+    assert mark.exists()
+    assert check(path).grade == "system"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_are_found_by_names_in_any_case_as_torch_finds_them(tmp_path: Path) -> None:
+    path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
+    torch.jit.save(torch.jit.script(Writes(str(mark))), stream)
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            new.writestr(name.upper(), old.read(name))
+    torch.jit.load(str(path))
+    assert mark.exists()
+    assert check(path).grade == "system"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_byte_code_without_its_source_is_looked_at(tmp_path: Path) -> None:
+    path, mark, stream = tmp_path / "x.ptl", tmp_path / "mark", io.BytesIO()
+    stream.write(torch.jit.script(Saves(str(mark)))._save_to_buffer_for_lite_interpreter())
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            if "/code/" not in name:
+                new.writestr(name, old.read(name))
+    _load_for_lite_interpreter(str(path))(torch.ones(1))
+    assert mark.exists()
+    assert check(path).grade == "system"
+
+
+PREFIXES = {
+    "script": b"#!/bin/sh\n",
+    "pickle": b"\x80\2N.",
+    "safetensors": (2).to_bytes(8, "little") + b"{}",
+    "gzip": gzip.compress(b"x"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_program_is_found_in_a_zip_behind_other_bytes(prefix: str, tmp_path: Path) -> None:
+    path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
+    torch.jit.save(torch.jit.script(Writes(str(mark))), stream)
+    path.write_bytes(PREFIXES[prefix])
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "a") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    torch.jit.load(str(path))
+    assert mark.exists()
+    assert check(path).grade == "system"
+
+
+def test_a_large_program_hides_no_other_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs_module, "_MOST_READ", 1000)
+    code = b"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    torch.save(x, '/x')\n    return x\n"
+    path = tmp_path / "x.zip"
+    path.write_bytes(zip_file({"m/code/a.json": b" " * 1001, "m/code/__torch__.py": code, "m/data.pkl": b"\x80\2N."}))
+    report = check(path)
+    assert report.grade == "system"
+    assert "1 program" in next(one.message for one in report.findings if one.code == "CK209")
+
+
+HARD = {
+    "m/code/a.py": b'save "' + b"\\a" * 500_000,
+    "m/code/b.py": b'save """' + b'"\\' * 500_000,
+    "m/a.json": b'{"expr_str": "' + b"\\n" * 500_000,
+    "m/b.json": b'{"expr_str": "' + b"a" * 1_000_000 + b'"}',
+    "m/c.json": b'{"expr_str": "\'' + b"\\\\'" * 300_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_text_that_is_no_program_takes_no_more_than_its_size(name: str) -> None:
+    start = time.process_time()
+    has_programs(name, HARD[name])
+    assert time.process_time() - start < 10
+
+
 def test_operators_of_byte_code_are_found() -> None:
     for name, opens in (("aten::save", True), ("aten::add", False), ("image::read_file", True)):
-        assert has_programs("m/bytecode.pkl", b"\x80\x02X" + name.encode() + b".") == opens
+        size = len(name).to_bytes(4, "little")
+        for behind in (b".", b"q\x01", b"qA", b"X\0\0\0\0"):
+            assert has_programs("m/bytecode.pkl", b"\x80\x02X" + size + name.encode() + behind) == opens
 
 
 FORMULAS = {

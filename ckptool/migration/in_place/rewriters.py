@@ -18,14 +18,14 @@ class KeepsMembers(TreeRewriter):
     """For a zip whose members stay."""
 
     def _storage(self, storage: StorageRef, cls: Global, itemsize: int, unit: int) -> StorageId:
-        key, location = storage.key, storage.location
+        key, new = storage.key, new_tag(self._location, storage.location)
         if key not in self._units:
             if not isinstance(storage.source, FileSource):  # deflated, or in the pickle itself
                 _refuse_inner()
             self._units[key] = unit
             self.storages.append(StoragePayload(storage, unit))
-            self._count(location)
-        return cls, key, new_tag(self._location, location), storage.nbytes // itemsize
+            self._count(storage.location, new)
+        return cls, key, new, storage.nbytes // itemsize
 
 
 class KeepsStream(TreeRewriter):
@@ -36,11 +36,11 @@ class KeepsStream(TreeRewriter):
         if found is None or not isinstance(node.pid, tuple):
             return node
         storage = found.ref.whole or found.ref
+        new = new_tag(self._location, storage.location)
         if storage.key not in self._units:
             self._units[storage.key] = 1
             self.storages.append(StoragePayload(storage, 1))
-            self._count(storage.location)
-        new = new_tag(self._location, storage.location)
+            self._count(storage.location, new)
         if new == storage.location:
             return node
         return self._finish(PersistentId((*node.pid[:3], new, *node.pid[4:])))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -109,12 +108,16 @@ def _checksum(*parts: bytes) -> bytes:
 
 
 def _new_sha256() -> hashlib._Hash:
-    """Return Python's own SHA-256 where it is there: to load OpenSSL for it takes 4 MB."""
-    for module in ("_sha2", "_sha256", "hashlib"):  # since Python 3.12, before that, everywhere
-        with suppress(ImportError):
-            found: hashlib._Hash = import_module(module).sha256()
-            return found
-    raise ModuleNotFoundError("hashlib")
+    """Return Python's own SHA-256 where it is there: ``hashlib`` would load OpenSSL, 4 MB, for it."""
+    try:
+        from _sha2 import sha256  # type: ignore[import-not-found]  # since Python 3.12
+    except ImportError:
+        try:
+            from _sha256 import sha256  # type: ignore[import-not-found]
+        except ImportError:
+            from hashlib import sha256
+    found: hashlib._Hash = sha256()
+    return found
 
 
 def _is_sound(journal: Journal) -> bool:
