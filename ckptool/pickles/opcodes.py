@@ -96,7 +96,6 @@ def op_float(machine: Machine) -> None:
 
 
 def op_string(machine: Machine) -> None:
-    machine.is_odd = True
     line = machine.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise machine.malformed("a string without quotes")
@@ -115,7 +114,6 @@ def op_short_binstring(machine: Machine) -> None:
 
 
 def op_unicode(machine: Machine) -> None:
-    machine.is_odd = True
     machine.push(str(machine.line(), "raw-unicode-escape"))
 
 

@@ -59,7 +59,7 @@ class Pickle(NamedTuple):
     left: int = 0
     """Values left under the root: unpicklers drop them, and what they called was called."""
     is_odd: bool = False
-    """Whether it has a frame, or a string that ends with its line."""
+    """Whether it has a frame, or an argument that ends with its line, but for names."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -153,16 +153,6 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
         elif op == 0x6A:  # LONG_BINGET
             stack.append(memo[_U32(data, pos + 1)[0]])
             pos += 5
-        elif op == 0x94 and type(memo) is list and not tracer.far_memo:  # MEMOIZE
-            memo.append(stack[-1])
-            pos += 1
-        elif op == 0x86 and len(stack) > 1:  # TUPLE2
-            second = stack.pop()
-            stack[-1] = (stack[-1], second)
-            pos += 1
-        elif op == 0x4E:  # NONE
-            stack.append(None)
-            pos += 1
         else:
             tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
             if op == _STOP:
