@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from time import time_ns
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from ckptool.checking import safety
+from ckptool.checking.asked import NOTHING, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
@@ -24,34 +24,12 @@ from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
-from ckptool.sources.naming import is_far, shown_path
-from ckptool.sources.stamps import Stamp, stamp_of, stamp_of_version
+from ckptool.sources.naming import is_far
+from ckptool.sources.stamps import stamp_of, stamp_of_version
 from ckptool.tensors.reading import LazyTensor
 
-SCHEMA: Final = "ckptool.scan/1"
-_LONGEST: Final = 4096
-_NO_STAMP: Final = Stamp(0, 0, "")
 _MOST: Final = 64
 """Devices, types and prefixes in a row: files may have as many as tensors."""
-
-Row: TypeAlias = dict[str, object]
-
-
-class Asked(NamedTuple):
-    """What is to be known beyond what is in each."""
-
-    check: bool = False
-    deep: bool = False
-    digest: bool = False
-    tensors: bool = False
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of what is asked for, as rows have them."""
-        return [name for name, wanted in self._asdict().items() if wanted]
-
-
-NOTHING: Final = Asked()
 
 
 def row(
@@ -62,50 +40,24 @@ def row(
 
     A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
     """
-    found = _identity(path, asked)
+    found = identity(path, asked)
     try:
         return {**found, **_facts(path, asked, limits, found, tell)}
     except Cancelled:
         raise
     except MemoryError as error:
         let_go(error)
-        return {**found, **_failure("out-of-memory", "there is not enough memory")}
+        return {**found, **failure("out-of-memory", "there is not enough memory")}
     except Exception as error:  # noqa: BLE001 - one file must not stop thousands
         let_go(error)
-        return {**found, **_failure("unforeseen", f"{type(error).__name__}: {error}")}
-
-
-def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
-    """Return the row of a checkpoint of which nothing is known, but why."""
-    return {**_identity(path, asked), **_failure(kind, message)}
-
-
-def _identity(path: str, asked: Asked) -> Row:
-    scanned_ns = time_ns()
-    stamp = stamp_of(path)
-    return {
-        "schema": SCHEMA,
-        "path": shown_path(path),
-        **_stamped(stamp),
-        "asked": asked.columns,
-        "scanned_ns": scanned_ns,
-    }
-
-
-def _stamped(stamp: Stamp | None) -> Row:
-    return {name: stamp and value for name, value in (stamp or _NO_STAMP)._asdict().items()}
+        return {**found, **failure("unforeseen", f"{type(error).__name__}: {error}")}
 
 
 def _opened(path: str, checkpoint: Checkpoint) -> Row:
     """Return what the answers to requests said of the version, where no list had."""
     if not is_far(path) or stamp_of(path) is not None:
         return {}
-    return _stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
-
-
-def _failure(kind: str, message: str, name: str | None = None) -> Row:
-    error = {"kind": kind, "type": name, "message": cut(message, _LONGEST)}
-    return {**dict.fromkeys(_FACTS), **_judged("unknown", (), "error"), "error": error}
+    return stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
 
 
 def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[Row], None] | None) -> Row:
@@ -125,14 +77,7 @@ def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[
     except CkptoolError as error:
         report = _checked(refused(path, depth, path, error, limits))
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
-        return {**_failure(error.kind, error.message, type(error).__name__), **report, **others}
-
-
-_FACTS: Final = (
-    *("member", "format", "form", "writer", "tensors", "tied", "parameters"),
-    *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
-    *("shards", "members", "beside", "digest", "digest_error"),
-)
+        return {**failure(error.kind, error.message, type(error).__name__), **report, **others}
 
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:

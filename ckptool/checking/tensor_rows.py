@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
 
 from ckptool.cancellation import each
+from ckptool.checking.asked import TENSORS, Row
 from ckptool.checkpoints.checkpoint import Checkpoint
-
-SCHEMA: Final = "ckptool.tensors/1"
-
-Row: TypeAlias = dict[str, object]
 
 
 def tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
@@ -22,7 +18,7 @@ def tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
     for name, tensor in each(checkpoint.tensors.items(), checkpoint.source.cancellation):
         info = tensor.info
         yield {
-            "schema": SCHEMA,
+            "schema": TENSORS,
             **same,
             "member": checkpoint.member,
             "name": name,

@@ -12,10 +12,9 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.row import SCHEMA, Asked
+from ckptool.checking.asked import SAME, SCHEMA, Asked
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
-from ckptool.cli.scan_worker import SAME
 from ckptool.cli.scan_workers import ENDED, HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say

@@ -17,9 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptool.checking import tensor_rows
-from ckptool.checking.row import Asked, lost_row
-from ckptool.cli.scan_worker import READY
+from ckptool.checking.asked import READY, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
 from ckptool.errors import CkptoolError
 from ckptool.sources.naming import is_far
@@ -27,8 +25,11 @@ from ckptool.sources.naming import is_far
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-HEAD_OF_TENSOR: Final = f'{{"schema": "{tensor_rows.SCHEMA}", '.encode()
-_START: Final = "import sys; sys.path = sys.argv[1:]; from ckptool.cli.scan_worker import main; main()"
+HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
+_START: Final = (
+    "import sys; sys.path = sys.argv[1:]; from ckptool.checking.row_worker import main;"
+    " main(sys.stdin.buffer, sys.stdout.buffer)"
+)
 """Nothing is imported from the folder that the user is in."""
 _AT_ONCE: Final = 1 << 16
 _LONGEST: Final = 4096

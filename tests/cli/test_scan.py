@@ -19,8 +19,9 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 from ckptool import migrate
+from ckptool.checking.asked import Asked
 from ckptool.checking.check import check
-from ckptool.checking.row import Asked, row
+from ckptool.checking.row import row
 from ckptool.cli import cli, scan_workers
 from ckptool.cli.targets import targets
 from tests.scale import exhaustive, times
@@ -139,8 +140,9 @@ def test_a_row_for_each_tensor_joins_the_row_of_its_checkpoint(folder: Path, tmp
 
 
 DIES = (
-    "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.cli import scan_worker as w; row = w.row;"
-    "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked); w.main()"
+    "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.checking import row_worker as w; row = w.row;"
+    "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked);"
+    "w.main(sys.stdin.buffer, sys.stdout.buffer)"
 )
 
 

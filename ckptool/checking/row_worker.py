@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ckptool.checking.row import Asked, row
+from ckptool.checking.asked import READY, SAME, Asked
+from ckptool.checking.row import row
 from ckptool.sources.stamps import stamp_of_version
 
-READY = b"ready"
-SAME = b"same"
-"""The answer about a file far away whose version is the one that is known."""
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 
-def main() -> None:
+def main(lines: BinaryIO, written: BinaryIO) -> None:
     """Answer until there are no more lines, or nobody reads the answers."""
     gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
-    lines, answers = sys.stdin.buffer, _Answers()
+    answers = _Answers(written)
     begun = json.loads(lines.readline())
     work = _Work(Asked(**begun["asked"]))
-    pool = ThreadPoolExecutor(begun["threads"])
+    pool: ThreadPoolExecutor | None = None
     try:
         answers.write(READY)
         for line in lines:
@@ -37,22 +35,32 @@ def main() -> None:
             if task["far"] is None:
                 answers.give(task, work.row(task["path"], partial(answers.give, task)))
             else:
+                pool = pool or _threads(begun["threads"])
                 pool.submit(lambda one: answers.give(one, work.far_row(one, partial(answers.give, one))), task)
-        pool.shutdown()
+        if pool is not None:
+            pool.shutdown()
     except (BrokenPipeError, KeyboardInterrupt):
-        pool.shutdown(wait=False, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # files here need none
+
+    return ThreadPoolExecutor(count)
 
 
 class _Answers:
     """What the parent reads, a line at a time, from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, written: BinaryIO) -> None:
+        self._written = written
         self._lock = threading.Lock()
 
     def write(self, line: bytes) -> None:
         with self._lock:
-            sys.stdout.buffer.write(line + b"\n")
-            sys.stdout.buffer.flush()
+            self._written.write(line + b"\n")
+            self._written.flush()
 
     def give(self, task: dict[str, Any], answer: bytes) -> None:
         self.write(b"%d %b" % (task["number"], answer))
