@@ -10,11 +10,13 @@ import gc
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ckptool.checking.asked import READY, SAME, Asked
+from ckptool.checking.asked import READY, SAME, Asked, lost_row
 from ckptool.checking.row import row
+from ckptool.errors import CkptoolError, let_go
 from ckptool.sources.stamps import stamp_of_version
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def main(lines: BinaryIO, written: BinaryIO) -> None:
                 answers.give(task, work.row(task["path"], partial(answers.give, task)))
             else:
                 pool = pool or _threads(begun["threads"])
-                pool.submit(lambda one: answers.give(one, work.far_row(one, partial(answers.give, one))), task)
+                pool.submit(_do, work, task, answers)
         if pool is not None:
             pool.shutdown()
     except (BrokenPipeError, KeyboardInterrupt):
@@ -48,6 +50,16 @@ def _threads(count: int) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor  # files here need none
 
     return ThreadPoolExecutor(count)
+
+
+def _do(work: _Work, task: dict[str, Any], answers: _Answers) -> None:
+    """Answer a task in a thread: whatever goes wrong, there is an answer, which somebody waits for."""
+    try:
+        answer = work.far_row(task, partial(answers.give, task))
+    except Exception as error:  # noqa: BLE001 - nobody would see it
+        let_go(error)
+        answer = _line(lost_row(task["path"], Asked(), "unforeseen", f"{type(error).__name__}: {error}"))
+    answers.give(task, answer)
 
 
 class _Answers:
@@ -88,9 +100,10 @@ class _Work:
         address.listed = None if how["listed"] is None else tuple(how["listed"])
         address.takes_end = True
         if how["known"] is not None:
-            stamp = stamp_of_version((remote_version(address) or ())[2:])
-            if stamp is not None and stamp.version == how["known"]:
-                return SAME
+            with suppress(CkptoolError):  # which opening says again
+                stamp = stamp_of_version((remote_version(address) or ())[2:])
+                if stamp is not None and stamp.version == how["known"]:
+                    return SAME
         return self.row(address, tell)
 
 

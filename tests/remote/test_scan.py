@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from ckptool import migrate
-from ckptool.cli import cli
-from tests.cli.test_scan import CUT, FINE, rows
+from ckptool.cli import cli, scan_workers
+from tests.cli.test_scan import CUT, DIES, FINE, rows
 from tests.remote.buckets import KEY, SECRET, bucket
 from tests.remote.servers import Server, serving
 
@@ -63,6 +63,40 @@ def test_a_prefix_has_a_row_for_each_checkpoint_in_one_request_each(store: Serve
     assert found["s3://b/runs/cut.pth"]["error"]["kind"] == "lfs-pointer"
     asked = [path for path, _ in store.requests if "list-type" not in path and path.endswith(".pth")]
     assert len(asked) <= 1.3 * len(found)
+
+
+@pytest.mark.parametrize(("address", "kind"), [("s3://b/gone", "missing"), ("s3://b/notes/", "directory")])
+def test_a_prefix_of_no_checkpoints_is_one_error(address: str, kind: str, store: Server) -> None:
+    store.files["/b/notes/README.md"] = b"# About"
+    found = rows(scan(address, "--endpoint", store.url, code=2).stdout)
+
+    assert [one["error"]["kind"] for one in found.values()] == [kind]
+
+
+def test_a_whole_bucket_is_a_prefix_too(store: Server) -> None:
+    found = rows(scan("s3://b", "--endpoint", store.url, code=2).stdout)
+
+    assert {"s3://b/runs-old/x.pth", "s3://b/runs/cut.pth", "s3://b/runs/0/last.pth"} <= found.keys()
+
+
+def test_keys_that_are_refused_are_said_in_a_row(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    result = scan("s3://b/runs", "s3://b/runs/", "--endpoint", store.url, code=2)
+
+    assert {one["error"]["kind"] for one in rows(result.stdout).values()} == {"permission"}
+    assert "another" not in result.output
+
+
+def test_a_worker_that_dies_costs_one_of_the_files_that_it_was_at(
+    store: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_workers, "_START", DIES.replace("3.pth", "/3/last.pth"))
+    found = rows(scan("s3://b/runs", "--endpoint", store.url, code=2).stdout)
+
+    assert [path for path, one in found.items() if one["error"] and one["error"]["kind"] == "worker-ended"] == [
+        "s3://b/runs/3/last.pth"
+    ]
+    assert len(found) == 13
 
 
 def test_what_has_not_changed_in_a_store_is_skipped(store: Server, tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Final
 
-from ckptool.errors import FileUnavailable
+from ckptool.errors import FileUnavailable, LimitExceeded
 from ckptool.formats.directories import choosing, layouts_in_order, pipelines, walk
 from ckptool.sources.far_folder import FarFolder, open_prefix
 from ckptool.sources.paths import is_likely
 from ckptool.sources.remote import hub
 from ckptool.sources.remote.address import HUB, STORES, Remote
 from ckptool.sources.remote.bucket import Bucket
+
+_OF_BUCKET: Final = 3
+"""Slashes in the address of a whole bucket."""
 
 
 def checkpoints_at(address: Remote) -> Iterator[Remote]:
@@ -21,8 +25,10 @@ def checkpoints_at(address: Remote) -> Iterator[Remote]:
     What a prefix stands for is told by one listing. Of files only those come whose names are those of checkpoints, as
     each that is opened takes a request; files that are one checkpoint together are one.
 
+    What cannot be listed, or has nothing in it, comes as it is: opening it says why.
+
     Raises:
-        CkptoolError: It cannot be listed, or nothing is there.
+        CkptoolError: The store or the hub cannot be asked.
     """
     if address.scheme == HUB and address.partition("://")[2].strip("/").count("/") == 1:
         yield from _of_repository(hub.listed(address))
@@ -33,17 +39,26 @@ def checkpoints_at(address: Remote) -> Iterator[Remote]:
 
 
 def _in_store(address: Remote) -> Iterator[Remote]:
-    found = Bucket(address).find()
+    place = address if address.endswith("/") else address.elsewhere(f"{address}/")
+    is_bucket = place.count("/") == _OF_BUCKET
+    found = None if is_bucket else Bucket(address).find()
     if found is not None:
         yield address.as_listed(*found)
-    place = address if address.endswith("/") else address.elsewhere(f"{address}/")
     try:
         folder = open_prefix(place)
     except FileUnavailable as error:
         if found is None or error.kind != "missing":
-            raise
-    else:
-        yield from _below(folder, place)
+            yield place
+        return
+    except LimitExceeded:
+        yield place
+        return
+    is_empty = found is None
+    for one in _below(folder, place):
+        is_empty = False
+        yield one
+    if is_empty:
+        yield place
 
 
 def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
