@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from time import time_ns
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
 
 from ckptool.checking import safety
+from ckptool.checking.asked import NOTHING, Asked, Row, failure, identity, stamped
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
 from ckptool.checking.surveys import Act, reached
+from ckptool.checking.tensor_rows import tensor_rows
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.summary import Summary, storage_nbytes, summarise
@@ -23,98 +24,60 @@ from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder
-from ckptool.sources.stamps import stamp_of
+from ckptool.sources.naming import is_far
+from ckptool.sources.stamps import stamp_of, stamp_of_version
 from ckptool.tensors.reading import LazyTensor
 
-SCHEMA: Final = "ckptool.scan/1"
-_LONGEST: Final = 4096
 _MOST: Final = 64
 """Devices, types and prefixes in a row: files may have as many as tensors."""
 
-Row: TypeAlias = dict[str, object]
 
-
-class Asked(NamedTuple):
-    """What is to be known beyond what is in each."""
-
-    check: bool = False
-    deep: bool = False
-    digest: bool = False
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of what is asked for, as rows have them."""
-        return [name for name, wanted in self._asdict().items() if wanted]
-
-
-NOTHING: Final = Asked()
-
-
-def row(path: str, asked: Asked = NOTHING, limits: Limits = DEFAULT_LIMITS) -> Row:
+def row(
+    path: str, asked: Asked = NOTHING, limits: Limits = DEFAULT_LIMITS, *, tell: Callable[[Row], None] | None = None
+) -> Row:
     """
-    Return what a checkpoint is, as a dict for JSON. Nothing in it runs.
+    Return what a checkpoint is, as a dict for JSON. Nothing in it runs. ``tell`` is called with a row for each tensor.
 
     A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
     """
-    found = _identity(path, asked)
+    found = identity(path, asked)
     try:
-        return {**found, **_facts(path, asked, limits)}
+        return {**found, **_facts(path, asked, limits, found, tell)}
     except Cancelled:
         raise
     except MemoryError as error:
         let_go(error)
-        return {**found, **_failure("out-of-memory", "there is not enough memory")}
+        return {**found, **failure("out-of-memory", "there is not enough memory")}
     except Exception as error:  # noqa: BLE001 - one file must not stop thousands
         let_go(error)
-        return {**found, **_failure("unforeseen", f"{type(error).__name__}: {error}")}
+        return {**found, **failure("unforeseen", f"{type(error).__name__}: {error}")}
 
 
-def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
-    """Return the row of a checkpoint of which nothing is known, but why."""
-    return {**_identity(path, asked), **_failure(kind, message)}
+def _opened(path: str, checkpoint: Checkpoint) -> Row:
+    """Return what the answers to requests said of the version, where no list had."""
+    if not is_far(path) or stamp_of(path) is not None:
+        return {}
+    return stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
 
 
-def _identity(path: str, asked: Asked) -> Row:
-    scanned_ns = time_ns()
-    stamp = stamp_of(path)
-    return {
-        "schema": SCHEMA,
-        "path": path,
-        "nbytes": stamp and stamp.nbytes,
-        "mtime_ns": stamp and stamp.mtime_ns,
-        "version": stamp and stamp.version,
-        "asked": asked.columns,
-        "scanned_ns": scanned_ns,
-    }
-
-
-def _failure(kind: str, message: str, name: str | None = None) -> Row:
-    error = {"kind": kind, "type": name, "message": cut(message, _LONGEST)}
-    return {**dict.fromkeys(_FACTS), **_judged("unknown", (), "error"), "error": error}
-
-
-def _facts(path: str, asked: Asked, limits: Limits) -> Row:
+def _facts(path: str, asked: Asked, limits: Limits, known: Row, tell: Callable[[Row], None] | None) -> Row:
     depth: Depth = "bytes" if asked.deep else "structure"
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
             summary = summarise(checkpoint)
-            facts = {**_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
-            if asked.check or asked.deep:
-                return {**facts, **_checked(look(path, checkpoint, depth, limits)), "error": None}
-            return {**facts, **_glanced(checkpoint, summary), "error": None}
+            facts = {**_opened(path, checkpoint), **_counts(checkpoint, summary), **_digest(checkpoint, asked, limits)}
+            deeper = asked.check or asked.deep
+            judged = _checked(look(path, checkpoint, depth, limits)) if deeper else _glanced(checkpoint, summary)
+            if tell is not None:
+                for one in tensor_rows(checkpoint, {**known, **facts}):
+                    tell(one)
+            return {**facts, **judged, "error": None}
     except Cancelled:
         raise
     except CkptoolError as error:
         report = _checked(refused(path, depth, path, error, limits))
         others = {"beside": inside_refused(path)} if is_folder(path) else {}
-        return {**_failure(error.kind, error.message, type(error).__name__), **report, **others}
-
-
-_FACTS: Final = (
-    *("member", "format", "form", "writer", "tensors", "tied", "parameters"),
-    *("tensors_nbytes", "weights_nbytes", "rest_nbytes", "dtypes", "devices", "prefixes", "roles"),
-    *("shards", "members", "beside", "digest", "digest_error"),
-)
+        return {**failure(error.kind, error.message, type(error).__name__), **report, **others}
 
 
 def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
@@ -163,9 +126,10 @@ def _roles(checkpoint: Checkpoint, summary: Summary) -> dict[str, dict[str, int]
 
 def _come_to(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
     tensors = [tensor for one in dicts for tensor in one.values()]
+    is_all = len(dicts) == 1 and len(tensors) == summary.tensors
     return {
         "tensors": len(tensors),
-        "parameters": sum(one.numel for one in dicts),
+        "parameters": summary.numel if is_all else sum(one.numel for one in dicts),
         "nbytes": _nbytes(tensors, summary),
     }
 
@@ -173,20 +137,16 @@ def _come_to(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
 def _digest(checkpoint: Checkpoint, asked: Asked, limits: Limits) -> Row:
     if not asked.digest:
         return {"digest": None, "digest_error": None}
-    from ckptool.checkpoints.digest import digest_of  # it reads every byte, and is seldom asked for
+    from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
 
-    try:
-        return {"digest": digest_of(checkpoint, limits), "digest_error": None}
-    except Cancelled:
-        raise
-    except CkptoolError as error:
-        return {"digest": None, "digest_error": error.kind}
+    digest, error = digest_or_why(checkpoint, limits)
+    return {"digest": digest, "digest_error": error and error.kind}
 
 
 def _glanced(checkpoint: Checkpoint, summary: Summary) -> Row:
     """Return what ``inspect`` finds, and the grade of the pickles that the format reads."""
     seen = safety.quick(checkpoint)
-    findings = (*system_calls(seen, lambda: None), *examine(checkpoint, summary))
+    findings = (*system_calls(seen, lambda: None), *examine(checkpoint, summary, advises=False))
     return _judged(_grade(seen.acts, seen.unseen), findings, worst_of(findings))
 
 

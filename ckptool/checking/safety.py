@@ -14,12 +14,14 @@ from ckptool.checking.pickle_search import Search
 from ckptool.checking.surveys import Act, Survey
 from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles import grades
 from ckptool.pickles.gc_pause import gc_paused
 from ckptool.pickles.nodes import Call
-from ckptool.pickles.scanner import Scan, scan_around
+from ckptool.pickles.reader import Pickle
+from ckptool.pickles.scanner import Scan, holds_none, scan_around
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 
@@ -83,9 +85,16 @@ def quick(checkpoint: Checkpoint) -> Survey:
         for stream, calls in zip(one.streams, _calls(one), strict=False):
             if not all(is_expected(stream, name) for name in stream.globals):
                 record = "::".join(filter(None, (one.member if one is not checkpoint else None, stream.record)))
-                scanned = scan_around(stream.source, stream.start, stream.end, stream.blocks)
-                search.read(stream, calls, scanned, record)
+                search.read(stream, calls, _scanned(stream, () if calls is None else one.pickles), record)
     return search.survey()
+
+
+def _scanned(stream: Stream, pickles: Sequence[Pickle]) -> Scan:
+    """Walk the pickles of a stream, unless it is known that there would be nothing to keep."""
+    is_usual = pickles and not stream.blocks and not any(one.is_odd for one in pickles)
+    if is_usual and holds_none(stream.source, stream.start, stream.end):
+        return Scan({})
+    return scan_around(stream.source, stream.start, stream.end, stream.blocks)
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from ckptool.checking import usual_names
-from ckptool.checking.finding import Advice, Finding, run
+from ckptool.checking.finding import Advice, Advisable, Finding, run
 from ckptool.checking.unusual_tensors import clashing_names, not_plain, outside_state_dict, parts_of_ranks
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary, heads, summarise
@@ -22,10 +22,15 @@ from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY
 
 
-def examine(checkpoint: Checkpoint, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Return everything notable about a checkpoint, in the order of ``CHECKS``."""
+def examine(checkpoint: Checkpoint, summary: Summary | None = None, *, advises: bool = True) -> tuple[Finding, ...]:
+    """
+    Return everything notable about a checkpoint, in the order of ``CHECKS``.
+
+    Unless it ``advises``, no migration is looked for that would help.
+    """
     known = summary or summarise(checkpoint)
-    return tuple(finding for check in CHECKS for finding in check(checkpoint, known))
+    found = (one for check in CHECKS for one in check(checkpoint, known))
+    return tuple(one if isinstance(one, Finding) else one.advised() if advises else one.finding for one in found)
 
 
 def index_of_files(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
@@ -142,7 +147,7 @@ def foreign_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
     """CK301: the names carry components that a training wrapper put in front."""
     if not any(prefix[:-1] in ADDED_BY for prefix in summary.prefixes):
         return
@@ -165,28 +170,21 @@ def wrapper_prefixes(checkpoint: Checkpoint, summary: Summary) -> Iterator[Findi
         why = "A model without that wrapper expects the names without it."
         # Where everything is taken, averaged weights stay beside those that are not.
         form = "state_dict" if is_averaged_pair(checkpoint.weights or ()) else ""
-        yield Finding(
-            "CK301",
-            "info",
-            f"{all_names} begins with {''.join(wrapped)!r}, which {who} added",
-            *(_migration(checkpoint, why, form=form, strip_module=plain, strip_wrappers=not plain) or Advice(why)),
-        )
+        fact = f"{all_names} begins with {''.join(wrapped)!r}, which {who} added"
+        options = {"form": form, "strip_module": plain, "strip_wrappers": not plain}
+        yield Advisable(Finding("CK301", "info", fact, why), lambda: _migration(checkpoint, why, **options))
 
 
-def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def several_weights(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK302: more than one state dict could be the model's weights."""
     found = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     if len(found) > 1 and checkpoint.weights is None:
         names = [f"{one.key or '(root)'}{' (averaged)' * (one.role == 'ema')}" for one in found]
-        yield Finding(
-            "CK302",
-            "info",
-            f"several state dicts could be the weights: {some(names, _CANDIDATES)}",
-            *(_state_dict(checkpoint, "Pick one with `key=`.") or ()),
-        )
+        fact = f"several state dicts could be the weights: {some(names, _CANDIDATES)}"
+        yield Advisable(Finding("CK302", "info", fact), lambda: _state_dict(checkpoint, "Pick one with `key=`."))
 
 
-def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK130: arrays of numpy are listed as tensors."""
     found = len([True for tensor in checkpoint.tensors.values() if tensor.info.subclass == ARRAY])
     if not found:
@@ -194,29 +192,21 @@ def arrays(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
     among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values())
     if among:
         why = "ckptool.load() makes tensors of them, and so does this:"
-        yield Finding(
-            "CK130",
-            "warning",
-            f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take",
-            *(_state_dict(checkpoint, why) or ()),
-        )
+        fact = f"the weights are {counted(among, 'array')} of numpy, which load_state_dict() does not take"
+        yield Advisable(Finding("CK130", "warning", fact), lambda: _state_dict(checkpoint, why))
     else:
         yield Finding("CK130", "info", f"{counted(found, 'array')} of numpy, listed as tensors")
 
 
-def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def unused_storage(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
     """CK303: tensors are small views of storages that were saved whole."""
     if summary.nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
         return
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
     why = "Clone views before saving them."
     if summary.nbytes > 2 * covered and summary.nbytes - covered > 1 << 20:
-        yield Finding(
-            "CK303",
-            "info",
-            f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them",
-            *(_migration(checkpoint, why, form="safetensors") or Advice(why)),
-        )
+        fact = f"tensors cover {covered:,} of the {summary.nbytes:,} bytes of storage that were saved with them"
+        yield Advisable(Finding("CK303", "info", fact, why), lambda: _migration(checkpoint, why, form="safetensors"))
 
 
 def program_without_names(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -281,16 +271,12 @@ def model_code(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
             )
 
 
-def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
+def bound_method(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding | Advisable]:
     """CK405: a method was saved, and with it the whole model."""
     why = "Save model.state_dict() instead."
     if checkpoint.bound_method:
-        yield Finding(
-            "CK405",
-            "warning",
-            "a bound method was saved, and the whole model with it: state_dict is missing its parentheses",
-            *(_state_dict(checkpoint, why) or Advice(why)),
-        )
+        fact = "a bound method was saved, and the whole model with it: state_dict is missing its parentheses"
+        yield Advisable(Finding("CK405", "warning", fact, why), lambda: _state_dict(checkpoint, why))
 
 
 def unreadable(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
@@ -305,16 +291,12 @@ def unreadable(checkpoint: Checkpoint, _: Summary) -> Iterator[Finding]:
         )
 
 
-def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding]:
+def mixed_devices(checkpoint: Checkpoint, summary: Summary) -> Iterator[Finding | Advisable]:
     """CK501: tensors were saved from more than one accelerator."""
     devices = [tag for tag in summary.devices if tag not in ("cpu", "meta")]
     if len(devices) > 1:
-        yield Finding(
-            "CK501",
-            "warning",
-            f"tensors were saved on {len(devices)} devices: {some(devices)}",
-            *(_migration(checkpoint, to="cpu") or ()),
-        )
+        fact = f"tensors were saved on {len(devices)} devices: {some(devices)}"
+        yield Advisable(Finding("CK501", "warning", fact), lambda: _migration(checkpoint, to="cpu"))
 
 
 def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
@@ -354,7 +336,7 @@ _FAMILIAR = (
 
 _CANDIDATES = 6
 
-Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding]]
+Check: TypeAlias = Callable[[Checkpoint, Summary], Iterator[Finding | Advisable]]
 
 CHECKS: tuple[Check, ...] = (
     damaged_index,

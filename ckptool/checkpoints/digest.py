@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import choose
-from ckptool.errors import MigrationRefused, UnsupportedFeature
+from ckptool.errors import Cancelled, CkptoolError, MigrationRefused, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.names.renaming import rename, strip_wrappers, without_marked
 from ckptool.tensors.payloads import CHUNK_NBYTES
@@ -41,6 +42,23 @@ def digest_of(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> str:
     lines = sorted(_line(known[identity(one.info)], name) for name, one in tensors.items())
     text = "\n".join(lines)
     return f"sha256:{_hex(text)}"
+
+
+class Known(NamedTuple):
+    """A digest, or the error that says why there is none."""
+
+    digest: str | None
+    error: CkptoolError | None = None
+
+
+def digest_or_why(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> Known:
+    """Return what ``digest_of`` does, or the error; only a cancellation is raised."""
+    try:
+        return Known(digest_of(checkpoint, limits))
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        return Known(None, error)
 
 
 def _hex(text: str) -> str:

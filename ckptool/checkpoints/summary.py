@@ -3,8 +3,9 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from operator import eq
-from typing import NamedTuple
+from math import prod
+from operator import attrgetter, eq
+from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -12,6 +13,10 @@ from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.names.wrappers import heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, identity
+
+_LOCATION: Final = attrgetter("location")
+_SHAPE: Final = attrgetter("shape")
+_DTYPE: Final = attrgetter("dtype.name")
 
 
 class Summary(NamedTuple):
@@ -77,14 +82,14 @@ def count(
     apart: bool = False,
 ) -> Counts:
     """Return the counts of tensors; with ``tags``, as if they had been saved on these devices; ``apart``: none tied."""
-    tags = [info.location for info in infos] if tags is None else tags
+    tags = list(map(_LOCATION, infos)) if tags is None else tags
     distinct = infos if apart else _distinct(infos, cancellation)
     return Counts(
         tensors=len(infos),
         tied=len(infos) - len(distinct),
-        numel=sum(info.numel for info in each(distinct, cancellation)),
+        numel=sum(map(prod, map(_SHAPE, each(distinct, cancellation)))),
         devices=dict(Counter(tags)),
-        dtypes=dict(Counter(info.dtype.name for info in infos)),
+        dtypes=dict(Counter(map(_DTYPE, infos))),
     )
 
 

@@ -18,6 +18,7 @@ _VERSIONS: Final = (
     (("checkpoint_version",), "megatron"),
 )
 """Where frameworks leave their version in what they save."""
+_BEGINNINGS: Final = frozenset(keys[0] for keys, _ in _VERSIONS)
 _LONGEST: Final = 64
 _MOST: Final = 1e9
 """As a version. Python refuses to print integers of some thousand digits."""
@@ -33,9 +34,11 @@ class Writer(NamedTuple):
 
 def writer_of(checkpoint: Checkpoint) -> Writer | None:
     """Return the framework that wrote a checkpoint; None where nothing says so."""
-    for keys, name in _VERSIONS:
-        node = checkpoint.root
-        for key in keys:
+    pairs = nodes.mapping_pairs(checkpoint.root) or []
+    there = {key for key, _ in pairs if type(key) is str and key in _BEGINNINGS}
+    for keys, name in _VERSIONS if there else ():
+        node = nodes.lookup(pairs, keys[0])
+        for key in keys[1:]:
             node = nodes.lookup(nodes.mapping_pairs(node) or [], key)
         version = scalar_of(node)
         is_number = type(version) in (int, float) and abs(version) < _MOST  # type: ignore[arg-type]

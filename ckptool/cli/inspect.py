@@ -64,6 +64,7 @@ from ckptool.formats import open_checkpoint
     is_flag=True,
     help="Print the class source that old files carry, and nothing else.",
 )
+@click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
 @far_options
 def inspect(files: tuple[str, ...], **options: Any) -> None:
     """
@@ -73,6 +74,11 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     the index is read, so this is quick whatever the size. Exit code 2 means that a file could not be read.
     """
     check_one_form(options)
+    others = ("brief", "table_format", "show_globals", "show_source")
+    if options["digest"] and any(options[name] for name in others):
+        raise click.UsageError(
+            "--digest is one more line about each file: give it without what leaves these lines out."
+        )
     selection = selection_of(options, sort=options["sort"])
     found = targets(files, recursive=options["recursive"])
     failed, passed = False, 0

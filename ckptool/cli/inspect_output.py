@@ -19,6 +19,7 @@ from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 
 if TYPE_CHECKING:
+    from ckptool.checkpoints.digest import Known
     from ckptool.cli.totals import Totals
 
 _LINES_AT_ONCE = 1000
@@ -28,7 +29,7 @@ def output_for(
     options: dict[str, Any], selection: Selection, paths: Sequence[str], *, is_list: bool
 ) -> Reports | Brief | Plain | Objects:
     if options["as_json"] or options["as_lines"]:
-        return Objects(selection, as_lines=options["as_lines"], is_list=is_list)
+        return Objects(selection, as_lines=options["as_lines"], is_list=is_list, has_digest=options["digest"])
     if options["show_globals"]:
         return Globals()
     if options["show_source"]:
@@ -47,15 +48,24 @@ def output_for(
     if options["table_format"] is not None:
         return Tables(selection, listing, options["table_format"], has_paths=is_list)
     totals = _totals(options) if len(paths) > 1 else None
-    return Reports(selection, listing, totals, has_body=not options["quiet"], show_all=options["show_all"])
+    shows = {"has_body": not options["quiet"], "show_all": options["show_all"], "has_digest": options["digest"]}
+    return Reports(selection, listing, totals, **shows)
 
 
 class Reports:
     """For people: what each file is, its tensors, and what they come to."""
 
     def __init__(
-        self, selection: Selection, listing: Listing, totals: Totals | None, *, has_body: bool, show_all: bool
+        self,
+        selection: Selection,
+        listing: Listing,
+        totals: Totals | None,
+        *,
+        has_body: bool,
+        show_all: bool,
+        has_digest: bool,
     ) -> None:
+        self._has_digest = has_digest
         self._selection = selection
         self._listing = listing
         self._has_body = has_body
@@ -68,7 +78,7 @@ class Reports:
         summary, findings = _examined(checkpoint)
         if self._totals is not None:
             self._totals.opened(worst_of(findings), checkpoint.format, checkpoint.file_nbytes)
-        head = inspect_report.head_lines(checkpoint, summary, findings)
+        head = inspect_report.head_lines(checkpoint, summary, findings, _digest(checkpoint, is_asked=self._has_digest))
         nothing = self._selection.nothing(checkpoint.tensors, tensors)
         _print([""] if self._begun else [])
         self._begun = True
@@ -178,9 +188,10 @@ class Sources(Plain):
 class Objects:
     """JSON, which takes milliseconds to import, and is seldom asked for."""
 
-    def __init__(self, selection: Selection, *, as_lines: bool, is_list: bool) -> None:
+    def __init__(self, selection: Selection, *, as_lines: bool, is_list: bool, has_digest: bool) -> None:
         from ckptool.cli.json_output import JsonOutput
 
+        self._has_digest = has_digest
         self._selection = selection
         self._output = JsonOutput(as_lines=as_lines, is_list=is_list)
 
@@ -189,7 +200,8 @@ class Objects:
 
         summary, findings = _examined(checkpoint)
         tensors = self._selection.of(checkpoint.tensors.values())
-        self._output.add(inspect_object(checkpoint, summary, findings, tensors))
+        known = _digest(checkpoint, is_asked=self._has_digest)
+        self._output.add(inspect_object(checkpoint, summary, findings, tensors, known))
 
     def failed(self, path: str, error: CkptoolError) -> None:
         from ckptool.cli.json_output import inspect_error
@@ -207,6 +219,14 @@ def _totals(options: dict[str, Any]) -> Totals:
     from ckptool.cli.totals import Totals  # most calls are about one file
 
     return Totals("opened", named=sys.maxsize) if options["wide"] else Totals("opened")
+
+
+def _digest(checkpoint: Checkpoint, *, is_asked: bool) -> Known | None:
+    if not is_asked:
+        return None
+    from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
+
+    return digest_or_why(checkpoint)
 
 
 def _examined(checkpoint: Checkpoint) -> tuple[Summary, Sequence[Finding]]:

@@ -16,6 +16,7 @@ from ckptool.pickles.nodes import Call, Inert, class_name
 if TYPE_CHECKING:
     from ckptool.checkpoints.adapters import Adapter
     from ckptool.checkpoints.companions import Beside
+    from ckptool.checkpoints.digest import Known
     from ckptool.checkpoints.training import TrainingState
 
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")
@@ -50,11 +51,16 @@ class Fact(NamedTuple):
     """How many items a terminal shows; None for all."""
 
 
-def head_lines(checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding]) -> Iterator[str]:
+def head_lines(
+    checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], digest: Known | None = None
+) -> Iterator[str]:
     """Yield the lines that say what a file is, one fact a line."""
     yield shown_name(checkpoint)
     for fact in head_facts(checkpoint, summary):
         yield from listed(fact.label, fact.items, fact.most)
+    if digest is not None:
+        why = "" if digest.error is None else digest.error.message
+        yield from listed("digest", [digest.digest or f"none: {show(why)}"])
     yield from map(with_options, finding_lines(findings))
 
 

@@ -29,6 +29,7 @@ from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.adapters import Adapter
+    from ckptool.checkpoints.digest import Known
 
 INSPECT = "ckptool.inspect/2"
 
@@ -96,9 +97,14 @@ def _pieces(found: object, depth: int) -> Iterator[str]:
 
 
 def inspect_object(
-    checkpoint: Checkpoint, summary: Summary, findings: Sequence[Finding], tensors: Iterable[LazyTensor]
+    checkpoint: Checkpoint,
+    summary: Summary,
+    findings: Sequence[Finding],
+    tensors: Iterable[LazyTensor],
+    digest: Known | None = None,
 ) -> dict[str, object]:
     """Return the object that ``inspect --json`` prints for a file; its tensors are made as they are asked for."""
+    asked = {} if digest is None else {"digest": digest.digest, "digest_error": digest.error and digest.error.kind}
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
     parameters = parameter_names(checkpoint)
@@ -118,6 +124,7 @@ def inspect_object(
             "dtypes": summary.dtypes,
             "prefixes": list(summary.prefixes),
         },
+        **asked,
         "state_dicts": [
             {
                 "key": found.key,

@@ -49,8 +49,23 @@ _OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 
 
+def as_asked(path: str) -> str:
+    """Return a path of a list; an address of it with how files far away are reached."""
+    found: str = AnyPath().convert(path, None, click.get_current_context())
+    return found
+
+
+def reach_options(command: F) -> F:
+    """Add the options that say where stores are, and who asks."""
+    return _added(command, _OPTIONS[:3])
+
+
 def far_options(command: F) -> F:
     """Add the options that say how files far away are reached."""
-    for name, how in reversed(_OPTIONS):
+    return _added(command, _OPTIONS)
+
+
+def _added(command: F, options: tuple[tuple[str, dict[str, Any]], ...]) -> F:
+    for name, how in reversed(options):
         command = click.option(name, expose_value=False, is_eager=True, callback=_ask, **how)(command)
     return command

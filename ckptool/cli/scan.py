@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.row import SCHEMA, Asked
-from ckptool.cli.paths import AnyPath
-from ckptool.cli.scan_workers import ENDED, Crew
+from ckptool.checking.asked import SAME, SCHEMA, Asked
+from ckptool.cli.paths import AnyPath, as_asked, reach_options
+from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
+from ckptool.cli.scan_workers import ENDED, HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
 from ckptool.errors import NotACheckpoint, OutputFailed
 from ckptool.messages import counted, labelled
 from ckptool.migration.output.lines import Lines
+from ckptool.migration.output.parquet import need_parquet
 from ckptool.sources.checksums import processors
-from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
 
@@ -30,6 +33,10 @@ _OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
 """Errors that only say that a file is something else."""
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may not come again, though the file stays the same."""
+
+
+CONNECTIONS: Final = 64
+_CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTIONS}."
 
 
 @click.command()
@@ -41,36 +48,50 @@ _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "miss
 @click.option("--check", is_flag=True, help="Look at every pickle and container, as 'check' does.")
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
 @click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
+@click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
+@click.option("--parquet", is_flag=True, help="At the end, write what -o and --tensors have as tables, too.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; by default as many as cores.")
+@click.option(
+    "--connections", "files", type=click.IntRange(1, 256), default=CONNECTIONS, metavar="N", help=_CONNECTIONS_HELP
+)
+@reach_options
 def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> None:
     """
     Print a line of JSON for every checkpoint in folders and below.
 
-    PATH is a folder, a checkpoint of any kind, or '-' for a list of them on standard input. Nothing in them runs. A
-    file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means that there were such.
+    PATH is a folder, a checkpoint of any kind, an address of either, or '-' for a list of them on standard input.
+    Nothing in them runs. A file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means
+    that there were such.
     """
     lists = [listed] if listed is not None else []
     if "-" in paths:
         lists.append(sys.stdin.buffer)
     if not (paths or lists):
         raise click.UsageError("Missing argument 'PATH...'.")
-    asked = Asked(**{name: options[name] for name in Asked._fields})
-    output: AbstractContextManager[Lines | None] = nullcontext()
-    if options["output"] is not None:
-        output = Lines(options["output"], _HEAD)
-    with output as lines:
-        run = _Run(asked, lines, options["output"])
-        run.scan(_paths(paths, lists), options["jobs"] or processors())
+    asked = Asked(**{name: bool(options[name]) for name in Asked._fields})
+    if options["parquet"]:
+        if not (options["output"] or options["tensors"]):
+            raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
+        need_parquet()
+    with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
+        run = _Run(asked, lines, options["output"], tensors)
+        run.scan(_paths(paths, lists), options["jobs"] or processors(), options["files"])
+        if options["parquet"]:
+            for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
+                if one is not None:
+                    write_table(one, path, columns)
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
+
+
+def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
+    return nullcontext() if path is None else Lines(path, head)
 
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
     for path in (*(path for path in paths if path != "-"), *(_read(one) for one in lists)):
         for one in (path,) if isinstance(path, str) else path:
-            if is_far(one):
-                raise click.UsageError(f"scan lists what is on this machine, and {shown_path(one)} is not.")
-            yield one
+            yield one if isinstance(path, str) else as_asked(one)
 
 
 def _read(stream: BinaryIO) -> Iterator[str]:
@@ -90,16 +111,19 @@ class _Known(NamedTuple):
 class _Run:
     """One call: what it has been asked, and what it has met."""
 
-    def __init__(self, asked: Asked, lines: Lines | None, output: str | None) -> None:
+    def __init__(self, asked: Asked, lines: Lines | None, output: str | None, tensors: Lines | None) -> None:
         self._asked = asked
+        self._tensors = tensors
+        if tensors is not None:
+            deque(tensors, maxlen=0)  # which takes back what was cut off
         self._lines = lines
         self._output = output
         self._unfinished: set[int] = set()
         """Paths whose row has an error that may have passed: they need another."""
+        self._versions: dict[int, str] = {}
+        """Of far files whose server alone knows whether they are still the same."""
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
-        self._is_meant: dict[str, bool] = {}
-        """Of the paths that are under way."""
         self._totals = Totals("fine")
         self._rows = self._skipped = self._passed = self._failed = self._skipped_failed = 0
 
@@ -119,6 +143,8 @@ class _Run:
             if kind in _PASSING:
                 self._unfinished.add(hash(path))
             elif version is not None and set(self._asked.columns) <= columns:
+                if is_far(path):
+                    self._versions[hash(path)] = version
                 found[hash((path, version))] = _Known(beside or (), kind is not None)
         return found
 
@@ -127,24 +153,31 @@ class _Run:
         """How many could not be opened, by this run or by those before."""
         return self._failed + self._skipped_failed
 
-    def scan(self, paths: Iterable[str], jobs: int) -> None:
+    def scan(self, paths: Iterable[str], jobs: int, connections: int) -> None:
         """Look at what is not known yet, and print the rows as they come."""
         self._listing = Listing(paths)
-        with Crew(self._asked, jobs) as crew:
-            for line in crew.rows(self._next):
-                self._take(line)
+        with Crew(self._asked, jobs, connections) as crew:
+            for task, line in crew.rows(self._next):
+                if line.startswith(HEAD_OF_TENSOR):
+                    assert self._tensors is not None  # noqa: S101 - else nobody asks for them
+                    self._tensors.append(line)
+                elif line == SAME:
+                    self._skip(self._known[hash((task.target.shown, task.known))])
+                else:
+                    self._take(line, is_meant=task.target.is_meant)
 
-    def _next(self) -> str | None:
-        """Return the path of the next checkpoint that is not known yet; None if there is none now."""
+    def _next(self) -> Task | None:
+        """Return the next checkpoint that is not known yet; None if there is none now."""
         while (target := self._listing.next()) is not None:
-            if self._output is not None and is_same_file(target.path, self._output):
+            is_here = not is_far(target.path)
+            if is_here and self._output is not None and is_same_file(target.path, self._output):
                 continue
-            identity = _identity(target.path) if self._known else 0
+            stamp = stamp_of(target.path) if self._known else None
+            identity = hash((target.shown, stamp and stamp.version))
             if identity in self._known:
                 self._skip(self._known[identity])
                 continue
-            self._is_meant[target.path] = target.is_meant
-            return target.path
+            return Task(target, None if is_here or stamp else self._versions.get(hash(target.shown)))
         return None
 
     def _skip(self, known: _Known) -> None:
@@ -152,9 +185,9 @@ class _Run:
         self._skipped_failed += known.has_error
         self._listing.add(known.beside)
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes, *, is_meant: bool) -> None:
         row = json.loads(line)
-        error, is_meant = row["error"], self._is_meant.pop(row["path"])
+        error = row["error"]
         self._listing.add(row["beside"] or ())
         is_other = error and error["type"] in _OTHERS and not is_meant and row["grade"] == "unknown"
         if is_other and hash(row["path"]) not in self._unfinished:
@@ -189,8 +222,3 @@ class _Run:
             failed = f", {self._skipped_failed:,} of them not opened" if self._skipped_failed else ""
             fact = f"{counted(self._skipped, 'checkpoint')} that the file has already{failed}"
             say(labelled("skipped", fact), err=True)
-
-
-def _identity(path: str) -> int:
-    stamp = stamp_of(path)
-    return hash((path, stamp and stamp.version))

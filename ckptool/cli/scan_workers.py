@@ -12,20 +12,24 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptool.checking.row import Asked, lost_row
-from ckptool.cli.scan_worker import READY
+from ckptool.checking.asked import READY, TENSORS, Asked, lost_row
+from ckptool.cli.targets import Target
 from ckptool.errors import CkptoolError
+from ckptool.sources.naming import is_far
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_START: Final = "import sys; sys.path = sys.argv[1:]; from ckptool.cli.scan_worker import main; main()"
+HEAD_OF_TENSOR: Final = f'{{"schema": "{TENSORS}", '.encode()
+_START: Final = (
+    "import sys; sys.path = sys.argv[1:]; from ckptool.checking.row_worker import main;"
+    " main(sys.stdin.buffer, sys.stdout.buffer)"
+)
 """Nothing is imported from the folder that the user is in."""
 _AT_ONCE: Final = 1 << 16
 _LONGEST: Final = 4096
@@ -34,14 +38,28 @@ _MOST_STARTS: Final = 4
 """That fail, one after the other."""
 _PATIENCE: Final = 10
 """Seconds that a process may take to end."""
+_OF_ONE_FILE: Final = 4
+"""Parts of one file far away that are fetched at once: many files are."""
 ENDED: Final = "worker-ended"
 """The kind of the error of a file whose worker process died."""
 
 
-class Worker:
-    """One process, and the paths that it was given: it is at the first of them."""
+class Task(NamedTuple):
+    """One checkpoint to look at."""
 
-    def __init__(self, asked: Asked) -> None:
+    target: Target
+    known: str | None = None
+    """The version of which there is a row, where only its server knows whether that is the one that is there."""
+
+    @property
+    def is_far(self) -> bool:
+        return is_far(self.target.path)
+
+
+class Worker:
+    """One process, and the tasks that it was given: of files here, it is at the first of them."""
+
+    def __init__(self, asked: Asked, threads: int) -> None:
         # In a session of its own: an interrupt from the terminal is the parent's, which then ends it.
         self._process = subprocess.Popen(  # noqa: S603 - our own words
             [sys.executable, "-c", _START, *sys.path],
@@ -56,19 +74,35 @@ class Worker:
         self.output = self._process.stdout
         self._received = bytearray()
         self.is_ready = False
-        self.paths: deque[str] = deque()
-        self._send(asked._asdict())
+        self.tasks: dict[int, Task] = {}
+        self._given = 0
+        self._send({"asked": asked._asdict(), "threads": threads})
 
-    def give(self, path: str) -> None:
-        """Give it a path: it waits for one, or the pipe has room for it."""
-        self.paths.append(path)
-        self._send(path)
+    def give(self, task: Task) -> None:
+        """Give it a task: it waits for one, or the pipe has room for it."""
+        self._given += 1
+        self.tasks[self._given] = task
+        self._send({"number": self._given, "path": task.target.path, "far": _far(task) if task.is_far else None})
+
+    def suspects(self) -> list[Task]:
+        """Return the tasks at one of which it may have died: the first, and all that threads were at."""
+        tasks = list(self.tasks.values())
+        return tasks[:1] + [one for one in tasks[1:] if one.is_far]
 
     def _send(self, what: object) -> None:
         line = memoryview(json.dumps(what).encode() + b"\n")
         with suppress(BrokenPipeError):  # it has ended: its output says so next
             while line:
                 line = line[self._input.write(line) or 0 :]
+
+    def answers(self, lines: Iterable[bytes]) -> Iterator[tuple[Task, bytes]]:
+        """Yield answers, each with its task: the rows of tensors, and last the one with which the task is done."""
+        for line in lines:
+            number, _, answer = line.partition(b" ")
+            task = self.tasks[int(number)]
+            if not answer.startswith(HEAD_OF_TENSOR):
+                del self.tasks[int(number)]
+            yield task, answer
 
     def receive(self) -> list[bytes] | None:
         """Return the lines that it has written, without what it says first; None if it has ended."""
@@ -99,54 +133,62 @@ class Worker:
 class Crew:
     """So many workers at most, started when there is work for them; used in a ``with`` block."""
 
-    def __init__(self, asked: Asked, jobs: int) -> None:
+    def __init__(self, asked: Asked, jobs: int, connections: int) -> None:
         self._asked = asked
         self._jobs = jobs
+        self._threads = -(-connections // jobs)
+        """Of each worker, for files far away."""
         # What takes long is given one by one, so that none waits behind it while another worker is free.
         self._ahead = 1 if asked.deep or asked.digest else 2
         self._workers: list[Worker] = []
-        self._again: list[str] = []
+        self._again: list[Task] = []
         """What was waiting behind a file on which a worker died, and this file, once."""
         self._tried: set[str] = set()
         self._failed_starts = 0
         self._selector = selectors.DefaultSelector()
 
-    def rows(self, next_path: Callable[[], str | None]) -> Iterator[bytes]:
+    def rows(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, bytes]]:
         """
-        Yield a row for each path, as a line, in the order in which they are done.
+        Yield each task with its row, as a line, in the order in which they are done; before, the rows of its tensors.
 
-        A path is asked for when there is room for it; if there is none, once more when a row has been taken.
+        A task is asked for when there is room for it; if there is none, once more when a row has been taken.
 
         Raises:
             CkptoolError: Workers cannot start.
         """
-        path: str | None = None
+        task: Task | None = None
         while True:
-            if path is None:
-                path = self._again.pop() if self._again else next_path()
-            worker = self._free(path) if path is not None else None
-            if path is not None and worker is not None:
-                worker.give(path)
-                path = None
-            elif any(one.paths for one in self._workers):
+            if task is None:
+                task = self._again.pop() if self._again else next_task()
+            worker = self._free(task) if task is not None else None
+            if task is not None and worker is not None:
+                worker.give(task)
+                task = None
+            elif any(one.tasks for one in self._workers):
                 yield from self._answers()
             else:
                 return
 
-    def _free(self, path: str) -> Worker | None:
-        """Return the worker to give a path to, a new one if there may be more; None if all are busy."""
-        least = min(self._workers, key=lambda one: len(one.paths), default=None)
-        if least is not None and not least.paths:
+    def _free(self, task: Task) -> Worker | None:
+        """Return the worker to give a task to, a new one if there may be more; None if all are busy."""
+        least = min(self._workers, key=lambda one: len(one.tasks), default=None)
+        if least is not None and not least.tasks:
             return least
         if len(self._workers) < self._jobs:
-            worker = Worker(self._asked)
+            worker = Worker(self._asked, self._threads)
             self._workers.append(worker)
             self._selector.register(worker.output, selectors.EVENT_READ, worker)
             return worker
-        has_room = least is not None and len(least.paths) < self._ahead and len(path) <= _LONGEST
-        return least if has_room else None
+        return least if least is not None and self._has_room(least, task) else None
 
-    def _answers(self) -> Iterator[bytes]:
+    def _has_room(self, worker: Worker, task: Task) -> bool:
+        """Say whether a worker that is at something may be given more; on what was tried before, it may die."""
+        if any(one.target.path in self._tried for one in (task, *worker.tasks.values())):
+            return False
+        most = self._threads if task.is_far else self._ahead
+        return len(worker.tasks) < most and len(task.target.path) <= _LONGEST
+
+    def _answers(self) -> Iterator[tuple[Task, bytes]]:
         """Wait for answers, and yield them."""
         for key, _ in self._selector.select():
             worker: Worker = key.data
@@ -154,30 +196,31 @@ class Crew:
             if lines is None:
                 yield from self._lost(worker)
                 continue
-            for line in lines:
-                self._failed_starts = 0
-                worker.paths.popleft()
-                yield line
+            self._failed_starts = 0 if lines else self._failed_starts
+            yield from worker.answers(lines)
 
-    def _lost(self, worker: Worker) -> Iterator[bytes]:
-        """Try the path at which a worker died once more, as something else may have killed it; then yield its row."""
+    def _lost(self, worker: Worker) -> Iterator[tuple[Task, bytes]]:
+        """Try what a worker died at once more, alone, as something else may have killed it; then yield its row."""
         self._selector.unregister(worker.output)
         self._workers.remove(worker)
         code = worker.end()
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
         if not worker.is_ready:
-            self._again += worker.paths
+            self._again += worker.tasks.values()
             self._failed_starts += 1
             if self._failed_starts == _MOST_STARTS:
                 raise CkptoolError(f"worker processes do not start: the last one {how}", kind=ENDED)
-        elif worker.paths:
-            path, *others = worker.paths
-            self._again += others
+            return
+        suspects = worker.suspects()
+        self._again += (one for one in worker.tasks.values() if one not in suspects)
+        for one in suspects:
+            path = one.target.path
             if path not in self._tried:
                 self._tried.add(path)
-                self._again.append(path)
-                return
-            yield json.dumps(lost_row(path, self._asked, ENDED, f"the process that looked at it {how}")).encode()
+                self._again.append(one)
+            else:
+                row = lost_row(path, self._asked, ENDED, f"the process that looked at it {how}")
+                yield one, json.dumps(row).encode()
 
     def __enter__(self) -> Self:
         return self
@@ -188,3 +231,12 @@ class Crew:
         for worker in self._workers:
             worker.kill()
         self._selector.close()
+
+
+def _far(task: Task) -> dict[str, object]:
+    """Return how a worker is to reach a file far away, and what is known of it."""
+    from ckptool.sources.remote.address import as_remote
+
+    address = as_remote(task.target.path)
+    reached = {"endpoint": address.endpoint, "region": address.region, "anonymous": address.anonymous}
+    return {"reached": {**reached, "connections": _OF_ONE_FILE}, "listed": address.listed, "known": task.known}

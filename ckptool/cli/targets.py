@@ -1,12 +1,17 @@
 """Which checkpoints the paths on a command line stand for: files, patterns that no shell expanded, folders of many."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.errors import CkptoolError, NotACheckpoint, UnknownFormat
 from ckptool.messages import counted
-from ckptool.sources.naming import shown_path
+from ckptool.sources.naming import is_far, shown_path
+
+if TYPE_CHECKING:
+    from ckptool.sources.remote.address import Remote
 
 _PATTERN = frozenset("*?[")
 
@@ -51,6 +56,8 @@ class Listing:
     """What paths stand for and, of folders, every checkpoint in them and below, each once, found when asked for."""
 
     def __init__(self, paths: Iterable[str]) -> None:
+        self._far: Remote | None = None
+        """How addresses are reached that were found beside others."""
         self._targets = self._each(one for path in paths for one in _matches(path))
         self._beside: list[str] = []
         self._seen: set[int] = set()
@@ -75,6 +82,9 @@ class Listing:
         from ckptool.formats.directories.walk import checkpoints_below
 
         for path in paths:
+            if is_far(path):
+                yield from self._at(path)
+                continue
             if not os.path.isdir(path):  # noqa: PTH112 - may be no path
                 yield Target(path)
                 continue
@@ -84,6 +94,17 @@ class Listing:
                 yield Target(*found)
             if is_empty and are_asked:
                 yield Target(os.path.join(path, ""))  # noqa: PTH118 - opening it says why
+
+    def _at(self, address: str) -> Iterator[Target]:
+        from ckptool.formats.directories.walk_far import checkpoints_at
+        from ckptool.sources.remote.address import Remote
+
+        if isinstance(address, Remote):
+            self._far = address
+        try:
+            yield from map(Target, checkpoints_at(self._far.elsewhere(address) if self._far else Remote(address)))
+        except CkptoolError:  # opening it says why
+            yield Target(address)
 
 
 def refuse_none(passed: int, found: Sequence[Target], paths: Sequence[str]) -> None:

@@ -74,6 +74,7 @@ EXAMPLES: Final = {
     "scan": (
         "ckptool scan runs -o runs.jsonl              a line of JSON for each checkpoint below",
         "ckptool scan runs --digest -o runs.jsonl     which are copies of each other",
+        "ckptool scan s3://models -o models.jsonl     those in a bucket, many at once",
         "find / -name '*.pt' | ckptool scan -         those that something else has found",
     ),
     "explain": (

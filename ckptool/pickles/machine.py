@@ -79,6 +79,8 @@ class Machine:
         self.blocks: list[range] = []
         """Where bytes lie that are no opcodes, in order."""
         self.protocol = 0
+        self.is_odd = False
+        """Whether there was a frame, or an argument that ends with its line: to find what they hold takes a walk."""
         self.calls: list[Call] = []
         self.call_offsets = array("Q")  # an int each in the calls takes as much as a third of them
         """In order, those of what is dropped among them."""
@@ -112,6 +114,7 @@ class Machine:
         return lines
 
     def line(self) -> bytes:
+        self.is_odd = True
         return self.lines(1)[0]
 
     @property

@@ -58,6 +58,8 @@ class Pickle(NamedTuple):
     """What it put on the stack once more, without the memo."""
     left: int = 0
     """Values left under the root: unpicklers drop them, and what they called was called."""
+    is_odd: bool = False
+    """Whether it has a frame, or an argument that ends with its line, but for names."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,6 +118,7 @@ def read_pickle(
         machine.memo,
         machine.doubled,
         len(machine.stack) - 1 + sum(map(len, machine.marks)),
+        machine.is_odd,
     )
 
 

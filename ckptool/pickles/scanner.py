@@ -8,7 +8,7 @@ before, so every length has been compared with the source.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -55,7 +55,7 @@ LINES_OF_TEXT: Final = frozenset(b"SV")
 """Opcodes of strings that a walk does not look at."""
 _TEXT: Final = frozenset((ord("X"), 0x8C, 0x8D))
 _BYTES: Final = frozenset((ord("T"), ord("U"), ord("B"), 0x8E, ord("C"), 0x96))
-_FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
+FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
 """What strings begin with that may hold pickles: see below. The first two bytes of UTF-8 stand for any from 0x80 on."""
 _HOLDERS: Final = (
     *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
@@ -66,6 +66,17 @@ _TEXT_PICKLE: Final = b"c("
 """What a pickle without PROTO begins with, mostly; then there is an end of line in it."""
 _LONGEST_TEXT: Final = 512
 """Bytes in which a pickle without PROTO has the end of a line: of its first name, mostly."""
+_MARKED: Final = (
+    rb"(?:\x80|\xc2\x80)[\x00-\x05]|PK\x03\x04|\x1f(?:\x8b|\xc2\x8b)\x08|BZh|(?:\xfd|\xc3\xbd)7zX|(?:\x93|\xc2\x93)NUM"
+    rb"|x(?:[\x01\x5e\x9c\xda]|\xc2\x9c|\xc3\x9a)"
+)
+"""What strings begin with that may hold pickles, as bytes and as UTF-8; those of text apart."""
+_BEGINNING: Final = rb"(?:%b|(?P<text%%d>[c(]))" % _MARKED
+_COUNTED_BEGINNING: Final = rb"[XTB\x8cUC\x8d\x8e\x96](?:%b)" % b"|".join(
+    rb"(?<=[%b])(?=(?P<count%d>.{%d})%b)" % (ops, width, width, _BEGINNING % width)
+    for width, ops in ((4, b"XTB"), (1, rb"\x8cUC"), (8, rb"\x8d\x8e\x96"))
+)
+"""An opcode of a string, its size, and such a beginning; or other bytes that look so."""
 _FRAME: Final = 0x95
 _STOP: Final = 0x2E
 _STEPS: Final = [
@@ -114,12 +125,36 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
         return False
     if isinstance(value, str):
         first = ord(value[0])
-        if first > 0xFF or first not in _FIRST:
+        if first > 0xFF or first not in FIRST:
             return False
         value = value[:_LONGEST_TEXT].encode("latin-1", "replace")
     if value[0] in _TEXT_PICKLE:
         return b"\n" in value[:_LONGEST_TEXT]
     return (value[0] == _PROTO and len(value) > 1 and value[1] <= _MAX_PROTOCOL) or value.startswith(_HOLDERS)
+
+
+def holds_none(source: Source, start: int, end: int) -> bool:
+    """
+    Say whether it is certain, without a walk, that no string in ``source[start:end]`` may hold pickles.
+
+    Strings that end with their line are not looked at, and long pickles are walked instead.
+    """
+    if end - start > _WINDOW:
+        return False
+    data = source.read(start, end - start)
+    for found in _beginnings()(data):
+        width = next(width for width in (4, 1, 8) if found[f"count{width}"] is not None)
+        if found[f"text{width}"] is None:
+            return False
+        begin, count = found.start() + 1 + width, int.from_bytes(found[f"count{width}"], "little")
+        if data.find(b"\n", begin, begin + min(count, _LONGEST_TEXT)) >= 0:
+            return False
+    return True
+
+
+@cache
+def _beginnings() -> Callable[[bytes], Iterator[re.Match[bytes]]]:
+    return re.compile(_COUNTED_BEGINNING, re.DOTALL).finditer  # when it is needed, which takes a millisecond
 
 
 def storage_pickle(source: Source, start: int) -> tuple[int, list[tuple[int, str, str]]] | None:
@@ -182,7 +217,7 @@ def scan(source: Source, start: int, end: int) -> Scan:  # noqa: C901 - a hot lo
                 step = 1 + width + count
                 if (
                     count > 1
-                    and (at >= len(data) or data[at] in _FIRST)
+                    and (at >= len(data) or data[at] in FIRST)
                     and (op in _TEXT or op in _BYTES)
                     and _may_carry(source, base, data, at, count, is_text=op in _TEXT)
                 ):

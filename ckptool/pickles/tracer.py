@@ -19,6 +19,7 @@ from ckptool.pickles.effect_opcodes import STEPS
 from ckptool.pickles.effects import Listener, Tracer
 from ckptool.pickles.machine import NeedMore, OnBuild
 from ckptool.pickles.nodes import Call, Inert
+from ckptool.pickles.scanner import FIRST
 from ckptool.sources.source import Source
 
 _U32 = struct.Struct("<I").unpack_from
@@ -143,6 +144,15 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
             tracer.empty += 1
             stack.append([])
             pos += 1
+        elif op == 0x58 and (text := _dull_text(data, pos)) is not None:  # BINUNICODE
+            stack.append(text)
+            pos += 5 + len(text)
+        elif op == 0x29:  # EMPTY_TUPLE
+            stack.append(())
+            pos += 1
+        elif op == 0x6A:  # LONG_BINGET
+            stack.append(memo[_U32(data, pos + 1)[0]])
+            pos += 5
         else:
             tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
             if op == _STOP:
@@ -157,3 +167,11 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
                 raise NeedMore(pos + 1)
             if op == _FRAME:
                 last = tracer.last(_LONGEST_FIXED)
+
+
+def _dull_text(data: bytes, pos: int) -> str | None:
+    """Return the text of the opcode at ``pos`` if it is ASCII, and none that may hold pickles; None of any other."""
+    begin = pos + 5
+    count = int.from_bytes(data[pos + 1 : begin], "little")
+    text = data[begin : begin + count]
+    return str(text, "ascii") if len(text) == count and text.isascii() and text[:1] not in FIRST else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -80,13 +82,16 @@ class Listing(NamedTuple):
     facts: dict[str, tuple[str | None, int]]
     beginnings: Beginnings
 
+    def under(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin so, in order."""
+        start = bisect_left(self.names, prefix)
+        return takewhile(lambda name: name.startswith(prefix), islice(self.names, start, None))
+
     def below(self, prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the files, and of the folders, that a folder has in it."""
         files: list[str] = []
         folders: dict[str, None] = {}
-        for name in self.names[bisect_left(self.names, prefix) :]:
-            if not name.startswith(prefix):
-                break
+        for name in self.under(prefix):
             own, slash, _ = name[len(prefix) :].partition("/")
             if slash and own:
                 folders[own] = None
@@ -187,6 +192,17 @@ class FarFolder(FolderSource):
         components(name)
         remote = self._remote.elsewhere(f"{self._remote}{name}/")
         return FarFolder(remote, self._listing, self.cancellation)
+
+    def address_of(self, name: str) -> Remote:
+        """Return the address of a file in it, with what its list says of it."""
+        return self._remote.elsewhere(self._remote + name).as_listed(*self._listing.facts[self._prefix + name])
+
+    def as_listed(self) -> Remote:
+        """Return its own address, with a tag and a size that stand for all that is in it and below."""
+        prefix, facts = self._prefix, self._listing.facts
+        inside = [(name, *facts[name]) for name in self._listing.under(prefix)]
+        tag = sha256(repr(inside).encode(errors="surrogatepass")).hexdigest()
+        return self._remote.as_listed(tag, sum(nbytes for _, _, nbytes in inside))
 
     def is_link(self, name: str) -> bool:  # noqa: ARG002 - as in a folder here
         """Say that nothing is a link: stores have none."""

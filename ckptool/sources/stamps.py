@@ -7,6 +7,7 @@ import stat
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import INDEX
 
 _DEEPEST: Final = 4
@@ -14,12 +15,13 @@ _MOST_FILES: Final = 100_000
 
 
 class Stamp(NamedTuple):
-    """Size and time of a file; of a folder, of all its files together, and the latest."""
+    """Size and time of a file; of a folder, of all its files together, and the latest. Far away, size and tag."""
 
     nbytes: int
-    mtime_ns: int
+    mtime_ns: int | None
     version: str
     """Of a file made of both; of a folder, of the names, sizes and times of all files in it and four levels below."""
+    etag: str | None = None
 
 
 def stamp_of(path: str) -> Stamp | None:
@@ -29,6 +31,8 @@ def stamp_of(path: str) -> Stamp | None:
     Unlike ``file_identity`` it is that of a copy, too, and the same after a restart. An index of shards has that of
     its folder: the shards are in it.
     """
+    if is_far(path):
+        return _of_far(path)
     try:
         status = os.stat(path)  # noqa: PTH116 - a system call, like the others here
     except (OSError, ValueError):
@@ -39,6 +43,23 @@ def stamp_of(path: str) -> Stamp | None:
     if path.endswith(INDEX):
         return _of_folder(os.path.dirname(path) or ".")  # noqa: PTH120 - a name
     return _stamp([("", status.st_size, status.st_mtime_ns)])
+
+
+def _of_far(path: str) -> Stamp | None:
+    """Return the stamp of what is far away, as it was listed; None where it was not."""
+    from ckptool.sources.remote.address import as_remote
+
+    listed = as_remote(path).listed
+    return None if listed is None else stamp_of_version((listed[1], listed[0]))
+
+
+def stamp_of_version(version: tuple[object, ...]) -> Stamp | None:
+    """Return the stamp of a file far away by what its server says of the version: size, tag, date; None of nothing."""
+    nbytes, tag = (*version[:2], None, None)[:2]
+    if not isinstance(nbytes, int):
+        return None
+    text = repr(version).encode(errors="surrogatepass")
+    return Stamp(nbytes, None, sha256(text).hexdigest()[:16], tag if isinstance(tag, str) else None)
 
 
 def _of_folder(path: str) -> Stamp:

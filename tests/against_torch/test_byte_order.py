@@ -29,7 +29,8 @@ TYPED = [
     torch.complex64,
     torch.complex128,
 ]
-UNTYPED = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float4_e2m1fn_x2, torch.complex32]
+FLOAT4 = [torch.float4_e2m1fn_x2] if hasattr(torch, "float4_e2m1fn_x2") else []  # since torch 2.8
+UNTYPED = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, *FLOAT4, torch.complex32]
 
 
 def example(dtype: torch.dtype) -> torch.Tensor:

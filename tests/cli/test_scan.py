@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 from ckptool import migrate
+from ckptool.checking.asked import Asked
 from ckptool.checking.check import check
-from ckptool.checking.row import Asked, row
+from ckptool.checking.row import row
 from ckptool.cli import cli, scan_workers
 from ckptool.cli.targets import targets
 from tests.scale import exhaustive, times
@@ -33,6 +35,10 @@ CORPORA = [Path(__file__).parents[3] / "shared" / name for name in ("corpus-dirs
 SCHEMA = Draft202012Validator(
     json.loads(files("ckptool.cli").joinpath("schemas", "scan.json").read_text(encoding="utf-8"))
 )
+TENSOR_SCHEMA = Draft202012Validator(
+    json.loads(files("ckptool.cli").joinpath("schemas", "tensors.json").read_text(encoding="utf-8"))
+)
+TENSOR_HEAD = b'{"schema": "ckptool.tensors/1", '
 
 
 def scan(*arguments: object, code: int = 0, given: bytes | None = None) -> Result:
@@ -83,6 +89,7 @@ def test_a_row_says_what_inspect_and_check_say(path: Path) -> None:
     assert found["tensors"] == said["summary"]["tensors"] == len(said["tensors"])
     assert found["parameters"] == said["summary"]["numel"]
     assert found["dtypes"] == said["summary"]["dtypes"]
+    assert row(str(path))["findings"] == Counter(one["code"] for one in said["findings"])
     weights = [one for one in said["state_dicts"] if one["is_weights"]]
     assert (found["weights_nbytes"] is not None) == bool(weights)
     for one in said["state_dicts"]:
@@ -109,9 +116,34 @@ def test_every_checkpoint_below_has_one_line_and_the_sum_is_said(folder: Path) -
     assert "passed over  1 file of other kinds" in result.stderr
 
 
+def test_a_row_for_each_tensor_joins_the_row_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    output, listed = tmp_path / "rows.jsonl", tmp_path / "tensors.jsonl"
+    listed.write_bytes(TENSOR_HEAD + b'"torn')
+    adam = folder / "adam.pth"
+    state = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"model": {"w": torch.zeros(2, 3, dtype=torch.bfloat16)}, "optimizer": state}, adam)
+    scan(folder, "-o", output, "--tensors", listed, code=2)
+    tensors = [json.loads(line) for line in listed.read_text().splitlines()]
+    for one in tensors:
+        TENSOR_SCHEMA.validate(one)
+    whole = {(one["path"], one["scanned_ns"]): one for one in map(json.loads, output.read_text().splitlines())}
+
+    assert {key: row["tensors"] for key, row in whole.items() if row["tensors"]} == Counter(
+        (one["path"], one["scanned_ns"]) for one in tensors
+    )
+    (found,) = [one for one in tensors if one["name"] == "model.w"]
+    assert (found["path"], found["role"], found["dtype"], found["device"]) == (str(adam), "model", "bfloat16", "cpu")
+    assert (found["shape"], found["numel"], found["nbytes"], found["layout"]) == ([2, 3], 6, 12, "strided")
+    assert {one["role"] for one in tensors if one["path"] == str(adam)} == {"model", "optimizer"}
+    before = listed.read_bytes()
+    scan(folder, "-o", output, "--tensors", listed, code=2)
+    assert listed.read_bytes() == before
+
+
 DIES = (
-    "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.cli import scan_worker as w; row = w.row;"
-    "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked); w.main()"
+    "import sys, os, signal; sys.path = sys.argv[1:]; from ckptool.checking import row_worker as w; row = w.row;"
+    "w.row = lambda path, asked: os.kill(os.getpid(), 9) if path.endswith('3.pth') else row(path, asked);"
+    "w.main(sys.stdin.buffer, sys.stdout.buffer)"
 )
 
 

@@ -127,7 +127,7 @@ def test_an_error_is_the_same_object_whichever_verb_meets_it(tmp_path: Path) -> 
 
 
 def test_every_schema_is_that_of_something_that_is_printed() -> None:
-    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "scan", "stat"}
+    assert set(SCHEMAS) == {*VERBS, "codes", "devices", "explain", "scan", "stat", "tensors"}
     for name in SCHEMAS:
         names = {one["schema"]["const"] for one in objects(schema(name)) if "const" in one.get("schema", ())}
         assert [found.partition("/")[0] for found in names] == [f"ckptool.{name}"]

@@ -10,6 +10,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/extension.h>
+#include <torch/version.h>
 #include <sys/mman.h>
 #include <condition_variable>
 #include <deque>
@@ -17,6 +18,22 @@
 #include <map>
 #include <random>
 #include <thread>
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9  // what later releases declare, and have the same names for
+namespace c10 {
+using MempoolId_t = std::pair<uint64_t, uint64_t>;
+struct AcceleratorError : Error { AcceleratorError(SourceLocation at, int, const std::string& what) : Error(at, what) {} };
+struct DeviceAllocator : Allocator {
+  virtual bool initialized() = 0;
+  virtual void emptyCache(MempoolId_t) = 0;
+  virtual void recordStream(const DataPtr&, Stream) = 0;
+  virtual CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) = 0;
+  virtual void resetAccumulatedStats(DeviceIndex) = 0;
+  virtual void resetPeakStats(DeviceIndex) = 0;
+  virtual std::pair<size_t, size_t> getMemoryInfo(DeviceIndex) = 0;
+};
+}
+#endif
 
 #ifndef SIM_KEY
 #define SIM_KEY PrivateUse1
@@ -292,12 +309,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(Device to) const noexcept override { if (to.index() >= 0) this_device = to.index(); }
   int at(Device device) const { return device.index() < 0 ? this_device : device.index(); }
   Stream made(int device, int64_t id) const { return Stream(Stream::UNSAFE, {T, (c10::DeviceIndex)device}, id); }
-  Stream getStream(Device on) const override { return made(at(on), current_stream(at(on))); }
+  Stream getStream(Device on) const noexcept override { return made(at(on), current_stream(at(on))); }
   Stream getDefaultStream(Device on) const override { return made(at(on), 0); }
   Stream getStreamFromGlobalPool(Device on, bool) const override { return made(at(on), next_stream++); }
   Stream getNewStream(Device on, int) const override { return made(at(on), next_stream++); }
-  Stream exchangeStream(Stream to) const override { auto was = getStream(to.device()); current_streams[to.device_index()] = to.id(); return was; }
-  void* getStreamNativeHandle(const Stream one) const override { return &worker(one.device_index(), one.id()); }
+  Stream exchangeStream(Stream to) const noexcept override { auto was = getStream(to.device()); current_streams[to.device_index()] = to.id(); return was; }
+  void* getStreamNativeHandle(const Stream one) const {  // no override: torch 2.6 has none of it
+    return &worker(one.device_index(), one.id()); }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<std::shared_ptr<Event>*>(event); }
   void record(void** event, const Stream& on, c10::DeviceIndex, c10::EventFlag) const override {
     if (!*event) *event = new std::shared_ptr<Event>(std::make_shared<Event>());
@@ -331,8 +349,8 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard<c10::DeviceType::PrivateUse1>)
 #endif
 
 #define SIM_HOOKS                                                                                      \
-  bool isBuilt() const override { return true; }                                                       \
-  bool isAvailable() const override { return true; }                                                   \
+  bool isBuilt() const { return true; } /* nor of this, */                                             \
+  bool isAvailable() const { return true; } /* nor of this */                                          \
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }                             \
   void init() const override {}                                                                        \
   c10::DeviceIndex deviceCount() const override { return kDevices; }                                   \

@@ -160,6 +160,7 @@ def test_the_metadata_says_what_is_needed_and_what_for(wheel: Path) -> None:
         "zstd",
         "remote",
         "hub",
+        "parquet",
         "test",
     }
     assert names("torch") <= names("train") & names("serve") & names("test")

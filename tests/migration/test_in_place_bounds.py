@@ -185,6 +185,19 @@ def test_a_name_that_is_no_utf8_is_not_looked_for() -> None:
             plan_zip(read(data), "\u00fc/data.pkl", new)
 
 
+def test_a_member_whose_name_begins_or_ends_alike_is_another() -> None:
+    old = build.pickled({"a": 1})
+    names = [f"{NAME}2", "m/data.pk", NAME, f"{NAME}.unused"]
+    data = whole([stored(name, old) for name in names])
+    for new in (build.pickled({"a": 2}), build.pickled({"longer": 2})):
+        archive = read(edited(data, new))
+        assert pickle_of(archive) == new
+        for name in names:
+            if name != NAME:
+                assert archive.content(name).read(0, len(old)) == old
+                assert archive.damage(archive) is None
+
+
 # Headers of safetensors, and legacy streams
 
 

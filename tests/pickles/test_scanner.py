@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import pickle
 import pickletools
+import random
 import zipfile
 from collections import OrderedDict
 from struct import pack
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckptool.pickles.scanner import Scan, may_hold_pickles, scan, scan_around
+from ckptool.pickles.scanner import Scan, holds_none, may_hold_pickles, scan, scan_around
 from ckptool.sources.source import BytesSource
 from tests.each import each
 
@@ -135,3 +136,32 @@ def test_a_frame_that_ends_inside_an_opcode_is_told_of(body: bytes, split: int |
 def test_a_frame_that_goes_on_behind_its_pickle_is_told_of() -> None:
     data = b"\x80\x04" + framed(6) + b"N.\x80\x04N."
     assert scanned(data).split_frame == 12
+
+
+BEGINNINGS = (b"\x80\x04", b"cos\n", b"(i\n", b"PK\3\4", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM", b"x\x9c")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_without_a_walk_no_string_that_may_be_a_pickle_is_missed(protocol: int) -> None:
+    chance = random.Random(protocol)
+    said = []
+    for _ in range(300):
+        strings: list[Any] = [
+            chance.choice([*BEGINNINGS, b"conv", b"X\1\0\0\0", b"\x80"])
+            + bytes(chance.choices(range(256), k=chance.randrange(9)))
+            for _ in range(3)
+        ]
+        strings = [one.decode("latin-1") if chance.random() < 0.6 else one for one in strings]
+        data = pickle.dumps([strings, {"classifier.weight": 384}], protocol)
+        none = holds_none(BytesSource(data), 0, len(data))
+        carried = scanned(data).carriers
+        assert not (none and carried)
+        said.append((none, bool(carried)))
+
+    assert {(True, False), (False, True)} <= set(said)
+
+
+def test_what_state_dicts_hold_takes_no_walk() -> None:
+    data = pickle.dumps(OrderedDict({f"classifier.{one}.weight": (384, 640, 128) for one in range(50)}), 2)
+
+    assert holds_none(BytesSource(data), 0, len(data))

@@ -12,6 +12,7 @@ from ckptool.errors import Cancelled, CkptoolError
 from ckptool.formats import directories
 from ckptool.formats.directories import choosing, pipelines, pointers
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_likely
 
 Found: TypeAlias = tuple[str, bool]
@@ -45,7 +46,7 @@ def checkpoints_below(path: str, *, opens: bool = True) -> Iterator[Found]:
         elif is_one:
             yield from _beside(place)
         else:
-            yield from _files(place, folder.files)
+            yield from files_of(place, folder.files)
             todo += reversed(list(_folders(place, folder)))
 
 
@@ -78,6 +79,9 @@ def _beside(place: str) -> Iterator[Found]:
 
 def beside(checkpoint: Checkpoint) -> list[str]:
     """Return the paths of what lies in the folder of a checkpoint and may hold others: folders, and files by names."""
+    if checkpoint.beside and is_far(checkpoint.path):
+        far = ((one, is_likely(one.name)) for one in checkpoint.beside)
+        return [one.path if is_file else f"{one.path}/" for one, is_file in far if is_file or one.nbytes is None]
     paths = [one.path for one in checkpoint.beside]
     return [path for path in paths if os.path.isdir(path) or is_likely(path)]  # noqa: PTH112 - a name
 
@@ -89,11 +93,11 @@ def inside_refused(place: str) -> list[str]:
     except CkptoolError:
         return []
     with closing(folder):
-        files = [path for path, is_known in _files(place, folder.files) if is_known and path != place]
+        files = [path for path, is_known in files_of(place, folder.files) if is_known and path != place]
         return [*files, *_folders(place, folder)]
 
 
-def _files(place: str, files: Sequence[str]) -> Iterator[Found]:
+def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
     """Yield the checkpoints among the files of a folder: it stands itself for its only index, or set of shards."""
     several = [one for one in choosing.candidates(files) if one.kind != "file"]
     chosen = choosing.choose(files).candidates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ class Remote(str):
     anonymous: bool
     connections: int
     download: bool
+    listed: tuple[str | None, int] | None = None
+    """Its tag and its size, where a list had them: then a small file takes one request."""
+    takes_end: bool = False
+    """Whether to begin with the last 8 MiB: of a small file that is all of it, in one request."""
+    stores: dict[tuple[str, str], Any] | None = None
+    """Stores that were reached already, by scheme and bucket, for all addresses that are read in the same way."""
 
     def __new__(
         cls,
@@ -53,6 +59,13 @@ class Remote(str):
         """Return another address, reached in the same way."""
         found = Remote(address)
         found.__dict__.update(self.__dict__)
+        found.listed = None
+        return found
+
+    def as_listed(self, tag: str | None, nbytes: int) -> Remote:
+        """Return the address with what a list says of it."""
+        found = self.elsewhere(self)
+        found.listed = tag, nbytes
         return found
 
     def split_member(self) -> tuple[Remote, str | None]:

@@ -16,6 +16,8 @@ class Beside:
     _open_named: Callable[[str], SourceInFolder]
     _siblings: list[SourceInFolder]
     _fetchers: Fetchers | None
+    version: tuple[object, ...] = ()
+    """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
 
     def lie_at(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None = None) -> None:
         """Say where it lies. ``open_named`` opens a name in its folder; ``fetchers`` end with this one."""

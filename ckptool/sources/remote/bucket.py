@@ -44,7 +44,28 @@ class Bucket:
             hint = f"Give all of it: {self.scheme}://BUCKET/NAME"
             raise FileUnavailable("an address without the name of a file", kind="address", hint=hint)
         self._writes = writes
-        self.store = self._reached()
+        known = None if writes else remote.stores
+        place = self.scheme, self.name
+        self.store = known[place] if known is not None and place in known else self._reached()
+        if known is not None:
+            known[place] = self.store
+
+    def find(self) -> tuple[str | None, int] | None:
+        """
+        Return the tag and the size of the object that the address names; None if there is none.
+
+        Raises:
+            CkptoolError: The store cannot be asked.
+        """
+        if not self.key or self.key.endswith("/"):
+            return None
+        try:
+            meta = self.library.head(self.store, self.key)
+        except (self.library.exceptions.NotFoundError, FileNotFoundError):
+            return None
+        except Exception as error:
+            raise self.explained(error) from error
+        return meta["e_tag"], meta["size"]
 
     def explained(self, error: Exception) -> CkptoolError:
         """Return the error for one of the library's, by its class and the words that are known to be in it."""

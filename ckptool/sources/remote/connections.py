@@ -20,12 +20,17 @@ _SECONDS: Final = 30
 
 
 class Connections:
-    """Connections to the servers that one file is read from. Threads share them; each answer is read by one."""
+    """
+    Connections to the servers that files of one server are read from, where it redirects to others.
+
+    Threads share them; each answer is read by one.
+    """
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, str, int], list[HTTPConnection]] = {}
         self._all: set[HTTPConnection] = set()
         self._lock = threading.Lock()
+        self._proxies: dict[tuple[str, str, int], tuple[str, int] | None] = {}
         self._first: tuple[str, str, int] | None = None
         self._home: str | None = None
         self._tls: ssl.SSLContext | None = None
@@ -43,7 +48,7 @@ class Connections:
             kept = self._kept(place)
             connection = kept or self._connect(place)
             try:
-                connection.request("GET", _target(place), headers=headers)
+                connection.request("GET", self._target(place), headers=headers)
                 return connection, connection.getresponse()
             except (OSError, HTTPException) as error:
                 self.drop(connection)
@@ -88,7 +93,7 @@ class Connections:
             return idle.pop() if idle else None
 
     def _connect(self, place: Place) -> HTTPConnection:
-        proxy = _proxy(place)
+        proxy = self._proxy(place)
         host, port = proxy or (place.host, place.port)
         connection = self._new(place.scheme, host, port)
         if proxy is not None and place.scheme == "https":
@@ -111,6 +116,14 @@ class Connections:
             self._all.add(connection)
         return connection
 
+    def _target(self, place: Place) -> str:
+        return place.url if place.scheme == "http" and self._proxy(place) else place.target
+
+    def _proxy(self, place: Place) -> tuple[str, int] | None:
+        if place.server not in self._proxies:  # to ask the system takes a while
+            self._proxies[place.server] = _proxy(place)
+        return self._proxies[place.server]
+
     def _new(self, scheme: str, host: str, port: int) -> HTTPConnection:
         if scheme == "http":
             return HTTPConnection(host, port, timeout=_SECONDS)
@@ -130,10 +143,6 @@ class Connections:
             except FileUnavailable:
                 connection.close()
                 raise
-
-
-def _target(place: Place) -> str:
-    return place.url if place.scheme == "http" and _proxy(place) else place.target
 
 
 def _proxy(place: Place) -> tuple[str, int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
 from ckptool.sources.paths import is_likely
@@ -40,18 +40,51 @@ def resolve(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
     name, _, revision = parts[1].partition("@")
     repository = f"{parts[0]}/{name}"
     hub = _package()
-    token = False if remote.anonymous else None
-    api = hub.HfApi(endpoint=remote.endpoint, token=token)
+    file, commit = unquote(parts[2]) if len(parts) > 2 else "", unquote(revision)
+    if remote.listed is None:
+        info = _info(remote, repository, commit)
+        names = [one.rfilename for one in info.siblings or ()]
+        file, commit = file or _chosen(names, remote), info.sha
+        if file not in names:
+            raise FileUnavailable("no such file in the repository", kind="missing", hint=_pick(names, remote))
+    url = hub.hf_hub_url(repository, file, revision=commit, endpoint=remote.endpoint)
+    found = remote.elsewhere(url)
+    found.listed = remote.listed
+    return found, hub.utils.build_hf_headers(token=_token(remote))
+
+
+def listed(remote: Remote) -> list[Remote]:
+    """
+    Return the addresses of all files of a repository, at the commit that it is at now.
+
+    Raises:
+        FileUnavailable: There is no such repository or revision, or it is not open to everybody.
+        MissingPackage: huggingface_hub is not installed.
+    """
+    owner, _, rest = remote.partition("://")[2].partition("/")
+    name, _, revision = rest.strip("/").partition("@")
+    if not owner or not name:
+        raise FileUnavailable("an address without a repository", kind="address", hint="Give hf://ORG/NAME.")
+    info = _info(remote, f"{owner}/{name}", unquote(revision), files_metadata=True)
+    place = f"hf://{owner}/{name}@{info.sha}"
+    return [_as_listed(remote.elsewhere(f"{place}/{quote(one.rfilename)}"), one) for one in info.siblings or ()]
+
+
+def _as_listed(remote: Remote, file: Any) -> Remote:
+    tag = getattr(file.lfs, "sha256", None) or file.blob_id if file.lfs else file.blob_id
+    return remote if file.size is None else remote.as_listed(tag, file.size)
+
+
+def _info(remote: Remote, repository: str, revision: str, *, files_metadata: bool = False) -> Any:
+    api = _package().HfApi(endpoint=remote.endpoint, token=_token(remote))
     try:
-        info = api.repo_info(repository, revision=unquote(revision) or None)
+        return api.repo_info(repository, revision=revision or None, files_metadata=files_metadata)
     except Exception as error:
         raise _explained(error, repository) from error
-    names = [one.rfilename for one in info.siblings or ()]
-    file = unquote(parts[2]) if len(parts) > 2 and parts[2] else _chosen(names, remote)
-    if file not in names:
-        raise FileUnavailable("no such file in the repository", kind="missing", hint=_pick(names, remote))
-    url = hub.hf_hub_url(repository, file, revision=info.sha, endpoint=remote.endpoint)
-    return remote.elsewhere(url), hub.utils.build_hf_headers(token=token)
+
+
+def _token(remote: Remote) -> bool | None:
+    return False if remote.anonymous else None
 
 
 def _chosen(names: Sequence[str], remote: Remote) -> str:

@@ -14,7 +14,7 @@ from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_rem
 from ckptool.sources.remote.beside import Beside
 from ckptool.sources.remote.parts import Fetchers
 from ckptool.sources.remote.source import TAIL_NBYTES, RemoteSource
-from ckptool.sources.remote.transport import Tail, Transport
+from ckptool.sources.remote.transport import Tail, Transport, changed_far
 from ckptool.sources.source import BytesSource, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ class FetchedSource(Beside, BytesSource):
         open_named: Callable[[str], SourceInFolder],
         fetchers: Fetchers | None,
         cancellation: Cancellation | None,
+        version: tuple[object, ...] = (),
     ):
         super().__init__(data, cancellation, is_file=True)
+        self.version = version
         self.lie_at(path, open_named, fetchers)
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ def _transport(
         return WebFile(remote, headers, shown=shown, cancellation=cancellation)
     from ckptool.sources.remote.store import StoredFile
 
-    return StoredFile(remote, cancellation)
+    return StoredFile(remote, cancellation, listed=remote.listed)
 
 
 def open_file_object(origin: object, cancellation: Cancellation | None = None) -> SourceInFolder | None:
@@ -146,10 +148,33 @@ def _opened(
         return _opened(remote.beside(name), headers, beside, cancellation, fetchers)
 
     transport = _transport(remote, headers, shown, cancellation)
+    listed = remote.listed
+    if listed is not None and listed[1] <= _WHOLE_NBYTES and not remote.download:
+        own = None if shared is not None else fetchers
+        return _whole(transport, listed[1], open_named, own, cancellation)
     if remote.download and remote.scheme in WEB:
         own = None if shared is not None else fetchers
         return DownloadedSource(_downloaded(cast("WebFile", transport)), shown, open_named, own, cancellation)
-    return _fetched(transport, fetchers, open_named, cancellation, shares=shared is not None)
+    end = _WHOLE_NBYTES if remote.takes_end else TAIL_NBYTES
+    return _fetched(transport, fetchers, open_named, cancellation, shares=shared is not None, end=end)
+
+
+def _whole(
+    transport: WebFile | StoredFile,
+    nbytes: int,
+    open_named: Callable[[str], SourceInFolder],
+    fetchers: Fetchers | None,
+    cancellation: Cancellation | None,
+) -> SourceInFolder:
+    """Return the source for a small file of which the size is known: all of it takes one request."""
+    check_cancelled(cancellation)
+    try:
+        data = bytes(transport.fetch(0, nbytes)) if nbytes else b""
+        if nbytes and transport.version[0] != nbytes:
+            raise changed_far("the file was changed since it was listed")
+    finally:
+        transport.close()
+    return FetchedSource(data, transport.shown, open_named, fetchers, cancellation, transport.version)
 
 
 def _fetched(
@@ -159,20 +184,24 @@ def _fetched(
     cancellation: Cancellation | None,
     *,
     shares: bool = False,
+    end: int = TAIL_NBYTES,
 ) -> SourceInFolder:
-    """Return the source for a file: a small one is in memory at once."""
+    """Return the source for a file: a small one is in memory at once. ``end`` is what is fetched first."""
     check_cancelled(cancellation)
     try:
-        tail = transport.tail(TAIL_NBYTES)
+        tail = transport.tail(end)
+        version = tuple(getattr(transport, "version", ()))
         if tail.nbytes > _WHOLE_NBYTES and not _is_mostly_index(tail):
-            return RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
+            found = RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
+            found.version = version
+            return found
         before = tail.nbytes - len(tail.data)
         data = b"".join((transport.fetch(0, before), tail.data)) if before else bytes(tail.data)
     except BaseException:
         transport.close()
         raise
     transport.close()
-    return FetchedSource(data, transport.shown, open_named, None if shares else fetchers, cancellation)
+    return FetchedSource(data, transport.shown, open_named, None if shares else fetchers, cancellation, version)
 
 
 def _is_mostly_index(tail: Tail) -> bool:

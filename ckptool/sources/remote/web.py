@@ -18,7 +18,7 @@ from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable
 from ckptool.sources.remote.address import Remote
 from ckptool.sources.remote.connections import Connections
-from ckptool.sources.remote.places import follow, place_of
+from ckptool.sources.remote.places import Place, follow, place_of
 from ckptool.sources.remote.retries import Passing, retried
 from ckptool.sources.remote.transport import Tail, changed_far, memory_of, missing_far
 from ckptool.sources.source import CLOSED
@@ -65,7 +65,7 @@ class WebFile:
         self._cancellation = cancellation
         self._first = self._place = place_of(remote)
         self._own = {**_signed_in(remote), **headers}
-        self._connections = Connections()
+        self._connections, self._shares = _connections(remote, self._first)
         self._version: _Version | None = None
         self._is_html = self._closed = False
 
@@ -112,7 +112,8 @@ class WebFile:
     def close(self) -> None:
         """End every connection."""
         self._closed = True
-        self._connections.close()
+        if not self._shares:
+            self._connections.close()
 
     def _ask(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
         """Ask for a range, or for everything, and return what ``take`` makes of the answer."""
@@ -196,6 +197,15 @@ class WebFile:
             if self._closed:
                 raise ValueError(CLOSED) from error
             raise Passing("the answer was cut short") from error
+
+
+def _connections(remote: Remote, place: Place) -> tuple[Connections, bool]:
+    """Return the connections for a file, and whether they are those of all files of its server, which stay open."""
+    if remote.stores is None:
+        return Connections(), False
+    scheme, *server = place.server
+    found: Connections = remote.stores.setdefault((scheme, repr(server)), Connections())
+    return found, True
 
 
 def _refuse(answer: HTTPResponse) -> None:

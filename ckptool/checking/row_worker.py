@@ -1,0 +1,111 @@
+"""
+What a worker process of ``scan`` does: it reads a task from each line, and answers with its number and a row.
+
+Files here are looked at one after the other, those far away in threads, which mostly wait.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ckptool.checking.asked import READY, SAME, Asked, lost_row
+from ckptool.checking.row import row
+from ckptool.errors import CkptoolError, let_go
+from ckptool.sources.stamps import stamp_of_version
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+
+def main(lines: BinaryIO, written: BinaryIO) -> None:
+    """Answer until there are no more lines, or nobody reads the answers."""
+    gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
+    answers = _Answers(written)
+    begun = json.loads(lines.readline())
+    work = _Work(Asked(**begun["asked"]))
+    pool: ThreadPoolExecutor | None = None
+    try:
+        answers.write(READY)
+        for line in lines:
+            task = json.loads(line)
+            if task["far"] is None:
+                answers.give(task, work.row(task["path"], partial(answers.give, task)))
+            else:
+                pool = pool or _threads(begun["threads"])
+                pool.submit(_do, work, task, answers)
+        if pool is not None:
+            pool.shutdown()
+    except (BrokenPipeError, KeyboardInterrupt):
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # files here need none
+
+    return ThreadPoolExecutor(count)
+
+
+def _do(work: _Work, task: dict[str, Any], answers: _Answers) -> None:
+    """Answer a task in a thread: whatever goes wrong, there is an answer, which somebody waits for."""
+    try:
+        answer = work.far_row(task, partial(answers.give, task))
+    except Exception as error:  # noqa: BLE001 - nobody would see it
+        let_go(error)
+        answer = _line(lost_row(task["path"], Asked(), "unforeseen", f"{type(error).__name__}: {error}"))
+    answers.give(task, answer)
+
+
+class _Answers:
+    """What the parent reads, a line at a time, from any thread."""
+
+    def __init__(self, written: BinaryIO) -> None:
+        self._written = written
+        self._lock = threading.Lock()
+
+    def write(self, line: bytes) -> None:
+        with self._lock:
+            self._written.write(line + b"\n")
+            self._written.flush()
+
+    def give(self, task: dict[str, Any], answer: bytes) -> None:
+        self.write(b"%d %b" % (task["number"], answer))
+
+
+class _Work:
+    """What is asked, and the stores that were reached for it."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._stores: dict[tuple[str, str], Any] = {}
+
+    def row(self, path: str, tell: Callable[[bytes], None]) -> bytes:
+        """Return a row; tell of each tensor before, if they are asked for."""
+        told = (lambda one: tell(_line(one))) if self._asked.tensors else None
+        return _line(row(path, self._asked, tell=told) if told else row(path, self._asked))
+
+    def far_row(self, task: dict[str, Any], tell: Callable[[bytes], None]) -> bytes:
+        from ckptool.sources.remote.address import Remote
+        from ckptool.sources.remote.opening import remote_version
+
+        how = task["far"]
+        address = Remote(task["path"], **how["reached"])
+        address.stores = self._stores
+        address.listed = None if how["listed"] is None else tuple(how["listed"])
+        address.takes_end = True
+        if how["known"] is not None:
+            with suppress(CkptoolError):  # which opening says again
+                stamp = stamp_of_version((remote_version(address) or ())[2:])
+                if stamp is not None and stamp.version == how["known"]:
+                    return SAME
+        return self.row(address, tell)
+
+
+def _line(found: dict[str, object]) -> bytes:
+    return json.dumps(found, allow_nan=False).encode()
