@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +17,10 @@ import pytest
 import torch
 
 import ckptool
-from ckptool.errors import FileUnavailable, SourceChanged
+from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
 from ckptool.loading.memory import assembly, host, placement
 from ckptool.loading.memory import device as device_memory
+from ckptool.loading.memory.available import translate_out_of_memory
 from ckptool.loading.memory.device import DeviceMemory, _Sender
 from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.reference.forging import forged, mixed
@@ -368,3 +372,21 @@ def test_a_thread_works_on_the_streams_that_its_caller_set_on_other_devices_too(
     )
 
     assert Accelerator("npu", api).streams() == [streams[1], streams[2]]
+
+
+def test_what_ran_out_of_memory_is_let_go_of_with_the_error_and_not_by_the_collector() -> None:
+    kept = []
+
+    def load() -> None:
+        held = torch.ones(3)
+        kept.append(weakref.ref(held))
+        with translate_out_of_memory(held.nbytes, CPU):
+            raise RuntimeError("out of memory")
+
+    gc.disable()
+    try:
+        with suppress(OutOfMemory):
+            load()
+        assert kept[0]() is None
+    finally:
+        gc.enable()

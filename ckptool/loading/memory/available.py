@@ -8,7 +8,7 @@ limits hold for it too; see cgroups(7).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Final, NamedTuple
 
 import torch
@@ -93,22 +93,30 @@ _SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "
 """By the driver of CUDA (when it loads a kernel, say), by torch of the CPU, there and on Windows, by Metal."""
 
 
-@contextmanager
-def translate_out_of_memory(nbytes: int, device: torch.device) -> Iterator[None]:
+class translate_out_of_memory:  # noqa: N801 - it is used like a function
     """
     Raise OutOfMemory for a block that runs out of memory on a device.
+
+    No generator: its frame would be kept by the error, and keep it, and what the block holds of the device with them.
 
     Raises:
         OutOfMemory: They are not there. Any other error comes out as it is.
     """
-    try:
-        yield
-    except RuntimeError as error:
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.nbytes = nbytes
+        self.device = device
+
+    def __enter__(self) -> None:
+        """Do nothing yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         is_full = isinstance(error, torch.cuda.OutOfMemoryError)
-        if not is_full and not any(text in str(error).lower() for text in _SAID):
-            raise
-        raise OutOfMemory(
-            f"no {nbytes:,} bytes are free on {device}",
-            hint="Choose another device, or a smaller dtype=.",
-            needed=nbytes,
-        ) from error
+        if is_full or (isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _SAID)):
+            raise OutOfMemory(
+                f"no {self.nbytes:,} bytes are free on {self.device}",
+                hint="Choose another device, or a smaller dtype=.",
+                needed=self.nbytes,
+            ) from error
