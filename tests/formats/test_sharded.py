@@ -37,6 +37,7 @@ from ckptool import (
     UnsupportedFeature,
     open_checkpoint,
 )
+from ckptool.archives.zip_directory import END_SEARCH
 from ckptool.cli import cli
 from ckptool.formats import sharded
 from ckptool.sources import siblings
@@ -303,7 +304,8 @@ def test_deep_reads_all_of_shards_that_have_no_checksums(tmp_path: Path, monkeyp
     monkeypatch.setattr(FileSource, "read_into", reading_into)
     monkeypatch.setattr(FileSource, "read", reading)
     ckptool.check(path)
-    assert all(nbytes < 1 << 16 for nbytes in read.values())
+    headers = 1 << 13
+    assert all(nbytes < headers + END_SEARCH for nbytes in read.values())  # a zip may end where a shard does
 
     ckptool.check(path, deep=True)
     assert all(read[str(file)] >= file.stat().st_size for file in tmp_path.iterdir())
