@@ -7,7 +7,7 @@ Of several zips one after the other, where each begins and ends.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL, find_directory
@@ -26,9 +26,17 @@ _MOST_ZIPS: Final = 10_000
 _ZSTANDARD: Final = 93
 
 
-def members(source: Source, limits: Limits) -> Iterator[tuple[str, Source]]:
+class Remnant(NamedTuple):
+    """A member that some reader may find."""
+
+    name: str
+    source: Source
+    """Its content, as far as it can be unpacked."""
+
+
+def members(source: Source, limits: Limits) -> Iterator[Remnant]:
     """
-    Yield the members that local headers begin: the name of each, and its content as far as it can be unpacked.
+    Yield the members that local headers begin.
 
     Together they are unpacked to no more than ``limits`` allow for the zip.
     """
@@ -50,7 +58,7 @@ def members(source: Source, limits: Limits) -> Iterator[tuple[str, Source]]:
             left -= len(unpacked)
             content = BytesSource(unpacked, source.cancellation, packed_nbytes=content.nbytes)
         if content.nbytes:
-            yield name, content
+            yield Remnant(name, content)
         if left < 0:
             return
 

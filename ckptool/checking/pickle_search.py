@@ -13,6 +13,7 @@ from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
+from ckptool.archives.zip_remains import Remnant
 from ckptool.checking.surveys import Act, Name, Survey, with_short_names
 from ckptool.checking.unpacking import Content, Unpacking, behind_numpy
 from ckptool.checkpoints.parsed import Stream
@@ -45,7 +46,7 @@ _MOST_STRINGS: Final = 100_000
 _NBYTES_OF_STRING: Final = 128
 _HEAD: Final = 512
 _OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format")
-"""What the names of members end with where there may be programs in an archive."""
+"""How names of members end where there may be programs."""
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _OF_HEAD: Final = 3
@@ -267,7 +268,7 @@ class Search:
 
     def _contents(self, contents: Iterator[tuple[str, Content]], nested_at: int | None, depth: int) -> None:
         for place, content in contents:
-            if isinstance(content, Archive):
+            if isinstance(content, Archive | Remnant):
                 self.programs(content, place)
             elif isinstance(content, Stream):
                 self.stream(content, place)
@@ -278,14 +279,14 @@ class Search:
         """Look at one member of an archive."""
         self._content(partial(archive.open, name), record, None, depth)
 
-    def programs(self, archive: Archive, record: str = "") -> None:
-        """Look at the programs in an archive."""
-        if not (names := [name for name in archive if name.lower().endswith(_OF_PROGRAMS)]):
+    def programs(self, found: Archive | Remnant, record: str = "") -> None:
+        """Look at the programs in an archive, or in what remains of one."""
+        if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
         from ckptool.checking.programs import programs  # few archives hold some
 
         try:
-            for act in programs(archive, names, record):
+            for act in programs(found, record):
                 self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
         except LimitExceeded as error:
             self.unseen.append(f"{record or 'the file'}: {error.message}")
@@ -296,8 +297,8 @@ class Search:
 
     def ending(self, source: Source, *, is_read: bool = False) -> None:
         """Look into the zip that ends what begins otherwise, for its readers look there; at its programs if it was."""
-        found = self._unpacking.ending(source)
-        self._contents((one for one in found if not is_read or isinstance(one[1], Archive)), None, 0)
+        found = (one for one in self._unpacking.ending(source) if not is_read or isinstance(one[1], Archive))
+        self._contents(found, None, 0)
 
     def _content(self, opened: Callable[[], Source], record: str, nested_at: int | None, depth: int) -> None:
         self._members += 1
@@ -305,10 +306,9 @@ class Search:
             if self._members == _MOST_MEMBERS + 1:
                 self.unseen.append(f"members of an archive after {_MOST_MEMBERS:,}")
             return
-        if depth >= _DEEPEST:
-            self.unseen.append(f"{record or 'the file'}: more than {_DEEPEST} levels deep")
-            return
         try:
+            if depth >= _DEEPEST:
+                raise LimitExceeded(f"more than {_DEEPEST} levels deep")
             self.anything(opened(), record, nested_at, depth + 1)
         except Cancelled:
             raise

@@ -11,11 +11,13 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from ckptool.archives.archive import Archive
+from ckptool.archives.zip_remains import Remnant
 from ckptool.checking.surveys import Act
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.messages import counted, cut, show_nbytes
@@ -81,18 +83,22 @@ _FUNCTIONS: Final = _words(
 _FORMULA: Final = re.compile(r"[\w\s().,+\-*/%<>=!&|~^'\"\[\]:@]*").fullmatch
 
 
-def programs(archive: Archive, names: Sequence[str], record: str) -> Iterator[Act]:
+def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
     """
-    Yield what the programs of an archive do, which are among members of these names. ``record`` is its own place.
+    Yield what the programs of an archive do, or what one does that remains of an archive. ``record`` is its place.
 
     Raises:
         LimitExceeded: There is more of them than is looked at. What the others do was yielded.
     """
-    told = {end for name in names for end in (_PACKAGE, _EXPORTED) if f"/{name}".lower().endswith(end)}
+    return _of_archive(found, record) if isinstance(found, Archive) else _of_remnant(found, record)
+
+
+def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
+    told = {end for name in archive for end in (_PACKAGE, _EXPORTED) if f"/{name}".lower().endswith(end)}
     if _PACKAGE in told:
         yield from _sources(archive, record)
     left, count, unread = _MOST_READ, 0, 0
-    for name in archive if _EXPORTED in told else names:
+    for name in archive:
         if not _is_program(name, is_exported=_EXPORTED in told):
             continue
         if archive[name].nbytes > left:
@@ -106,6 +112,14 @@ def programs(archive: Archive, names: Sequence[str], record: str) -> Iterator[Ac
             yield act
     if unread:
         raise LimitExceeded(f"{counted(unread, 'program')}: all together are more than {show_nbytes(_MOST_READ)}")
+
+
+def _of_remnant(member: Remnant, record: str) -> Iterator[Act]:
+    if not _is_program(member.name, is_exported=True):
+        return
+    if member.source.nbytes > _MOST_READ:
+        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
+    yield from islice(_of_data(member.name, member.source.read(0, member.source.nbytes), record), _MOST_ACTS)
 
 
 def _is_program(name: str, *, is_exported: bool) -> bool:
@@ -123,6 +137,10 @@ def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
         raise
     except CkptoolError:
         return  # that it cannot be read is said elsewhere
+    yield from _of_data(name, data, record)
+
+
+def _of_data(name: str, data: bytes, record: str) -> Iterator[Act]:
     kind = name.lower()
     if kind.endswith(".py"):
         yield from _of_script(str(data, "utf-8", "replace"), record)

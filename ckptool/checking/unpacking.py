@@ -15,14 +15,18 @@ from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, compression_of, decompress_as_far
 from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
+from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, UnsupportedFeature
 from ckptool.formats import torch_tar
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
-Content: TypeAlias = "Archive | Stream | Callable[[], Source]"
-"""An archive whose members follow; pickles between other things, where these are known; or what opens a source."""
+Content: TypeAlias = "Archive | Stream | Remnant | Callable[[], Source]"
+"""
+An archive whose members follow, or a member of one that has no single reading, which follows; pickles between other
+things, where these are known; or what opens a source.
+"""
 
 _MOST_SEARCHED: Final = 1 << 28
 """Bytes of zips that have no single reading, in which members are searched for."""
@@ -143,8 +147,10 @@ class Unpacking:
         self._searched += min(source.nbytes, zip_remains.SEARCHED)
         if self._searched > _MOST_SEARCHED:
             return
-        for name, content in zip_remains.members(source, self._left()):
-            yield place(record, name), partial(SliceSource, content, 0, content.nbytes)
+        for member in zip_remains.members(source, self._left()):
+            where = place(record, member.name)
+            yield where, member
+            yield where, partial(SliceSource, member.source, 0, member.source.nbytes)
 
     def _tar(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
         archive, wrong = None, None

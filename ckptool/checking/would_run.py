@@ -135,7 +135,7 @@ def of_refused(acts: Sequence[Act]) -> Iterator[str]:
     done = [act for act in acts if act.how != "refers"]
     what = _runs([act for act in done if act.grade == "system"], [act for act in done if act.grade == "code"])
     if what != _DATA:
-        yield f"what unpickles it all the same {what}"
+        yield f"what {'loads' if all(act.how == 'runs' for act in done) else 'unpickles'} it all the same {what}"
 
 
 def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:

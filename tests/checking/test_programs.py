@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
 def has_programs(name: str, data: bytes) -> bool:
     """Say whether the member of an archive does what reaches the system."""
     archive = read_zip(BytesSource(zip_file({name: data})))
-    return bool(list(programs(archive, list(archive), "")))
+    return bool(list(programs(archive, "")))
 
 
 def of_model(**fields: object) -> bytes:
@@ -254,6 +255,29 @@ def test_a_program_is_found_in_a_zip_behind_other_bytes(prefix: str, tmp_path: P
     torch.jit.load(str(path))
     assert mark.exists()
     assert check(path).grade == "system"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_program_is_found_in_a_zip_that_is_refused_because_it_can_be_read_in_two_ways(
+    compression: int, tmp_path: Path
+) -> None:
+    model, written = tmp_path / "model.pt", tmp_path / "written"
+    torch.jit.script(Writes(str(written))).save(str(model))
+    twice = tmp_path / "twice.pt"
+    with zipfile.ZipFile(model) as source, zipfile.ZipFile(twice, "w", compression) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target.writestr(name, source.read(name))
+    torch.jit.load(str(twice))
+    assert written.exists()
+
+    found = check(twice)
+    assert found.grade == "system"
+    assert "CK216" in codes(found)
+    assert "what loads it all the same calls torch.save(" in found.verdict
 
 
 def test_a_large_program_hides_no_other_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
