@@ -2,7 +2,8 @@
 Programs that archives hold beside their pickles: which of their actions reach the system. Nothing of them runs.
 
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
-graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates.
+graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;
+what AOTInductor compiled of it is a library that is loaded, or C++ that is compiled first.
 ``torch.package`` imports Python's source from the archive.
 """
 
@@ -21,7 +22,7 @@ from ckptool.archives.zip_remains import Remnant
 from ckptool.checking.surveys import Act
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
 from ckptool.messages import counted, cut, show_nbytes
-from ckptool.pickles.dangerous_names import EVALUATES, FILES, SOURCE, UNFOLLOWED
+from ckptool.pickles.dangerous_names import EVALUATES, FILES, NATIVE, SOURCE, UNFOLLOWED
 from ckptool.pickles.reaching import reaching
 
 
@@ -37,6 +38,8 @@ _PACKAGE: Final = "/.data/extern_modules"
 _EXPORTED: Final = "/archive_format"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
+_COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)/.", re.IGNORECASE).match
+"""The folders that ``torch.export.load`` makes runners of."""
 _OPERATORS: Final = _words(
     "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
     " aten.rpc_remote aten.rpc_sync"
@@ -97,6 +100,8 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
     told = {end for name in archive for end in (_PACKAGE, _EXPORTED) if f"/{name}".lower().endswith(end)}
     if _PACKAGE in told:
         yield from _sources(archive, record)
+    if _EXPORTED in told:
+        yield from _compiled(archive, record)
     left, count, unread = _MOST_READ, 0, 0
     for name in archive:
         if not _is_program(name, is_exported=_EXPORTED in told):
@@ -272,6 +277,13 @@ def _sources(archive: Archive, record: str) -> Iterator[Act]:
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             place = "::".join(filter(None, (record, name)))
             yield Act("code", "runs", module, f"the source of {module}", SOURCE, place, 0)
+
+
+def _compiled(archive: Archive, record: str) -> Iterator[Act]:
+    """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
+    found = {match[1]: name for name in archive if (match := _COMPILED(f"/{name}"))}
+    for folder, name in islice(found.items(), _MOST_ACTS):
+        yield Act("code", "runs", folder, folder, NATIVE, "::".join(filter(None, (record, name))), 0)
 
 
 def _act(name: str, text: str, why: str, record: str, offset: int) -> Act:

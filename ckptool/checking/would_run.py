@@ -10,6 +10,7 @@ from ckptool.checking.safety import references
 from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted, some
+from ckptool.pickles.dangerous_names import NATIVE, SOURCE
 from ckptool.pickles.grades import is_plain
 from ckptool.pickles.weights_only import is_allowed
 
@@ -68,10 +69,11 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
             f"unpickling runs code of {some(list(packages))}: it {deed(first)}",
             *(advice() or Advice(_TRUST)),
         )
-    sources = [act.name for act in survey.of("code") if act.how == "runs"]
-    if sources:
-        fact = f"its loader runs {counted(len(sources), 'module')} of source code in it: {some(sources)}"
-        yield Finding("CK217", "warning", fact, _TRUST)
+    brought = [act for act in survey.of("code") if act.how == "runs"]
+    for why, what in ((SOURCE, "source code in modules"), (NATIVE, "native code in folders")):
+        places = [act.name for act in brought if act.why == why]
+        if places:
+            yield Finding("CK217", "warning", f"its loader runs {what} that it holds: {some(places)}", _TRUST)
     named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"

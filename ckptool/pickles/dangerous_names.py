@@ -46,6 +46,7 @@ UNFOLLOWED: Final = "cannot be followed"
 PASSED: Final = "is given what reaches the system"
 CHANGED: Final = "changes what the name stands for, for the whole process"
 SOURCE: Final = "is source code in the file"
+NATIVE: Final = "is native code in the file, or is compiled to it"
 TELLING_NAME: Final = "is called like what runs commands or text"
 
 DANGEROUS: Final = {

@@ -26,6 +26,8 @@ _U32 = struct.Struct("<I").unpack_from
 _STOP: Final = 0x2E
 _FRAME: Final = 0x95
 _LONGEST_FIXED: Final = 9
+_INVALID: Final = (IndexError, KeyError, ValueError, TypeError, struct.error)
+"""What an opcode without a valid operand comes to."""
 
 
 class Trace(NamedTuple):
@@ -82,7 +84,7 @@ def _follow(tracer: Tracer) -> None:
         except CkptoolError:
             tracer.check_torn(tracer.base + tracer.opcode)
             raise
-        except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+        except _INVALID as error:
             opcode = tracer.data[tracer.opcode] if tracer.opcode < len(tracer.data) else 0
             tracer.pos = tracer.opcode
             tracer.check_torn(tracer.base + tracer.opcode)
@@ -95,78 +97,78 @@ def _run(tracer: Tracer) -> None:  # noqa: C901 - the hot loop: calls would doub
     memo: Any = tracer.memo
     whole = tracer.base + len(data) == tracer.source.nbytes
     last = tracer.last(_LONGEST_FIXED)
-    while True:
-        if pos >= last:
-            tracer.pos, tracer.stack = pos, stack
-            tracer.check_frame()
-            last = tracer.last(_LONGEST_FIXED)
-            if pos >= len(data) - (0 if whole else _LONGEST_FIXED):
-                raise NeedMore(pos + 1)
-        op = data[pos]
-        if op == 0x4B:  # BININT1
-            stack.append(data[pos + 1])
-            pos += 2
-        elif op == 0x72:  # LONG_BINPUT
-            index = _U32(data, pos + 1)[0]
-            if type(memo) is list and index == len(memo):
-                memo.append(stack[-1])
-            else:
-                tracer.put(index, stack[-1])
-                memo = tracer.memo
-            pos += 5
-        elif op == 0x68:  # BINGET
-            stack.append(memo[data[pos + 1]])
-            pos += 2
-        elif op == 0x71:  # BINPUT
-            tracer.put(data[pos + 1], stack[-1])
-            memo = tracer.memo
-            pos += 2
-        elif op == 0x28:  # MARK
-            tracer.marks.append(stack)
-            stack = []
-            pos += 1
-        elif op == 0x74:  # TUPLE
-            items = tuple(stack)
-            stack = tracer.marks.pop()
-            stack.append(items)
-            pos += 1
-        elif op == 0x85:  # TUPLE1
-            stack[-1] = (stack[-1],)
-            pos += 1
-        elif op == 0x52:  # REDUCE
-            tracer.opcode = pos
-            args = stack.pop()
-            func = stack[-1]
-            known = tracer.tell("calls", func, args)
-            stack[-1] = Call(func, args) if known is None else known
-            pos += 1
-        elif op == 0x5D:  # EMPTY_LIST
-            tracer.empty += 1
-            stack.append([])
-            pos += 1
-        elif op == 0x58 and (text := _dull_text(data, pos)) is not None:  # BINUNICODE
-            stack.append(text)
-            pos += 5 + len(text)
-        elif op == 0x29:  # EMPTY_TUPLE
-            stack.append(())
-            pos += 1
-        elif op == 0x6A:  # LONG_BINGET
-            stack.append(memo[_U32(data, pos + 1)[0]])
-            pos += 5
-        else:
-            tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
-            if op == _STOP:
-                if not stack:
-                    raise IndexError
-                tracer.pos += 1
-                tracer.check_stop()
-                return
-            STEPS[op](tracer)
-            pos, stack, memo = tracer.pos, tracer.stack, tracer.memo
-            if tracer.data is not data:  # what was skipped ends behind the window
-                raise NeedMore(pos + 1)
-            if op == _FRAME:
+    try:
+        while True:
+            if pos >= last:
+                tracer.pos, tracer.stack = pos, stack
+                tracer.check_frame()
                 last = tracer.last(_LONGEST_FIXED)
+                if pos >= len(data) - (0 if whole else _LONGEST_FIXED):
+                    raise NeedMore(pos + 1)
+            op = data[pos]
+            if op == 0x4B:  # BININT1
+                stack.append(data[pos + 1])
+                pos += 2
+            elif op == 0x72:  # LONG_BINPUT
+                index = _U32(data, pos + 1)[0]
+                if type(memo) is list and index == len(memo):
+                    memo.append(stack[-1])
+                else:
+                    tracer.put(index, stack[-1])
+                    memo = tracer.memo
+                pos += 5
+            elif op == 0x68:  # BINGET
+                stack.append(memo[data[pos + 1]])
+                pos += 2
+            elif op == 0x28:  # MARK
+                tracer.marks.append(stack)
+                stack = []
+                pos += 1
+            elif op == 0x74:  # TUPLE
+                items = tuple(stack)
+                stack = tracer.marks.pop()
+                stack.append(items)
+                pos += 1
+            elif op == 0x85:  # TUPLE1
+                stack[-1] = (stack[-1],)
+                pos += 1
+            elif op == 0x52:  # REDUCE
+                tracer.opcode = pos
+                args = stack.pop()
+                func = stack[-1]
+                known = tracer.tell("calls", func, args)
+                stack[-1] = Call(func, args) if known is None else known
+                pos += 1
+            elif op == 0x5D:  # EMPTY_LIST
+                tracer.empty += 1
+                stack.append([])
+                pos += 1
+            elif op == 0x58 and (text := _dull_text(data, pos)) is not None:  # BINUNICODE
+                stack.append(text)
+                pos += 5 + len(text)
+            elif op == 0x29:  # EMPTY_TUPLE
+                stack.append(())
+                pos += 1
+            elif op == 0x6A:  # LONG_BINGET
+                stack.append(memo[_U32(data, pos + 1)[0]])
+                pos += 5
+            else:
+                tracer.opcode, tracer.pos, tracer.stack = pos, pos, stack
+                if op == _STOP:
+                    if not stack:
+                        raise IndexError
+                    tracer.pos += 1
+                    tracer.check_stop()
+                    return
+                STEPS[op](tracer)
+                pos, stack, memo = tracer.pos, tracer.stack, tracer.memo
+                if tracer.data is not data:  # what was skipped ends behind the window
+                    raise NeedMore(pos + 1)
+                if op == _FRAME:
+                    last = tracer.last(_LONGEST_FIXED)
+    except _INVALID:
+        tracer.opcode = pos  # most opcodes of this loop do not say where they are
+        raise
 
 
 def _dull_text(data: bytes, pos: int) -> str | None:

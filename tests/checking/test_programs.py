@@ -361,6 +361,22 @@ def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:
     assert "runs code of mypkg" in report.verdict
 
 
+def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt2"
+    path.write_bytes(exported)
+    assert check(path).grade == "data"
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{root}/data/aotinductor/net/made.wrapper.cpp", "int main() {}")
+    with pytest.raises(RuntimeError):  # it goes about making a runner of it
+        torch.export.load(str(path))
+
+    report = check(path)
+    finding = next(one for one in report.findings if one.code == "CK217")
+    assert "data/aotinductor/net" in finding.message
+    assert report.grade == "code"
+
+
 def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_files() -> None:
     assert all(any(word in name for word in programs_module._WORDS_OF_OPERATORS) for name in programs_module._OPERATORS)
     quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
