@@ -1,4 +1,4 @@
-"""How far a call reaches by its name alone: it makes data, runs code of a package, or reaches the system."""
+"""The grade of a call by its name alone, from the tables of names; ``grading`` looks at the arguments, too."""
 
 from __future__ import annotations
 

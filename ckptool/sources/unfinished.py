@@ -1,5 +1,5 @@
 """
-A journal beside a file: the file is being edited in place, or was when the process ended.
+Refuse a file with a journal beside it: it is being edited in place, or was when the process ended.
 
 ``.NAME.ckptool-undo`` holds what is needed to make the file what it was. Until it is gone, nobody reads the file: it
 may be the old one, the new one, or neither.

@@ -1,5 +1,5 @@
 """
-Buckets of stores (Amazon's S3 and what speaks like it, Google's, Azure's), reached through ``obstore``.
+Open buckets of stores (Amazon's S3 and what speaks like it, Google's, Azure's) with ``obstore``; find the keys.
 
 Keys come from the environment, from the machine, or from the profiles of AWS where boto3 is there to read them. What
 the library says in its errors is not passed on: it may have an address with a signature in it.
