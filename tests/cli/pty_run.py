@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 _DRAWN_OVER = re.compile(r"[^\n]*\r\x1b\[2K")
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
+_END = b"\0all of it\0"
 
 
 class Screen(NamedTuple):
@@ -44,16 +46,15 @@ def on_terminal(
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=follower, stdout=out, stderr=follower, env=environment
     ) as process:
-        os.close(follower)
         found = b""
-        while True:
-            try:
-                piece = os.read(leader, 1 << 16)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            if not piece:
-                break
-            found += piece
-        process.wait(60)
+        while process.poll() is None:
+            if select.select([leader], [], [], 0.02)[0]:
+                found += os.read(leader, 1 << 16)
+    # Where the last one to have a terminal open closes it, Linux may lose what was written just before: this end stays
+    # open until all has come, which a mark behind it shows.
+    os.write(follower, _END)
+    while not found.endswith(_END):
+        found += os.read(leader, 1 << 16)
+    os.close(follower)
     os.close(leader)
-    return Screen(found.decode(), process.returncode)
+    return Screen(found.removesuffix(_END).decode(), process.returncode)
