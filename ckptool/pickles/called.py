@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ckptool.pickles import grading, nodes, results
+from ckptool.pickles import changing, grading, nodes, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
-from ckptool.pickles.grading import Verdict
 from ckptool.pickles.nodes import Call, Dict, Global
 from ckptool.pickles.scanner import may_hold_pickles
+from ckptool.pickles.verdicts import Verdict
 
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
 _NEVER_CALLED: Final = frozenset((bool, int, float, str, type(None)))
@@ -85,7 +85,7 @@ def _of_call(call: Call, offset: int) -> list[Verdict] | None:
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
         return [] if may_hold_pickles(effect.arguments[0]) else None
-    if call.state is not None and grading.keeps_calls(func):
+    if call.state is not None and changing.keeps_calls(func):
         return None
     return list(grading.judge(effect, None))
 
@@ -100,7 +100,7 @@ def _is_plain(call: Call, known: set[int]) -> bool:
 
     ``known`` gets the states that were looked at.
     """
-    if (call.items or call.pairs) and not grading.takes(call, "adds"):
+    if (call.items or call.pairs) and not changing.takes(call, "adds"):
         return False
     state = call.state
     if state is None or id(state) in known:

@@ -19,7 +19,7 @@ from torch.jit.mobile import _load_for_lite_interpreter
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
 from ckptool.cli import cli
-from ckptool.formats.runnable import programs as programs_module
+from ckptool.formats.runnable import scripts
 from ckptool.formats.runnable.programs import programs
 from ckptool.sources.source import BytesSource
 from tests.build import zip_file
@@ -281,7 +281,7 @@ def test_a_program_is_found_in_a_zip_that_is_refused_because_it_can_be_read_in_t
 
 
 def test_a_large_program_hides_no_other_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs_module, "_MOST_READ", 1000)
+    monkeypatch.setattr("ckptool.formats.runnable.programs._MOST_READ", 1000)
     code = b"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    torch.save(x, '/x')\n    return x\n"
     path = tmp_path / "x.zip"
     path.write_bytes(zip_file({"m/code/a.json": b" " * 1001, "m/code/__torch__.py": code, "m/data.pkl": b"\x80\2N."}))
@@ -386,7 +386,7 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
 
 
 def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_files() -> None:
-    assert all(any(word in name for word in programs_module._WORDS_OF_OPERATORS) for name in programs_module._OPERATORS)
+    assert all(any(word in name for word in scripts._WORDS_OF_OPERATORS) for name in scripts._OPERATORS)
     quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
-    assert all(list(programs_module._of_script(text, "")) for text in quick)
-    assert list(programs_module._of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []
+    assert all(list(scripts.of_script(text, "")) for text in quick)
+    assert list(scripts.of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []

@@ -28,6 +28,7 @@ from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
+from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
@@ -79,7 +80,7 @@ class Search:
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._looks = Looks()
-        self._plain: dict[tuple[object, ...], list[grading.Verdict]] = {}
+        self._plain: dict[tuple[object, ...], list[Verdict]] = {}
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -174,7 +175,7 @@ class Search:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
         self._unpacking.of_file(source)
 
-    def _judged(self, effect: Effect) -> Iterable[grading.Verdict]:
+    def _judged(self, effect: Effect) -> Iterable[Verdict]:
         """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
         key = grading.plain_key(effect)
         known = self._plain.get(key) if key is not None else None
@@ -189,7 +190,7 @@ class Search:
         if len(self.names) < _MOST_NAMES:
             self.names[Name(module, name, record, offset, nested_at)] = None
 
-    def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
+    def _note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
         self._called += times if verdict.how != "refers" else 0
         if len(self.acts) >= 2 * _MOST_LISTED:
             return
