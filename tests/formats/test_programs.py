@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import time
 import warnings
 import zipfile
@@ -152,7 +153,7 @@ def has_programs(name: str, data: bytes) -> bool:
 
 
 def of_model(**fields: object) -> bytes:
-    return json.dumps(fields).encode()
+    return json.dumps({"graph_module": fields}).encode()
 
 
 SCRIPTS = {
@@ -324,6 +325,9 @@ FORMULAS = {
     "[exec(x) for x in [1]]": False,
     "S('__import__(1)')": False,
     "lambda: 1": False,
+    "(eval)('1')": False,
+    "(s0)(1)": False,
+    "Max(s0, 1, key=sympify)": False,
 }
 
 
@@ -338,12 +342,40 @@ GUARDS = {
     "Mod(L['args'][0][0].size()[1], 16) == 0": True,
     "__import__('os').system('true')": False,
     "open('/x', 'w')": False,
+    "(eval)('1')": False,
+    "[eval][0]('1')": False,
+    "max('1', '2', key=eval)": False,
 }
 
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_only_compares(guard: str) -> None:
     assert has_programs("p/models/model.json", of_model(guards_code=[guard])) != GUARDS[guard]
+
+
+LAYOUTS = {
+    '[1, {"type": "builtins.dict", "context": "[\\"a\\"]", "children_spec": []}]': True,
+    '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"mypkg:Colour\\", \\"name\\": \\"RED\\"}]"}]': True,
+    '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
+    '[1, {"context": "[{\\"__enum__\\": 1, \\"\\\\u0066qn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
+    '{"default_factory_module": "builtins", "default_factory_name": "list"}': True,
+    '{"default_factory_module": "os", "default_factory_name": "abort"}': False,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_of_arguments_imports_nothing_that_reaches_the_system(layout: str) -> None:
+    assert has_programs("p/models/model.json", of_model(out_spec=layout)) != LAYOUTS[layout]
+
+
+@pytest.mark.parametrize("name", ["x", "b_b_running_mean", "a.b.0", "x=__import__('os').abort()", "x: eval(1)", "a\nb"])
+def test_a_name_is_no_code(name: str) -> None:
+    for found in (
+        {"as_tensor": {"name": name}},
+        {"forward_arg_names": [name]},
+        {"tensor_values": {name: {"dtype": 7}}},
+    ):
+        assert has_programs("p/models/model.json", of_model(**found)) == (not re.fullmatch(r"[\w.]+", name))
 
 
 def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:
