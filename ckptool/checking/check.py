@@ -164,13 +164,13 @@ def check(
     Look for what is wrong with a checkpoint, or will make trouble later. Nothing in it runs.
 
     ``deep`` reads every byte and compares it with checksums; ``values`` also looks for NaN, infinities and zeros, which
-    needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
-    class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
-    compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
-    bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with the bytes that
-    were read so far, and those to be read in all.
+    needs torch. ``devices`` are the tags of the devices that are there, such as ``cuda:0``. ``like`` is a checkpoint,
+    ``model`` a class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the
+    weights are compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container
+    is an error: bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with
+    the bytes that were read so far, and those to be read in all.
 
-    A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
+    A file that cannot be opened is a report with an ``error``. So exceptions are about the other arguments:
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.
