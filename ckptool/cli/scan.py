@@ -1,4 +1,4 @@
-"""``ckptool scan``: a row for each of thousands of checkpoints, by all cores, to be asked questions about."""
+"""``ckptool scan``: a row for each of thousands of checkpoints, with all cores, for questions to be asked of."""
 
 from __future__ import annotations
 
