@@ -53,11 +53,11 @@ class CheckReport(NamedTuple):
     parts: int = 0
     """Pieces of tensors, and values, in the files of a directory, each with checksums of its own."""
     intact: int = 0
-    """Of them, those that match theirs, and are what the index says."""
+    """Of the parts, those that match their checksums, and are what the index says."""
     records: int | None = None
-    """Members of its archives that were read, all of them; None if bytes were not looked at."""
+    """Members of its archives, all of which were read; None if bytes were not looked at."""
     matching: int | None = None
-    """Of them, those that match their checksums."""
+    """Of the records, those that match their checksums."""
     globals: tuple[GlobalUse, ...] = ()
     """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
     members: int = 0
@@ -73,7 +73,7 @@ class CheckReport(NamedTuple):
     member: str | None = None
     """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
     error: CkptoolError | None = None
-    """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
+    """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *finding_lines(self._reason())])

@@ -1,4 +1,4 @@
-"""``ckptool scan``: a row for each of thousands of checkpoints, with all cores, for questions to be asked of."""
+"""``ckptool scan``: a row for each of thousands of checkpoints, with all cores; any database can then query them."""
 
 from __future__ import annotations
 

@@ -96,7 +96,9 @@ class Serving(NamedTuple):
 
     model: torch.nn.Module
     digest: str | None
-    """As of ``Reload``; None before the first, and after one in place whose copying or hooks broke off."""
+    """
+    As of ``Reload``; None before the first load, and after one in place that broke off while copying or in a hook.
+    """
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
