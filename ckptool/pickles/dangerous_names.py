@@ -197,6 +197,10 @@ TELLING_CLASSES: Final = _words(
     " _LazyGraphModule LazyGraphModule ObservedGraphModule QuantizedGraphModule FusedGraphModule"
     " ObservedStandaloneGraphModule FxGraphCache CompiledFxGraph AOTCompiledArtifact CustomKnapsackSolver"
     " DefaultLogsSpecs _DefaultLogsSpecs PyTorchFileReader PyTorchFileWriter DataSource memmap"
+    " Store TCPStore FileStore HashStore PrefixStore EtcdStore _WorkerServer Popen _TemporaryFileWrapper FileLock"
+    " BaseFileLock UnixFileLock SourceFileLoader ForkingPickler BufferedReader BufferedWriter GdsFile StreamWrapper"
+    " ExecutionTraceObserver CUDASanitizer _ReaderView _AsyncCheckpointProcess NcclCommRegistration StorageWeakRef"
+    " EtcdRendezvous EtcdRendezvousHandler IncrementRecursionCount _LazyModule"
 )
 """Classes that modules of torch and numpy import from each other and from elsewhere: under all their names."""
 
@@ -272,7 +276,7 @@ INDEX_CLASSES: Final = (
 
 PLAIN_PATTERN: Final = (
     rf"{INDEX_CLASSES}|"
-    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+"
+    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+|torch\.return_types\.\w+"
     r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
     r"|torch\.storage\._?[A-Z]\w*Storage"
@@ -327,6 +331,12 @@ HARMLESS: Final = frozenset(
     | _full("textwrap", "TextWrapper")
     | _full("statistics", "NormalDist")
     | _full("difflib", "SequenceMatcher")
+    | _full("torch.distributed.checkpoint", "filesystem.SerializationFormat state_dict_saver.AsyncCheckpointerType")
+    | _full("email.message", "Message EmailMessage")
+    | _full("traceback", "FrameSummary StackSummary TracebackException")
+    | _full("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
+    | _full("decimal", "Context")
+    | {"platform.uname_result", "subprocess.CompletedProcess", "csv.excel", "graphlib.TopologicalSorter"}
 )
 """Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
 
@@ -360,6 +370,40 @@ ITERATING: Final = frozenset(
 )
 """Calls that take one thing after the other from what they are given, by its own methods."""
 
+CONTAINERS: Final = frozenset(
+    _full("builtins", "dict list set bytearray")
+    | _full("collections", "OrderedDict defaultdict Counter deque")
+    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
+)
+"""Classes whose objects picklers give items."""
+
+STATELESS: Final = frozenset(
+    _full("types", "GenericAlias UnionType CellType MethodType CodeType")
+    | _full("typing", "_GenericAlias _UnionGenericAlias")
+    | _full("builtins", "type next super getattr")
+    | {"operator.getitem", "logging.getLogger", "uuid.SafeUUID", "re.RegexFlag", "ssl.TLSVersion"}
+    | _full("signal", "Signals Handlers")
+    | _full("http", "HTTPStatus HTTPMethod")
+    | _full("socket", "AddressFamily SocketKind")
+)
+"""
+Calls of which picklers give no state to the results.
+
+Some results pass what sets a state on to what they are made of; others are classes, or objects that all share.
+"""
+
+METHODS: Final = frozenset(
+    name for kind in (dict, list, set, tuple, str, bytes, bytearray, int, float) for name in dir(kind)
+) | _words(
+    "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
+    " __index__ __torch_function__ __array__ __array_function__ __array_ufunc__ __fspath__ read write readline readinto"
+    " seek tell close flush fileno to cpu cuda detach clone size dim stride view item numpy tolist set_ copy_ resize_"
+    " requires_grad_ state_dict load_state_dict parameters buffers modules children named_parameters named_modules"
+    " apply reshape flatten contiguous storage untyped_storage _untyped_storage element_size nbytes numel share_memory_"
+    " dequantize unpack is_floating_point register_hook register_buffer register_parameter _load_from_state_dict"
+)
+"""What containers, files, tensors and models have as methods, which code that is given them calls."""
+
 KEEPERS: Final = frozenset(
     _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
     | _full("collections", "OrderedDict defaultdict")
@@ -370,12 +414,20 @@ KEEPERS: Final = frozenset(
 )
 """Calls that keep what they are given, and do not call it."""
 
+VALUES: Final = (
+    r"torch\.(?:q?u?int\d+(?:x\d)?|b?float\d+\w*|complex\d+|bits\w+|bool|double|half|float|long|short|int|c(?:float|double|half)"
+    r"|strided|jagged|sparse_(?:coo|cs[rc]|bs[rc])|\w+_format|channels_last\w*|per_(?:tensor|channel)_\w+)"
+)
+"""Types of elements, layouts and the like, which are no functions."""
+
+CLASSES: Final = r"(?:torch|numpy)(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
+"""Classes of torch and numpy. Picklers make their objects without a call, but for members of enumerations."""
+
 HARMLESS_PATTERN: Final = (
     r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
-    r"|torch(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
-    r"|numpy(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
+    rf"|{CLASSES}"
     r"|argparse\._?[A-Z]\w*"
     r"|typing\._?[A-Z]\w*"
-    r"|(?:[a-z_]\w*\.)+_?[A-Z]\w*(?:Error|Warning|Exception)"
+    r"|(?!builtins\.[a-z])(?:[a-z_]\w*\.)+_?[A-Z]\w*(?:Error|Warning|Exception)"
 )
 """More of them: methods of plain values, classes of torch and numpy that are not named above."""

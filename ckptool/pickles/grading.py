@@ -7,6 +7,7 @@ another call is to use: ``getattr(os, "system")`` is followed. What cannot be fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -17,7 +18,7 @@ from ckptool.pickles import nodes, results
 from ckptool.pickles.describe import describe
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
 from ckptool.pickles.grades import Grade, grade_of, is_known, is_plain
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, Pairs, PersistentId
 from ckptool.pickles.reaching import Looks, canonical, is_unknown, package_of, passed, reaching
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
@@ -50,6 +51,8 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
 _OF_LOADER: Final = "what the loader has for an id"
+_OF_MODULES: Final = ("_modules", "_parameters", "_buffers")
+"""What modules of torch look their attributes up in."""
 LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
 
@@ -106,7 +109,8 @@ def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
 
 def is_wary(verdict: Verdict) -> bool:
     """Say whether from now on it matters what harmless calls are given: there is something that they might call."""
-    return verdict.why is not None or verdict.name in table.MAKERS or is_unknown(verdict.name)
+    name = verdict.name
+    return verdict.why is not None or name in table.MAKERS or is_unknown(name) or _is_function(name)
 
 
 def keeps_calls(func: Global) -> bool:
@@ -188,7 +192,8 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     found = None
     if grade != "system" and looks is not None:
         found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
-    if found is not None:
+        found = found or _as_method(nodes.state_pairs(effect.keywords), looks)
+    if found:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
         yield Verdict(grade, name, how, why, lambda: _shown(name, given))
@@ -207,7 +212,28 @@ def _graded(name: str, qualified: str, how: How, given: tuple[Inert, ...]) -> tu
         used = next(filter(None, map(_class_with_code, given)), None)
         if used is not None:
             return "system", f"uses an object of {used}, which {table.UNFOLLOWED}"
-    return grade_of(name, qualified, how)
+    grade, why = grade_of(name, qualified, how)
+    if how == "calls" and grade == "code" and name not in table.HARMLESS and _is_class(name) and not _is_value(given):
+        return "system", table.UNKNOWN_TORCH if package_of(name) == "torch" else table.UNKNOWN_NUMPY
+    return grade, why
+
+
+def _is_value(given: tuple[Inert, ...]) -> bool:
+    """Say whether this is the number that a member of an enumeration has, in a tuple or not."""
+    if len(given) == 1 and isinstance(given[0], tuple):
+        given = given[0]
+    return len(given) == 1 and isinstance(given[0], int | None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_function(name: str) -> bool:
+    """Say whether this is a function of torch or numpy that is not known to only make data."""
+    return package_of(name) in ("torch", "numpy") and _is_system(name, name.rpartition(".")[2])
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_class(name: str) -> bool:
+    return re.fullmatch(table.CLASSES, name) is not None and not name.endswith(("Error", "Warning", "Exception"))
 
 
 def _class_with_code(one: Inert) -> str | None:
@@ -229,12 +255,12 @@ def _judge_of_handed(name: str, given: tuple[Inert, ...]) -> Callable[[str, str]
     is_hint = name == "operator.getitem" and given and isinstance(given[0], Global) and given[0].module == "typing"
     if package not in _KNOWN or name in table.KEEPERS or name in _CALL_ONE or is_hint:
         return None
-    # Torch's own get its functions for attributes, and are made of them; Python's have no use for these.
-    return _is_system if package in table.STDLIB else is_unknown
+    # Torch's own objects get its functions for attributes; Python's have no use for these, nor have calls of classes.
+    return _is_system if package in table.STDLIB or _is_class(name) else is_unknown
 
 
 def _is_system(name: str, qualified: str) -> bool:
-    return grade_of(name, qualified, "calls")[0] == "system"
+    return grade_of(name, qualified, "calls")[0] == "system" and not re.fullmatch(table.VALUES, name)
 
 
 def _handed(effect: Effect, looks: Looks | None, given: tuple[Inert, ...], which: int, least: int) -> Iterator[Verdict]:
@@ -254,6 +280,10 @@ def _made_with(
     args = () if gets is None else given[gets] if gets < len(given) else ()
     inner = effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,))
     yield from _call(inner, looks)
+    made = nodes.global_of(given[which])
+    if made is not None and canonical(made.module, made.name) in table.STATELESS:
+        name = canonical(made.module, made.name)
+        yield Verdict("system", name, effect.how, table.CHANGED, lambda: _shown(name, args))
 
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
@@ -325,41 +355,45 @@ def _change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     if not isinstance(target, Call):
         return  # what has no attributes, and no methods that are not known
     name = nodes.class_name(target)
+    if target.state is not None or not takes(target, effect.how):
+        # As no pickler writes it: their objects get items before the state, if they are of a class that has some.
+        yield Verdict("system", name, effect.how, table.UNFOLLOWED, lambda: f"{name} gets {_cut(given)}")
+        return
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
         inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
         if inside is not None:
             yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
-    if target.state is not None:
-        yield from _change_again(effect, target, looks)
+    if looks is None or effect.how != "sets":
+        return
     func = nodes.global_of(target.func)
-    if func is not None and effect.how == "sets" and _uses_state(func) and looks is not None:
-        found = passed((given,), looks)
-        if found is not None:
-            name = canonical(func.module, func.name)
-            yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {_cut(given)}")
-
-
-def _change_again(effect: Effect, target: Call, looks: Looks | None) -> Iterator[Verdict]:
-    """Yield what it comes to that an object with a state gets more, as no pickler writes it: it may use that state."""
-    given, name = effect.arguments, nodes.class_name(target)
-    pairs = nodes.state_pairs(target.state)
-    for key, value in pairs:  # all of them: a dict may have got more since it was the state
-        if isinstance(key, str) and key in LOOKED_UP and (key == "__setstate__") == (effect.how == "sets"):
-            yield from _call(Effect("calls", value, (given,), effect.offset), looks)
-    parts = target.state if isinstance(target.state, tuple) and len(target.state) == 2 else (target.state,)
-    if not all(isinstance(part, Dict | None) for part in parts) or any(not isinstance(key, str) for key, _ in pairs):
-        yield Verdict("system", name, effect.how, table.UNFOLLOWED, lambda: name)
-    found = passed((target.state, given), looks) if looks is not None else None
+    found = _as_method(nodes.state_pairs(given), looks)
+    if found is None and func is not None and _uses_state(func):
+        name = canonical(func.module, func.name)
+        found = passed((given,), looks, None if keeps_calls(func) else _is_system)
     if found is not None:
         yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {_cut(given)}")
 
 
+def _as_method(pairs: Pairs, looks: Looks) -> str | None:
+    """Return what an object has got instead of a method that containers and tensors have: who uses it calls that."""
+    parts = [pairs, *(value.pairs for key, value in pairs if key in _OF_MODULES and isinstance(value, Dict))]
+    given = [value for part in parts for key, value in part if isinstance(key, str) and key in table.METHODS]
+    return passed(tuple(given), looks, _is_system) if given else None
+
+
+def takes(target: Call, how: How) -> bool:
+    """Say whether picklers give objects of this class a state, or items: some look for methods in what they hold."""
+    made = nodes.class_of(target)
+    name = canonical(made.module, made.name) if made is not None else ""
+    if how == "sets":
+        return name not in table.STATELESS
+    return package_of(name) not in _KNOWN or name in table.CONTAINERS
+
+
 def _uses_state(func: Global) -> bool:
-    """Say whether objects of this class may call what is in their state, at their end at the latest."""
+    """Say whether objects of this class may use what is in their state, at their end at the latest."""
     name = canonical(func.module, func.name)
-    if keeps_calls(func):
-        return True
-    return package_of(name) in table.STDLIB - {"argparse"} and name not in table.KEEPERS and name not in table.PLAIN
+    return keeps_calls(func) or (package_of(name) in table.STDLIB - {"argparse"} and name not in table.KEEPERS)
 
 
 def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:

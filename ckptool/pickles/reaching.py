@@ -55,7 +55,7 @@ def reaching(name: str, qualified: str) -> str | None:
     for index in range(len(parts)):
         if index and (reason := listed(".".join(parts[index - 1 :]))):
             return reason
-    if any(part in table.INSIDE for part in parts[:-1]):
+    if not table.INSIDE.isdisjoint(parts):
         return table.THROUGH
     if len(parts) > 1 and not (name.startswith("builtins.") and re.fullmatch(table.HARMLESS_PATTERN, name)):
         for part in parts[:-1]:

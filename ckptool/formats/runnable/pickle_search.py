@@ -14,10 +14,10 @@ from typing import Final
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
-from ckptool.checking.surveys import Act, Name, Survey, with_short_names
-from ckptool.checking.unpacking import Content, Unpacking, behind_numpy
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable.surveys import Act, Name, Survey, with_short_names
+from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -249,8 +249,10 @@ class Search:
             self.anything(source, record, where, depth + 1)
         except Cancelled:
             raise
+        except LimitExceeded as error:
+            self.unseen.append(f"{record or 'the file'}, byte {where:,}: {error.message}")
         except CkptoolError:
-            pass  # bytes that only begin like an archive
+            return  # bytes that only begin like an archive
 
     def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
@@ -283,7 +285,7 @@ class Search:
         """Look at the programs in an archive, or in what remains of one."""
         if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
-        from ckptool.checking.programs import programs  # few archives hold some
+        from ckptool.formats.runnable.programs import programs  # few hold some
 
         try:
             for act in programs(found, record):
@@ -343,12 +345,9 @@ class Search:
             return
         most = _OF_LEGACY if is_legacy(head) else None
         count = 0
-        if (
-            most
-            and self._legacy_head
-            and source.read(0, min(len(self._legacy_head), source.nbytes)) == self._legacy_head
-        ):
-            at, count = len(self._legacy_head), _OF_HEAD  # plain pickles have such a stream for each storage
+        known = self._legacy_head
+        if most and known and source.read(0, min(len(known), source.nbytes)) == known:
+            at, count = len(known), _OF_HEAD  # plain pickles have such a stream for each storage
         noted = self._noted()
         while at < source.nbytes and (most is None or count < most):
             if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_remains import Remnant
-from ckptool.checking.surveys import Act
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.dangerous_names import EVALUATES, FILES, NATIVE, SOURCE, UNFOLLOWED
 from ckptool.pickles.reaching import reaching
@@ -101,7 +101,7 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
     if _PACKAGE in told:
         yield from _sources(archive, record)
     if _EXPORTED in told:
-        yield from _compiled(archive, record)
+        yield from islice(_compiled(archive, record), _MOST_ACTS)
     left, count, unread = _MOST_READ, 0, 0
     for name in archive:
         if not _is_program(name, is_exported=_EXPORTED in told):
@@ -120,6 +120,7 @@ def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
 
 
 def _of_remnant(member: Remnant, record: str) -> Iterator[Act]:
+    yield from (act._replace(record=record) for act in _compiled([member.name], record))
     if not _is_program(member.name, is_exported=True):
         return
     if member.source.nbytes > _MOST_READ:
@@ -279,11 +280,12 @@ def _sources(archive: Archive, record: str) -> Iterator[Act]:
             yield Act("code", "runs", module, f"the source of {module}", SOURCE, place, 0)
 
 
-def _compiled(archive: Archive, record: str) -> Iterator[Act]:
+def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
     """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
-    found = {match[1]: name for name in archive if (match := _COMPILED(f"/{name}"))}
-    for folder, name in islice(found.items(), _MOST_ACTS):
-        yield Act("code", "runs", folder, folder, NATIVE, "::".join(filter(None, (record, name))), 0)
+    found = {match[1]: name for name in names if (match := _COMPILED(f"/{name}"))}
+    for folder, name in found.items():
+        place = "::".join(filter(None, (record, name)))
+        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place, 0)
 
 
 def _act(name: str, text: str, why: str, record: str, offset: int) -> Act:

@@ -18,9 +18,9 @@ from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
-from ckptool.checking import programs as programs_module
-from ckptool.checking.programs import programs
 from ckptool.cli import cli
+from ckptool.formats.runnable import programs as programs_module
+from ckptool.formats.runnable.programs import programs
 from ckptool.sources.source import BytesSource
 from tests.build import zip_file
 
@@ -374,6 +374,14 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
     report = check(path)
     finding = next(one for one in report.findings if one.code == "CK217")
     assert "data/aotinductor/net" in finding.message
+    assert report.grade == "code"
+    assert "which has native code in data/aotinductor/net" in str(report)
+
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr(f"{root}/data/aotinductor/net/made.wrapper.cpp", "int twice() {}")
+    report = check(path)
+    assert report.error is not None
+    assert "CK217" in [one.code for one in report.findings]
     assert report.grade == "code"
 
 
