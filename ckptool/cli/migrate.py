@@ -103,7 +103,7 @@ class _InOrder(click.Command):
 @click.option(
     "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
 )
-@click.option("--saturate", is_flag=True, help="Replace values that are too large for --dtype by its largest value.")
+@click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest one.")
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option(
@@ -142,9 +142,7 @@ class _InOrder(click.Command):
 @brief_option
 @click.option("-q", "--quiet", is_flag=True, help="Print only the name of each result.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
-@click.option(
-    "--jsonl", "as_lines", is_flag=True, help="Print each source's report as JSON on a line, as soon as it is known."
-)
+@click.option("--jsonl", "as_lines", is_flag=True, help="Print a line of JSON for each source, as it comes.")
 @far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """

@@ -31,9 +31,7 @@ _recursive = click.option(
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
-_jsonl = click.option(
-    "--jsonl", "as_lines", is_flag=True, help="Print each file's JSON object on a line, as soon as it is known."
-)
+_jsonl = click.option("--jsonl", "as_lines", is_flag=True, help="Print a line of JSON for each file, as it comes.")
 _limit = click.option(
     "--limit",
     type=click.IntRange(0),
