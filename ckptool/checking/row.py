@@ -1,4 +1,4 @@
-"""One checkpoint as one row of a table: a pure function, so that any number of processes can share a list of paths."""
+"""One checkpoint as a row of ``scan``: a pure function, so that any number of processes can share a list of paths."""
 
 from __future__ import annotations
 
