@@ -234,6 +234,8 @@ def _graded(name: str, qualified: str, how: How, given: tuple[Inert, ...]) -> tu
 @lru_cache(maxsize=1 << 12)
 def _is_function(name: str) -> bool:
     """Say whether this is a function of torch or numpy that is not known to only make data."""
+    if name.startswith(("torch.nn.init.", "torch.nn.functional.")):
+        return False  # they reckon, and are attributes of many models
     return package_of(name) in ("torch", "numpy") and is_system(name, name.rpartition(".")[2])
 
 
