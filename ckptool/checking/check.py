@@ -27,7 +27,7 @@ from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
-from ckptool.tables import html_table
+from ckptool.checkpoints.tables import html_table
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ckptool.cli import terminal
 from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, show, show_nbytes
-from ckptool.tables import padded
+from ckptool.checkpoints.tables import padded
 
 if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport

@@ -10,7 +10,7 @@ from ckptool.cli import tables
 from ckptool.cli.options import left_out, no_room
 from ckptool.cli.terminal import wrapped
 from ckptool.messages import counted, show_nbytes
-from ckptool.tables import Table, fitted, plain_table
+from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.tensors.reading import LazyTensor
 
 _SPARE: Final = ("device", "dtype", "parameters")

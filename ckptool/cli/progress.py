@@ -11,7 +11,7 @@ import click
 
 from ckptool.messages import show, show_nbytes
 from ckptool.sources.naming import local_name
-from ckptool.tables import cut_middle
+from ckptool.checkpoints.tables import cut_middle
 
 _SECONDS_UNTIL_SHOWN: Final = 0.5
 _SECONDS_BETWEEN: Final = 0.1

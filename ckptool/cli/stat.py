@@ -21,7 +21,7 @@ from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
-from ckptool.tables import Table, fitted, plain_table
+from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"

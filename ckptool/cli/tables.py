@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptool.messages import show, show_nbytes, some
-from ckptool.tables import Row, cut_middle
+from ckptool.checkpoints.tables import Row, cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

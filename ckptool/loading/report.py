@@ -15,7 +15,7 @@ from ckptool.loading.hollow import is_lazy
 from ckptool.loading.model_plan import FillPlan, entries_of
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
-from ckptool.tables import html_table
+from ckptool.checkpoints.tables import html_table
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

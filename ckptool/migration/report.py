@@ -18,7 +18,7 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.naming import shown_path
-from ckptool.tables import Table, html_table, plain_table
+from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
 _LABEL: Final = 11
