@@ -18,6 +18,7 @@ from ckptool.checking.surveys import Act, Survey, reached
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
+from ckptool.checkpoints.tables import html_table
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -27,7 +28,6 @@ from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
-from ckptool.checkpoints.tables import html_table
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:

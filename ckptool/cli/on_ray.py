@@ -1,0 +1,274 @@
+"""
+Ray as what runs a function over many items: on the cores of this machine, or on those of a cluster.
+
+Ray is an extra, imported when it is asked for. Its workers are processes with this package. What they are sent and what
+they answer are pickles, from one of these processes to another: no checkpoint has a part in that. A Ray that is started
+here takes orders from this process alone, and ends with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import click
+
+from ckptool import __version__
+from ckptool.checking.asked import ENDED
+from ckptool.errors import CkptoolError, MissingPackage
+from ckptool.sources.checksums import processors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMMAND: Final = "pip install 'ckptool[ray]'"
+_LOCAL: Final = "local"
+_ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
+"""What may follow the option: anything else is the next argument."""
+_MOST_ITEMS: Final = 32
+_MOST_NBYTES: Final = 64 << 20
+"""Of a batch: what is larger by itself is alone in one."""
+_ROUNDS: Final = 4
+"""Batches of a worker by which all that was given so far would be done: they begin small, so that all have work."""
+_AHEAD: Final = 2
+"""Batches of a worker that are given to Ray at once: one that it is at, and one that waits."""
+_SECONDS: Final = 10
+"""After which the workers of a cluster, which may grow, are counted again."""
+_STORE_NBYTES: Final = 256 << 20
+"""For answers on their way. By default, Ray takes a third of the memory."""
+
+
+class Lost(NamedTuple):
+    """In the place of a result: two workers ended, one after the other, while they had this item alone."""
+
+    kind: str
+    message: str
+
+
+class RayCommand(click.Command):
+    """A command with ``--ray``, behind which an address may stand, or the next argument."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        for index in range(end):
+            if args[index] == "--ray" and not (index + 1 < end and _ADDRESS.fullmatch(args[index + 1])):
+                args[index] = f"--ray={_LOCAL}"
+        return super().parse_args(ctx, args)
+
+
+def ray_option(what: str) -> Callable[[F], F]:
+    """Return what adds ``--ray`` to a ``RayCommand``."""
+    return click.option("--ray", metavar="[ADDRESS]", help=f"{what} on Ray: at ADDRESS, or one that is started here.")
+
+
+class OnRay:
+    """
+    A Ray that runs functions; used in a ``with`` block.
+
+    At an address it is a cluster that others use, too. ``jobs`` is how many tasks there are at once, by default as many
+    as there are cores.
+
+    Raises:
+        MissingPackage: Ray is not installed.
+        CkptoolError: There is no Ray at the address, or it does not start.
+    """
+
+    def __init__(self, address: str, jobs: int | None = None) -> None:
+        self._address = address
+        self._jobs = jobs
+        self._counted = (0, -float(_SECONDS))
+        if address == _LOCAL:
+            # Its ports are open to the network, and whoever may use them may run anything. Read when it is imported.
+            for name, value in (("MODE", "token"), ("TOKEN", secrets.token_hex(32))):
+                os.environ.setdefault(f"RAY_AUTH_{name}", value)
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        self._ray = _need_ray()
+
+    def __enter__(self) -> Self:
+        settings: dict[str, Any] = {"address": self._address}
+        if self._address == _LOCAL:
+            settings |= {"num_cpus": self._jobs or processors(), "object_store_memory": _STORE_NBYTES}
+            settings |= {"include_dashboard": False}
+        here = Path.cwd()
+        os.chdir(os.sep)  # its workers import what lies in the folder in which it is started
+        try:
+            self._ray.init(**settings, log_to_driver=False, logging_level="CRITICAL")
+        except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+            self._ray.shutdown()
+            where = "does not start" if self._address == _LOCAL else f"cannot be reached at {self._address}"
+            raise CkptoolError(f"Ray {where}: {_first_line(error)}", kind="ray-unavailable") from error
+        finally:
+            os.chdir(here)
+        # What it says of workers that ended goes to standard output, where results are.
+        self._ray._private.worker._worker_logs_enabled = False  # noqa: SLF001
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ray.shutdown()
+
+    @property
+    def workers(self) -> int:
+        """How many tasks are done at once."""
+        count, counted = self._counted
+        if monotonic() - counted >= _SECONDS:
+            count = int(self._ray.cluster_resources().get("CPU", 1))
+            self._counted = count, monotonic()
+        return max(1, count if self._jobs is None else min(count, self._jobs))
+
+    def map(
+        self, function: Callable[[T], R], items: Iterable[T], *, nbytes: Callable[[T], int] | None = None
+    ) -> Iterator[tuple[T, R | Lost]]:
+        """
+        Yield each item with what the function returns for it, in the order in which they are done.
+
+        Both must be picklable. Each item is a task by itself, unless ``nbytes`` says how much work it is: then small
+        ones share one. The function runs in the folder in which this was called, and may be called again for an item
+        whose worker ended; if the item is alone and that happens twice, it is ``Lost``, and the others go on.
+
+        Raises:
+            CkptoolError: A worker cannot run it, or it raised.
+        """
+        several = _MOST_ITEMS if nbytes is not None else 1
+        pull = partial(next, iter(items), None)
+        return self.batches(partial(_each, function), pull, nbytes or (lambda _: 0), most=several, folder=_always)
+
+    def batches(
+        self,
+        function: Callable[[Sequence[T]], Sequence[R]],
+        next_item: Callable[[], T | None],
+        nbytes: Callable[[T], int],
+        *,
+        most: int = _MOST_ITEMS,
+        folder: Callable[[T], bool],
+    ) -> Iterator[tuple[T, R | Lost]]:
+        """
+        Do what ``map`` does with a function of several items, of at most ``most``.
+
+        An item is asked for when there is room for it; if there is none, once more when results have been taken.
+        ``folder`` says whether an item has paths that start from the folder that this process is in: then the workers
+        must have it, too.
+        """
+        ray, here = self._ray, str(Path.cwd())
+        task = ray.remote(max_retries=0)(_run)  # which would try the whole batch again and again
+        given = ray.put(function)
+        running: dict[Any, _Batch] = {}
+        again: list[_Batch] = []
+        count = 0
+        try:
+            while True:
+                while len(running) < self.workers * _AHEAD:
+                    if not again:
+                        items = list(_taken(next_item, nbytes, min(most, 1 + count // (self.workers * _ROUNDS))))
+                        count += len(items)
+                        if not items:
+                            break
+                        again.append(_Batch(items, 0))
+                    batch = again.pop()
+                    start = here if any(map(folder, batch.items)) else None
+                    running[task.remote(__version__, start, given, batch.items)] = batch
+                if not running:
+                    return
+                (done,), _ = ray.wait(list(running))
+                batch = running.pop(done)
+                answer = self._answer(done)
+                if not isinstance(answer, Lost):
+                    yield from zip(batch.items, answer, strict=True)
+                elif len(batch.items) > 1:
+                    again += (_Batch([one], 0) for one in batch.items)
+                elif not batch.deaths:
+                    again.append(_Batch(batch.items, 1))
+                else:
+                    yield batch.items[0], answer
+        finally:
+            for one in running:
+                ray.cancel(one, force=True)
+
+    def _answer(self, done: Any) -> Any:
+        """Return what a task returned; Lost if its worker ended."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(done)
+        except errors.OutOfMemoryError:
+            return Lost(
+                "out-of-memory", "twice there was not enough memory for it on its node, and Ray ended its worker"
+            )
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
+            return Lost(ENDED, "twice the process on Ray that had it, and nothing else, ended")
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, CkptoolError):
+                raise error.cause from error
+            raise CkptoolError(
+                f"Ray's workers cannot do this: {_first_line(error.cause)}", kind="ray-failed"
+            ) from error
+        except errors.RayError as error:
+            raise CkptoolError(f"Ray cannot do this: {_first_line(error)}", kind="ray-failed") from error
+
+
+class _Batch(NamedTuple):
+    """Items of one task."""
+
+    items: Sequence[Any]
+    deaths: int
+    """How many workers ended while they had the only one."""
+
+
+def _taken(next_item: Callable[[], T | None], nbytes: Callable[[T], int], most: int) -> Iterator[T]:
+    """Yield the items of a batch."""
+    total = 0
+    for _ in range(most):
+        if total >= _MOST_NBYTES or (item := next_item()) is None:
+            return
+        total += nbytes(item)
+        yield item
+
+
+def _run(version: str, folder: str | None, function: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -> Any:
+    """Do what a worker does."""
+    if version != __version__:
+        fact = f"a node of the cluster has ckptool {__version__}, and here is {version}"
+        raise CkptoolError(fact, kind="other-version", hint="Install the same on all of them.")
+    gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
+    if folder is not None:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            fact = "a node of the cluster does not have this folder, from which paths start"
+            raise CkptoolError(
+                fact, kind="no-folder", path=folder, hint="Give whole paths, of files that all have."
+            ) from error
+    return function(items)
+
+
+def _each(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    return [function(item) for item in items]
+
+
+def _always(_item: object) -> bool:
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _need_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise MissingPackage.named("ray", _COMMAND) from error
+    return ray
