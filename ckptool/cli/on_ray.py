@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,8 +49,16 @@ _STORE_NBYTES: Final = 256 << 20
 """For answers on their way. By default, Ray takes a third of the memory."""
 
 
+def _always(_item: object) -> bool:
+    return True
+
+
+def _nothing(_item: object) -> int:
+    return 0
+
+
 class Lost(NamedTuple):
-    """In the place of a result: two workers ended, one after the other, while they had this item alone."""
+    """In the place of a result: workers ended while they had this item, and no other."""
 
     kind: str
     message: str
@@ -91,6 +98,8 @@ class OnRay:
         self._counted = (0, -float(_SECONDS))
         if address == _LOCAL:
             # Its ports are open to the network, and whoever may use them may run anything. Read when it is imported.
+            import secrets
+
             for name, value in (("MODE", "token"), ("TOKEN", secrets.token_hex(32))):
                 os.environ.setdefault(f"RAY_AUTH_{name}", value)
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -130,21 +139,28 @@ class OnRay:
         return max(1, count if self._jobs is None else min(count, self._jobs))
 
     def map(
-        self, function: Callable[[T], R], items: Iterable[T], *, nbytes: Callable[[T], int] | None = None
+        self,
+        function: Callable[[T], R],
+        items: Iterable[T],
+        *,
+        nbytes: Callable[[T], int] | None = None,
+        folder: Callable[[T], bool] = _always,
+        tries: int = 2,
     ) -> Iterator[tuple[T, R | Lost]]:
         """
         Yield each item with what the function returns for it, in the order in which they are done.
 
         Both must be picklable. Each item is a task by itself, unless ``nbytes`` says how much work it is: then small
-        ones share one. The function runs in the folder in which this was called, and may be called again for an item
-        whose worker ended; if the item is alone and that happens twice, it is ``Lost``, and the others go on.
+        ones share one. ``folder`` says whether an item has paths that start from the folder that this process is in:
+        then the worker is there, too. An item whose worker ended is tried again, without others; it is ``Lost`` when
+        that has happened so many ``tries``.
 
         Raises:
-            CkptoolError: A worker cannot run it, or it raised.
+            CkptoolError: A worker cannot run the function, or it raised.
         """
-        several = _MOST_ITEMS if nbytes is not None else 1
-        pull = partial(next, iter(items), None)
-        return self.batches(partial(_each, function), pull, nbytes or (lambda _: 0), most=several, folder=_always)
+        most = _MOST_ITEMS if nbytes is not None else 1
+        pull, one = partial(next, iter(items), None), partial(_each, function)
+        return self.batches(one, pull, nbytes or _nothing, most=most, folder=folder, tries=tries)
 
     def batches(
         self,
@@ -153,14 +169,13 @@ class OnRay:
         nbytes: Callable[[T], int],
         *,
         most: int = _MOST_ITEMS,
-        folder: Callable[[T], bool],
+        folder: Callable[[T], bool] = _always,
+        tries: int = 2,
     ) -> Iterator[tuple[T, R | Lost]]:
         """
-        Do what ``map`` does with a function of several items, of at most ``most``.
+        Do what ``map`` does with a function of up to ``most`` items.
 
         An item is asked for when there is room for it; if there is none, once more when results have been taken.
-        ``folder`` says whether an item has paths that start from the folder that this process is in: then the workers
-        must have it, too.
         """
         ray, here = self._ray, str(Path.cwd())
         task = ray.remote(max_retries=0)(_run)  # which would try the whole batch again and again
@@ -189,8 +204,8 @@ class OnRay:
                     yield from zip(batch.items, answer, strict=True)
                 elif len(batch.items) > 1:
                     again += (_Batch([one], 0) for one in batch.items)
-                elif not batch.deaths:
-                    again.append(_Batch(batch.items, 1))
+                elif batch.deaths + 1 < tries:
+                    again.append(_Batch(batch.items, batch.deaths + 1))
                 else:
                     yield batch.items[0], answer
         finally:
@@ -207,7 +222,7 @@ class OnRay:
                 "out-of-memory", "twice there was not enough memory for it on its node, and Ray ended its worker"
             )
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
-            return Lost(ENDED, "twice the process on Ray that had it, and nothing else, ended")
+            return Lost(ENDED, "the process on Ray that worked at it ended")
         except errors.RayTaskError as error:
             if isinstance(error.cause, CkptoolError):
                 raise error.cause from error
@@ -255,10 +270,6 @@ def _run(version: str, folder: str | None, function: Callable[[Sequence[T]], Seq
 
 def _each(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     return [function(item) for item in items]
-
-
-def _always(_item: object) -> bool:
-    return True
 
 
 def _first_line(error: BaseException) -> str:

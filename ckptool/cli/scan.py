@@ -8,14 +8,13 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
 from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
 from ckptool.cli.on_ray import OnRay, RayCommand, ray_option
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
-from ckptool.cli.scan_ray import Fleet
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
@@ -29,6 +28,9 @@ from ckptool.sources.checksums import processors
 from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
+
+if TYPE_CHECKING:
+    from ckptool.cli.scan_ray import Fleet
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
@@ -80,7 +82,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
         run = _Run(asked, lines, options["output"], tensors)
         with ray or Crew(asked, options["jobs"] or processors(), options["files"]) as workers:
-            crew = Fleet(asked, workers, options["files"]) if isinstance(workers, OnRay) else workers
+            crew = _fleet(asked, workers, options["files"]) if isinstance(workers, OnRay) else workers
             run.scan(_paths(paths, lists), crew)
         if options["parquet"]:
             for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
@@ -88,6 +90,12 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
                     write_table(one, path, columns)
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
+
+
+def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
+    from ckptool.cli.scan_ray import Fleet  # all that looks into files, which workers do elsewhere
+
+    return Fleet(asked, ray, connections)
 
 
 def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
