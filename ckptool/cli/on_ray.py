@@ -33,6 +33,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COMMAND: Final = "pip install 'ckptool[ray]'"
+_UNAVAILABLE: Final = "ray-unavailable"
 _LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
 """What may follow the option: anything else is the next argument."""
@@ -44,7 +45,9 @@ _ROUNDS: Final = 4
 _AHEAD: Final = 2
 """Batches of a worker that are given to Ray at once: one that it is at, and one that waits."""
 _SECONDS: Final = 10
-"""After which the workers of a cluster, which may grow, are counted again."""
+"""To wait for an answer; and after which the workers of a cluster, which may grow, are counted again."""
+_PORT: Final = 10001
+"""Of Ray's clients, for addresses that have none."""
 _STORE_NBYTES: Final = 256 << 20
 """For answers on their way. By default, Ray takes a third of the memory."""
 
@@ -103,6 +106,7 @@ class OnRay:
             for name, value in (("MODE", "token"), ("TOKEN", secrets.token_hex(32))):
                 os.environ.setdefault(f"RAY_AUTH_{name}", value)
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of half a minute each
         self._ray = _need_ray()
 
     def __enter__(self) -> Self:
@@ -110,19 +114,29 @@ class OnRay:
         if self._address == _LOCAL:
             settings |= {"num_cpus": self._jobs or processors(), "object_store_memory": _STORE_NBYTES}
             settings |= {"include_dashboard": False}
+        elif self._address != "auto":
+            self._refuse_silence()
         here = Path.cwd()
         os.chdir(os.sep)  # its workers import what lies in the folder in which it is started
         try:
             self._ray.init(**settings, log_to_driver=False, logging_level="CRITICAL")
         except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             self._ray.shutdown()
-            where = "does not start" if self._address == _LOCAL else f"cannot be reached at {self._address}"
-            raise CkptoolError(f"Ray {where}: {_first_line(error)}", kind="ray-unavailable") from error
+            where = "does not start" if self._address == _LOCAL else f"cannot be used at {self._address}"
+            raise CkptoolError(f"Ray {where}: {_first_line(error)}", kind=_UNAVAILABLE) from error
         finally:
             os.chdir(here)
         # What it says of workers that ended goes to standard output, where results are.
         self._ray._private.worker._worker_logs_enabled = False  # noqa: SLF001
         return self
+
+    def _refuse_silence(self) -> None:
+        """Refuse an address at which nothing answers: Ray would try for minutes."""
+        from ckptool.sources.remote.connections import is_answered
+
+        if not is_answered(self._address.removeprefix("ray://"), _PORT, _SECONDS):
+            hint = "Give the address that 'ray start' printed."
+            raise CkptoolError(f"nothing answers at {self._address}", kind=_UNAVAILABLE, hint=hint)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,6 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 COMMAND = "pip install 'ckptool[ray]'"
 ROOT = Path(__file__).parents[2]
@@ -36,7 +40,7 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._count = nodes
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         try:
             self._start("--head", "--port=0", f"--temp-dir={self._folder}", "--include-dashboard=false")
             self.address = self._wait_for(r"--address='([^']+)'")
@@ -63,21 +67,24 @@ class Cluster:
 
     def _start(self, *options: str) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--num-cpus=1", "--block"]
-        command += ["--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
+        command += [
+            "--node-ip-address=127.0.0.1",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--disable-usage-stats",
+        ]
         command += ["--object-store-memory=100000000"]
-        log = self._log()
-        with log.open("wb") as said:
-            self._nodes.append(
-                subprocess.Popen(
-                    command, stdout=said, stderr=said, env=self.environment, cwd=self._folder, start_new_session=True
-                )
+        with self._log(len(self._nodes)).open("wb") as said:
+            node = subprocess.Popen(
+                command, stdout=said, stderr=said, env=self.environment, cwd=self._folder, start_new_session=True
             )
+        self._nodes.append(node)
 
-    def _log(self) -> Path:
-        return self._folder / f"node-{len(self._nodes)}.log"
+    def _log(self, number: int) -> Path:
+        return self._folder / f"node-{number}.log"
 
     def _wait_for(self, pattern: str) -> str:
-        path = self._folder / f"node-{len(self._nodes) - 1}.log"
+        path = self._log(len(self._nodes) - 1)
         until = time.monotonic() + 90
         while True:
             text = path.read_text(errors="replace")

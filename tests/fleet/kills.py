@@ -71,7 +71,7 @@ def scan(cluster: Cluster, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    """Return what it said on standard error; it must have printed nothing else, and found files that cannot be opened."""
+    """Return what it said on standard error; it printed nothing else, and some files could not be opened."""
     printed, said = process.communicate(timeout=300)
     assert process.returncode == 2, said
     assert not printed
@@ -115,7 +115,9 @@ def main() -> None:
     kills, seed = (*map(int, sys.argv[1:]), *(500, 0)[len(sys.argv) - 1 :])
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         found = run(cluster, Path(folder), kills, seed)
-    print(f"{found.kills:,} workers killed in {found.scans:,} scans of {FILES} files: all rows are there, and the same;")
+    print(
+        f"{found.kills:,} workers killed in {found.scans:,} scans of {FILES} files: all rows are there, and the same;"
+    )
     print(f"{found.blamed:,} of them said at first that two workers had ended at the file")
 
 
