@@ -14,13 +14,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import ckptool
 from ckptool import Cancellation, Cancelled, Changes, Limits, fleet, migrate
 from ckptool.checking import row as rows
 from ckptool.checking.asked import Asked
-from ckptool.cli import cli
+from ckptool.cli import cli, on_ray
 from ckptool.cli.migrate_ray import _Item, _second
 from ckptool.cli.on_ray import RayCommand, ray_option
-from ckptool.errors import OutputExists
+from ckptool.errors import CkptoolError, OutputExists
 from ckptool.migration.report import MigrationReport
 from tests.each import each
 
@@ -159,6 +160,15 @@ def test_migrations_on_ray_are_those_into_a_folder() -> None:
 
     assert result.exit_code == 2
     assert "--ray is for what is written with --out-dir" in result.stderr
+
+
+def test_a_worker_refuses_what_it_could_get_wrong(tmp_path: Path) -> None:
+    with pytest.raises(CkptoolError, match=r"a node of the cluster has ckptool .*, and here is 9\.9") as other:
+        on_ray._run("9.9", None, list, [])
+    with pytest.raises(CkptoolError, match="a node of the cluster does not have this folder") as gone:
+        on_ray._run(ckptool.__version__, str(tmp_path / "gone"), list, [])
+
+    assert (other.value.kind, gone.value.kind) == ("other-version", "no-folder")
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
