@@ -37,7 +37,7 @@ _UNAVAILABLE: Final = "ray-unavailable"
 _LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
 """What may follow the option: anything else is the next argument."""
-_MOST_ITEMS: Final = 32
+MOST_ITEMS: Final = 32
 _MOST_NBYTES: Final = 64 << 20
 """Of a batch: what is larger by itself is alone in one."""
 _ROUNDS: Final = 4
@@ -172,7 +172,7 @@ class OnRay:
         Raises:
             CkptoolError: A worker cannot run the function, or it raised.
         """
-        most = _MOST_ITEMS if nbytes is not None else 1
+        most = MOST_ITEMS if nbytes is not None else 1
         pull, one = partial(next, iter(items), None), partial(_each, function)
         return self.batches(one, pull, nbytes or _nothing, most=most, folder=folder, tries=tries)
 
@@ -182,7 +182,7 @@ class OnRay:
         next_item: Callable[[], T | None],
         nbytes: Callable[[T], int],
         *,
-        most: int = _MOST_ITEMS,
+        most: int = MOST_ITEMS,
         folder: Callable[[T], bool] = _always,
         tries: int = 2,
     ) -> Iterator[tuple[T, R | Lost]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptool.checking.asked import Asked, lost_row
 from ckptool.checking.row_worker import answer_all
-from ckptool.cli.on_ray import Lost, OnRay
+from ckptool.cli.on_ray import MOST_ITEMS, Lost, OnRay
 from ckptool.cli.scan_workers import Task, message_of
 from ckptool.sources.naming import is_far
 from ckptool.sources.stamps import stamp_of
@@ -49,7 +49,9 @@ class Fleet:
 
         threads = -(-self._connections // self._ray.workers)
         work = partial(answer_all, self._asked, threads)
-        for message, found in self._ray.batches(work, next_message, nbytes, folder=_starts_here):
+        for message, found in self._ray.batches(
+            work, next_message, nbytes, most=max(MOST_ITEMS, threads), folder=_starts_here
+        ):
             task = given.pop(message["number"])
             lines = [self._lost(task, found)] if isinstance(found, Lost) else found
             yield from ((task, line) for line in lines)

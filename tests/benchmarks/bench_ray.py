@@ -1,14 +1,16 @@
 """
-How fast a scan of 2,000 small files is on Ray with two workers, and with two processes of its own, against one process.
+How fast a scan of 2,000 small files is on Ray with two workers, and with two processes of its own, against one.
 
     python tests/benchmarks/bench_ray.py [--dir DIR] [--runs 5]
 
 Each time is that of the scan alone: the listing of the folders, the rows, and their way back; on a Ray that has its
 workers already, and has done one scan, which does not count. Processes of our own are started anew each time, which
-takes a fifth of a second. ``one process`` makes the same rows one after the other where the listing is.
+takes a fifth of a second. The loop makes the same rows one after the other where the listing is, without workers.
 
 Copies what ``bench_scan.py`` copies: fixtures of all formats, and real files where they are there, of up to 200 KB.
-Runs are in turn, and times the best of them: other programs can only add to them. Exits 1 if a bound does not hold.
+Runs are in turn, and times the best of them: other programs can only add to them. What is compared needs two cores
+that are free; Ray gives its workers the lowest priority, unless ``RAY_worker_niceness=0``. Exits 1 if a bound does not
+hold.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def main() -> int:
         place = Path(folder) / "files"
         nbytes = copy_files(place)
         work = {
-            "one process": lambda: timed(lambda: one_by_one(place)),
+            "a loop in one process": lambda: timed(lambda: one_by_one(place)),
             "scan --jobs 1": lambda: timed(lambda: with_crew(place, 1)),
             "scan --jobs 2": lambda: timed(lambda: with_crew(place, WORKERS)),
             "scan --ray, 2 workers": lambda: timed(lambda: rows_of(place, Fleet(NOTHING, ray, CONNECTIONS))),
@@ -51,17 +53,14 @@ def main() -> int:
         found = in_turn(work, given.runs)
     walls = {name: min(wall for wall, _ in runs) for name, runs in found.items()}
     counts = {count for runs in found.values() for _, count in runs}
-    one, _, local, on_ray = walls.values()
+    loop, one, two, on_ray = walls.values()
     print(f"{FILES:,} files, {nbytes:,} bytes; load {os.getloadavg()[0]:.1f}")
     for name, wall in walls.items():
-        print(f"  {name:24} {wall:8.3f} s  {FILES / wall:8.0f} files in a second  {one / wall:5.2f} times")
+        print(f"  {name:24} {wall:8.3f} s  {FILES / wall:8.0f} files in a second  {loop / wall:5.2f} times")
     checks = [
         (len(counts) == 1, f"each gives as many rows: {', '.join(map(str, counts))}"),
-        (one / on_ray >= 1.4, f"two workers on Ray are {one / on_ray:.2f} times as fast as one process (at least 1.4)"),
-        (
-            one / local >= 1.6,
-            f"two processes are {one / local:.2f} times as fast as one (at least 1.6, on two free cores)",
-        ),
+        (loop / on_ray >= 1.4, f"two workers on Ray are {loop / on_ray:.2f} times as fast as a loop (at least 1.4)"),
+        (one / two >= 1.6, f"two processes of a scan are {one / two:.2f} times as fast as one (at least 1.6)"),
     ]
     for held, text in checks:
         print(f"  {'ok  ' if held else 'MISS'} {text}", flush=True)

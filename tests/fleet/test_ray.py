@@ -148,6 +148,27 @@ def test_migrations_write_the_same_bytes_and_say_the_same(cluster: Cluster, tmp_
     assert len(found["here"][3]) >= len(sources) // 2
 
 
+def test_a_migration_whose_worker_ends_is_done_by_another(cluster: Cluster, folder: Path) -> None:
+    sources = sorted((folder / "below").glob("*.pth"))
+    for place in ("here", "there"):
+        command = [sys.executable, "-m", "ckptool", "migrate", *sources, "--to", "cpu", "--out-dir", place, "--quiet"]
+        command += ["--ray", cluster.address] if place == "there" else []
+        process = subprocess.Popen(command, env=cluster.environment, cwd=folder, stdout=-1, stderr=-1, text=True)
+        killed: list[int] = []
+        while place == "there" and not killed:
+            killed = cluster.at_work() if (folder / place).is_dir() and any((folder / place).iterdir()) else []
+            assert process.poll() is None
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        printed, said = process.communicate(timeout=120)
+        (folder / f"{place}.txt").write_text(f"{process.returncode}\n{printed}{said}".replace(place, "out"))
+
+    assert (folder / "there.txt").read_text() == (folder / "here.txt").read_text()
+    here, there = ({path.name: path.read_bytes() for path in (folder / one).iterdir()} for one in ("here", "there"))
+    assert there == here
+    assert len(here) > 40
+
+
 def test_nothing_is_imported_from_the_folder_in_which_it_is_called(folder: Path) -> None:
     marker = folder.parent / "ran"
     for name in ("json", "torch", "numpy", "ckptool", "sitecustomize"):
