@@ -152,6 +152,12 @@ class OnRay:
             self._counted = count, monotonic()
         return max(1, count if self._jobs is None else min(count, self._jobs))
 
+    @property
+    def _room(self) -> int:
+        """How many tasks Ray is given: a cluster may do all at once, so no more than were asked for."""
+        is_asked = self._jobs is not None and self._address != _LOCAL
+        return self.workers if is_asked else self.workers * _AHEAD
+
     def map(
         self,
         function: Callable[[T], R],
@@ -199,7 +205,7 @@ class OnRay:
         count = 0
         try:
             while True:
-                while len(running) < self.workers * _AHEAD:
+                while len(running) < self._room:
                     if not again:
                         items = list(_taken(next_item, nbytes, min(most, 1 + count // (self.workers * _ROUNDS))))
                         count += len(items)
@@ -223,7 +229,7 @@ class OnRay:
                 else:
                     yield batch.items[0], answer
         finally:
-            for one in running:
+            for one in running if ray.is_initialized() else ():  # else it has ended with all that it did
                 ray.cancel(one, force=True)
 
     def _answer(self, done: Any) -> Any:
@@ -232,17 +238,15 @@ class OnRay:
         try:
             return self._ray.get(done)
         except errors.OutOfMemoryError:
-            return Lost(
-                "out-of-memory", "twice there was not enough memory for it on its node, and Ray ended its worker"
-            )
+            return Lost("out-of-memory", "its node had not enough memory, and Ray ended the process that worked at it")
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
             return Lost(ENDED, "the process on Ray that worked at it ended")
         except errors.RayTaskError as error:
             if isinstance(error.cause, CkptoolError):
                 raise error.cause from error
-            raise CkptoolError(
-                f"Ray's workers cannot do this: {_first_line(error.cause)}", kind="ray-failed"
-            ) from error
+            fact = f"Ray's workers cannot do this: {_first_line(error.cause)}"
+            hint = "All nodes need this version of ckptool, with the packages that this takes."
+            raise CkptoolError(fact, kind="ray-failed", hint=hint) from error
         except errors.RayError as error:
             raise CkptoolError(f"Ray cannot do this: {_first_line(error)}", kind="ray-failed") from error
 
