@@ -25,12 +25,12 @@ _ITEMS: Final = 64
 
 class Cancellation:
     """
-    Stops calls that were given it in ``Limits``: when ``cancel`` is called, or ``seconds`` after it was made.
+    Stops the calls that get it in ``Limits``: when ``cancel`` is called, or ``seconds`` after it was made.
 
-    Calls may share one, in any threads, and one that has stopped a call stops every other. What is opened with it
-    stays bound to it. A call answers with ``Cancelled`` after the piece that it is at, of at most 4 MiB, with every
-    file closed and every thread ended; what waits for something else meanwhile (a disk that is synced, a model's own
-    code, one large cast) is waited for.
+    Calls in any threads may share one: it stops all of them. A checkpoint that was opened with it keeps it for later
+    reads. A call that is stopped finishes the piece that it works on, of at most 4 MiB, closes every file, ends every
+    thread and raises ``Cancelled``. Some things cannot be stopped, and are waited for: a disk that is synced, a model's
+    own code, one large cast.
 
     Raises:
         ValueError: ``seconds`` is negative, or not a number.

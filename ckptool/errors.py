@@ -237,7 +237,7 @@ class OutputFailed(CkptoolError):
 
 
 class OutputExists(OutputFailed):
-    """Something has the output's name already, and nothing was to be overwritten."""
+    """The name of the output is taken, and overwriting was not asked for."""
 
     default_kind = "output-exists"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ckptool.checking.check import CheckReport
 from ckptool.checking.finding import Finding
-from ckptool.checking.surveys import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.trees import Change as Difference
 from ckptool.diffing.values import ValueDiff
+from ckptool.formats.runnable.surveys import Act
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile
 from ckptool.names.matching import Rename

@@ -214,7 +214,7 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "migration/safetensors_plan.py",  # writes
         "migration/folders/shards.py",  # writes
         "checking/row_worker.py",  # talks with the process that started it
-        "checking/programs.py",  # searches any text for strings, and undoes the escapes in them
+        "formats/runnable/exported.py",  # searches any text for strings, and undoes the escapes in them
         "formats/directories/dcp/entries.py",  # keeps names in memory as texts of its own
         "formats/identify/text.py",  # only names what a file is; nothing is taken from it
     }

@@ -14,13 +14,13 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, requirements, safety, torch_load, would_run
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Advice, Finding, finding_lines
-from ckptool.checking.surveys import Act, Survey, reached
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
 from ckptool.checkpoints.tables import html_table
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
+from ckptool.formats.runnable.surveys import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, labelled, show, show_nbytes, some
 from ckptool.pickles.grades import Grade
@@ -53,11 +53,11 @@ class CheckReport(NamedTuple):
     parts: int = 0
     """Pieces of tensors, and values, in the files of a directory, each with checksums of its own."""
     intact: int = 0
-    """Of them, those that match theirs, and are what the index says."""
+    """Of the parts, those that match their checksums, and are what the index says."""
     records: int | None = None
-    """Members of its archives that were read, all of them; None if bytes were not looked at."""
+    """Members of its archives, all of which were read; None if bytes were not looked at."""
     matching: int | None = None
-    """Of them, those that match their checksums."""
+    """Of the records, those that match their checksums."""
     globals: tuple[GlobalUse, ...] = ()
     """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
     members: int = 0
@@ -73,7 +73,7 @@ class CheckReport(NamedTuple):
     member: str | None = None
     """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
     error: CkptoolError | None = None
-    """Why it cannot be opened. Then ``globals`` and ``acts`` are those up to where reading ended."""
+    """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *finding_lines(self._reason())])
@@ -164,13 +164,13 @@ def check(
     Look for what is wrong with a checkpoint, or will make trouble later. Nothing in it runs.
 
     ``deep`` reads every byte and compares it with checksums; ``values`` also looks for NaN, infinities and zeros, which
-    needs torch. ``devices`` are the tags of those that are there, as ``cuda:0``. ``like`` is a checkpoint, ``model`` a
-    class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the weights are
-    compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container is an error:
-    bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with the bytes that
-    were read so far, and those to be read in all.
+    needs torch. ``devices`` are the tags of the devices that are there, such as ``cuda:0``. ``like`` is a checkpoint,
+    ``model`` a class as ``package.module:Class`` (imported because the caller names it), whose names and shapes the
+    weights are compared with; ``key`` says which state dict they are. With ``strict``, what is odd about the container
+    is an error: bytes after the last tensor, in gaps of an archive, and the like (CK101). ``progress`` is called with
+    the bytes that were read so far, and those to be read in all.
 
-    A file that cannot be opened is a report with an ``error``. So the exceptions are about the other arguments alone:
+    A file that cannot be opened is a report with an ``error``. So exceptions are about the other arguments:
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was.

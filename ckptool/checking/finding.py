@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     command: str | None = None
     """The command line that does it, for a POSIX shell."""
     path: str | None = None
-    """The file that it is about, where that is another one of the folder than what was opened."""
+    """The file that it is about, if that is another file of the folder than the one that was opened."""
 
 
 def place(record: str, offset: int, nested_at: int | None = None) -> str:

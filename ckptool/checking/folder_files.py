@@ -10,12 +10,12 @@ from typing import NamedTuple
 from ckptool.checking import would_run
 from ckptool.checking.codes import CODES
 from ckptool.checking.finding import MOST_FINDINGS, SEVERITIES, Advice, Finding, command_line
-from ckptool.checking.pickle_search import Search
 from ckptool.checking.safety import merged
-from ckptool.checking.surveys import Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Cancelled, CkptoolError, NotACheckpoint, UnknownFormat
 from ckptool.formats import open_checkpoint
+from ckptool.formats.runnable.pickle_search import Search
+from ckptool.formats.runnable.surveys import Survey
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource

@@ -1,4 +1,4 @@
-"""Which findings a caller wants to hear of, and which fail a check: by code, by grade, by severity, by question."""
+"""Which findings are reported, and which give ``check`` the exit code 1: by code, grade, severity, question."""
 
 from __future__ import annotations
 

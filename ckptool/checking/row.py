@@ -1,4 +1,4 @@
-"""One checkpoint as one row of a table: a pure function, so that any number of processes can share a list of paths."""
+"""One checkpoint as a row of ``scan``: a pure function, so that any number of processes can share a list of paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ckptool.checking.asked import NOTHING, Asked, Row, failure, identity, stamp
 from ckptool.checking.check import CheckReport, Depth, look, refused
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checking.structure import examine
-from ckptool.checking.surveys import Act, reached
 from ckptool.checking.tensor_rows import tensor_rows
 from ckptool.checking.would_run import system_calls
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -21,6 +20,7 @@ from ckptool.checkpoints.writers import writer_of
 from ckptool.errors import Cancelled, CkptoolError, let_go
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.walk import beside, inside_refused
+from ckptool.formats.runnable.surveys import Act, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.sources.folders import is_folder

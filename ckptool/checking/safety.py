@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 
-from ckptool.checking.pickle_search import Search
-from ckptool.checking.surveys import Act, Survey
 from ckptool.checking.usual_names import is_expected
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError
+from ckptool.formats.runnable.pickle_search import Search
+from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles import grades
 from ckptool.pickles.gc_pause import gc_paused

@@ -38,7 +38,7 @@ def is_torchscripts(module: str, name: str) -> bool:
 
 def is_of_index(module: str, name: str) -> bool:
     """Say whether every index of a ``torch.distributed.checkpoint`` asks for this, or may."""
-    from ckptool.pickles.dangerous_names import INDEX_CLASSES  # a large table, and most files are no index
+    from ckptool.pickles.plain_names import INDEX_CLASSES  # a large table, and most files are no index
 
     return re.fullmatch(rf"{INDEX_CLASSES}|{_PATH}", f"{module}.{name}") is not None
 

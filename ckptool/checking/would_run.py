@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.safety import references
-from ckptool.checking.surveys import Act, Survey
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.formats.runnable.surveys import Act, Survey
 from ckptool.messages import counted, some
 from ckptool.pickles.dangerous_names import NATIVE, SOURCE
 from ckptool.pickles.grades import is_plain
@@ -71,9 +71,10 @@ def deeds(survey: Survey, advice: AskAdvice = _none) -> Iterator[Finding]:
         )
     brought = [act for act in survey.of("code") if act.how == "runs"]
     for why, what in ((SOURCE, "source code in modules"), (NATIVE, "native code in folders")):
-        places = [act.name for act in brought if act.why == why]
+        places = dict.fromkeys(act.name for act in brought if act.why == why)
         if places:
-            yield Finding("CK217", "warning", f"its loader runs {what} that it holds: {some(places)}", _TRUST)
+            fact = f"its loader runs {what} that it holds: {some(list(places))}"
+            yield Finding("CK217", "warning", fact, "Load it only if you trust where it comes from.")
     named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
@@ -117,6 +118,8 @@ def loading(survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool)
         return "it holds no pickle, so nothing in it runs, whatever loads it"
     own = [act for act in survey.acts if act.how not in ("refers", "runs")]
     runs = _runs([act for act in own if act.grade == "system"], [act for act in own if act.grade == "code"])
+    if runs == _DATA and survey.unseen:
+        runs += ", as far as it was looked at"
     programs = [act.text for act in survey.acts if act.how == "runs"]
     ways = []
     if traits.is_trusted:
@@ -147,6 +150,8 @@ def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:
 def _runs(system: Sequence[Act], code: Sequence[Act]) -> str:
     if system:
         return f"calls {some([act.text for act in system], 1)}"
+    if code and all(act.why == NATIVE for act in code):
+        return f"runs {some(list(dict.fromkeys(act.text for act in code)))}"
     if code:
         return f"runs code of {some(list(dict.fromkeys(act.package for act in code)))}"
     return _DATA

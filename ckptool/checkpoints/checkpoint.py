@@ -194,7 +194,7 @@ class Checkpoint:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is read from files of a folder, and no one of them stands for it."""
+        """Whether it is several files of a folder, none of which stands for all of it."""
         return getattr(self.source, "is_folder", False)
 
     def check_unchanged(self) -> None:
@@ -211,7 +211,7 @@ class Checkpoint:
             announce(tensors)
 
     def check_index(self) -> None:
-        """Raise DamagedFile if the index is not the one that was written, by its own checksum."""
+        """Raise DamagedFile if the index does not match its own checksum."""
         if self.damage:
             raise DamagedFile(self.damage, hint="Download the file again.")
 

@@ -35,7 +35,7 @@ CODES_SCHEMA = "ckptool.codes/1"
 @click.option(
     "--like", metavar="OTHER", type=AnyPath(), help="Compare names and shapes with those of another checkpoint."
 )
-@click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS; compare with it.")
+@click.option("--model", metavar="MODULE:CLASS", help="Build this class, or FILE.py:CLASS, and compare with it.")
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
 )
@@ -54,13 +54,13 @@ CODES_SCHEMA = "ckptool.codes/1"
     metavar="WHAT",
     callback=lambda _, __, value: _conditions(value),
     shell_complete=choices(lambda: CONDITIONS),
-    help="Exit 1 only for this: a code (CK205), a grade (code, system), or a severity (info, warning, error) or worse. "
+    help="Exit 1 only for this: a code (CK205), or a grade (code, system) or severity (info, warning, error) or worse. "
     "Repeatable; by default: warning.",
 )
 @click.option(
     "--explain",
     metavar="TEXT",
-    help="Explain an error message, and what in FILE causes it if one is given; '-' reads TEXT from stdin.",
+    help="Explain an error message and, if FILE is given, what in it is the cause; '-' reads TEXT from stdin.",
 )
 @click.option("--list", "list_codes", is_flag=True, help="List the codes of all findings, and what each says.")
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print the findings of all files as SARIF, for code hosts.")
@@ -70,9 +70,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     """
     Say whether checkpoints are whole and safe, and will load.
 
-    Nothing in them runs. One line for each finding, with what to do about it below, and a verdict that claims no more
-    than what was looked at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or
-    an error was found, or what --fail-on names; 2, a file cannot be opened.
+    Nothing in them runs. Each finding has a line, with what to do about it below. The verdict says how much was looked
+    at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,
+    or what --fail-on names; 2, a file cannot be opened.
     """
     if options["explain"] is not None:
         from ckptool.cli.explain import print_explanations

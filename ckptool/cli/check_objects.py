@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ckptool.checking.check import CheckReport
-from ckptool.checking.surveys import Act
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.cli.json_output import JsonOutput, error_object, finding_object
 from ckptool.cli.text import with_options
 from ckptool.errors import CkptoolError
 from ckptool.formats import member_in
+from ckptool.formats.runnable.surveys import Act
 from ckptool.messages import cut
 
 SCHEMA = "ckptool.check/2"

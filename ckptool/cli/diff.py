@@ -34,10 +34,10 @@ SCHEMA = "ckptool.diff/2"
 @click.option("--atol", type=click.FloatRange(min=0), help="Allow floating values to differ by this much.")
 @click.option("--no-values", is_flag=True, help="Compare all but the values: only the indexes are read.")
 @click.option(
-    "--stat", is_flag=True, help="Also say how alike the tensors are that differ: cosine, norms. Needs numpy."
+    "--stat", is_flag=True, help="For tensors that differ, also say how alike they are: cosine, norms. Needs numpy."
 )
 @pager_option
-@click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the verdict.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @far_options
 def diff(

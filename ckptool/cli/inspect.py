@@ -26,7 +26,7 @@ from ckptool.formats import open_checkpoint
 @click.option("-q", "--quiet", is_flag=True, help="Show what the file is, without the table.")
 @click.option("--tree", is_flag=True, help="Show the names as a tree, with the parameters and the size of each module.")
 @click.option("--depth", type=click.IntRange(1), help="Levels of the tree to show.")
-@click.option("--no-fold", is_flag=True, help="Show layers that are alike one by one in the tree.")
+@click.option("--no-fold", is_flag=True, help="Show every layer in the tree, also those that are alike.")
 @click.option("--grep", metavar="REGEX", help="List only tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="List only names that match a glob. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out names that match a glob. Repeatable.")
@@ -43,7 +43,7 @@ from ckptool.formats import open_checkpoint
     metavar="A,B,…",
     callback=lambda _, __, value: _columns(value),
     shell_complete=choices(lambda: (*tables.COLUMNS, "all"), is_list=True),
-    help=f"Columns of the table, or all, from: {', '.join(tables.COLUMNS)}.",
+    help=f"Columns of the table: all, or some of: {', '.join(tables.COLUMNS)}.",
 )
 @rows
 @click.option(
@@ -56,15 +56,17 @@ from ckptool.formats import open_checkpoint
     "--globals",
     "show_globals",
     is_flag=True,
-    help="List the names that unpickling would import, and nothing else.",
+    help="List only the names that unpickling would import.",
 )
 @click.option(
     "--source",
     "show_source",
     is_flag=True,
-    help="Print the class source that old files carry, and nothing else.",
+    help="Print only the source code of classes that old files carry.",
 )
-@click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
+@click.option(
+    "--digest", is_flag=True, help="Read the weights, and print their digest: equal weights have the same in any form."
+)
 @far_options
 def inspect(files: tuple[str, ...], **options: Any) -> None:
     """

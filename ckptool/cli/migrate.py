@@ -60,7 +60,7 @@ class _InOrder(RayCommand):
 @click.option(
     "--form",
     type=click.Choice(["same", "state_dict", "safetensors", "model", "dcp"]),
-    help="What to write; by default DST's suffix decides, else all that SRC holds.",
+    help="What to write; by default what DST's suffix says, or else all of SRC.",
 )
 @click.option(
     "--max-shard-size",
@@ -102,26 +102,28 @@ class _InOrder(RayCommand):
     show_default=True,
     help="Which weights to take.",
 )
-@click.option("--dtype", type=click.Choice(TARGETS), help="Cast the floating tensors of the weights.")
+@click.option("--dtype", type=click.Choice(TARGETS), help="Cast the floating-point tensors of the weights.")
 @click.option(
     "--keep-dtype", multiple=True, metavar="RE", help="Keep the type of tensors whose names match. Repeatable."
 )
-@click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest.")
+@click.option("--saturate", is_flag=True, help="Replace values too large for --dtype by its largest one.")
 @click.option("--expand-tied", is_flag=True, help="Write tied tensors under each name (safetensors).")
 @click.option("--drop-unsupported", is_flag=True, help="Leave out what the target cannot hold.")
 @click.option(
     "--keep-calls",
     is_flag=True,
-    help="Keep calls that reach the system when the file is unpickled; in a state dict, all that torch.load() refuses.",
+    help="Keep calls that reach the system on unpickling; in a state dict, all that torch.load() refuses, too.",
 )
-@click.option("--allow-empty", is_flag=True, help="Allow an --include without a match, and a result without tensors.")
+@click.option(
+    "--allow-empty", is_flag=True, help="Allow an --include that matches nothing, and a result without tensors."
+)
 @click.option(
     "--allow-missing", is_flag=True, help="Take the weights though SRC lacks some of them, or cannot name them."
 )
 @click.option(
     "--model",
     metavar="MODULE:CLASS",
-    help="Build this class, or FILE.py:CLASS, load the weights, save the whole model.",
+    help="Build this class, or FILE.py:CLASS, load the weights into it, and save the whole model.",
 )
 @click.option(
     "--model-arg", "model_args", multiple=True, metavar="K=V", help="Argument for --model: a Python literal, or text."
@@ -136,23 +138,23 @@ class _InOrder(RayCommand):
 @ray_option("Work on each source")
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
-@click.option("--no-reflink", is_flag=True, help="Copy tensors where the file system could share their bytes.")
-@click.option("--deep", is_flag=True, help="Compare the checksums of all tensors first (--in-place).")
-@click.option("--compact", is_flag=True, help="Copy SRC, without what nothing refers to, and replace it (--in-place).")
-@click.option("--no-verify", is_flag=True, help="Neither read the result back, nor check SRC's checksums.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--no-reflink", is_flag=True, help="Copy tensors even where the file system could share their bytes.")
+@click.option("--deep", is_flag=True, help="With --in-place, compare the checksums of all tensors first.")
+@click.option("--compact", is_flag=True, help="With --in-place, replace SRC by a copy without what nothing refers to.")
+@click.option("--no-verify", is_flag=True, help="Do not read the result back, and do not compare SRC's checksums.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @brief_option
-@click.option("-q", "--quiet", is_flag=True, help="Print the name of each result alone.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the name of each result.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; a list if there are several sources.")
-@click.option("--jsonl", "as_lines", is_flag=True, help="Print each source's report as JSON in a line, as it comes.")
+@click.option("--jsonl", "as_lines", is_flag=True, help="Print a line of JSON for each source, as it comes.")
 @far_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint again: other device, form or names.
 
-    Nothing in SRC runs. Without --in-place, SRC is only read, and is replaced only if you name it as DST, with --force.
-    DST is there only once it is complete, read back and compared; it may be a folder. Without DST, the result is
-    written next to SRC, and its name is printed.
+    Nothing in SRC runs. Without --in-place, SRC is only read; it is replaced only if you name it as DST, with --force.
+    DST, a file or a folder, appears when it is complete, read back and compared. Without DST, the result is written
+    next to SRC, and its name is printed.
 
     Names: wrappers are stripped first, then --strip-prefix, --add-prefix, --rename and --rename-file apply in the order
     in which they are given. --include and --exclude go by the names in SRC.

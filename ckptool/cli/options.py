@@ -26,19 +26,19 @@ _recursive = click.option(
     "-r",
     "--recursive",
     is_flag=True,
-    help="Take every checkpoint in a folder and below; files that are one together count once.",
+    help="Take every checkpoint in a folder and below; the files of one checkpoint count once.",
 )
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each file; a list if there are several."
 )
-_jsonl = click.option("--jsonl", "as_lines", is_flag=True, help="Print each file's JSON object in a line, as it comes.")
+_jsonl = click.option("--jsonl", "as_lines", is_flag=True, help="Print a line of JSON for each file, as it comes.")
 _limit = click.option(
     "--limit",
     type=click.IntRange(0),
     metavar="N",
     help=f"Rows to list, 0 for all; by default {LIMIT} on a terminal, and all elsewhere.",
 )
-_wide = click.option("--wide", is_flag=True, help="Do not fit lines into the terminal.")
+_wide = click.option("--wide", is_flag=True, help="Do not cut lines to the width of the terminal.")
 pager_option = click.option("--pager", is_flag=True, help="Show everything in a pager.")
 
 
@@ -82,7 +82,7 @@ _table = click.option(
     metavar="FORMAT",
     callback=_table_format,
     shell_complete=choices(tables.table_formats),
-    help="The table alone: csv, tsv and json with plain numbers; github, html, or any other of tabulate's.",
+    help="Print only the table: as csv, tsv or json with plain numbers, or in a format of tabulate (github, html…).",
 )
 
 

@@ -37,15 +37,15 @@ def _ask(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 _OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (
         "--endpoint",
-        {"metavar": "URL", "help": "Address of the store for s3://, gs:// and az://, of the hub for hf://."},
+        {"metavar": "URL", "help": "Address of the store for s3://, gs:// and az://, or of the hub for hf://."},
     ),
     ("--region", {"metavar": "NAME", "help": "Region of a bucket of s3://."}),
-    ("--anonymous", {"is_flag": True, "help": "Sign in nowhere: what is far away is open to everybody."}),
+    ("--anonymous", {"is_flag": True, "help": "Use no keys: for what everybody may read."}),
     (
         "--connections",
-        {"type": click.IntRange(1, 64), "metavar": "N", "help": "Fetch N parts of 8 MiB at once, not 16."},
+        {"type": click.IntRange(1, 64), "metavar": "N", "help": "Fetch N parts of 8 MiB at once; by default 16."},
     ),
-    ("--download", {"is_flag": True, "help": "Take what https:// gives only as a whole into a temporary file."}),
+    ("--download", {"is_flag": True, "help": "Fetch into a temporary file what https:// gives only as a whole."}),
 )
 
 

@@ -52,7 +52,7 @@ class _Asked(NamedTuple):
     "--values/--no-values",
     default=None,
     help="Also show statistics and histograms of the values and, for two files, how alike tensors are. Needs numpy. "
-    "Two files have their values compared without this, too, unless --no-values.",
+    "The values of two files are compared in any case, unless --no-values is given.",
 )
 @click.option("--key-a", metavar="PATH", help="Which state dict of FILE to compare with OTHER.")
 @click.option("--key-b", metavar="PATH", help="Which state dict of OTHER to compare.")
@@ -63,9 +63,10 @@ def report(file: str, other: str | None, output: str, *, force: bool, **options:
     """
     Write a page to look at: what is in a checkpoint, or where two differ.
 
-    One file of HTML that needs no network: what the file is, what is notable about it with commands to copy, its
-    modules by size, and all tensors in a table to search and sort. With OTHER, what differs and by how much. The same
-    files make the same page. Exit code 2 means that a file could not be read; if it is there, the page says why.
+    The page is one file of HTML that needs no network. It shows what the file is, what is notable about it with
+    commands to copy, its modules by size, and all tensors in a table to search and sort. With OTHER, it shows what
+    differs and by how much. The same files make the same page. Exit code 2 means that a file could not be read; if it
+    is there, the page says why.
     """
     asked = _Asked(**options)
     if other is None and (asked.key_a or asked.key_b or asked.ignore_wrappers):

@@ -1,4 +1,4 @@
-"""``ckptool scan``: a row for each of thousands of checkpoints, by all cores, to be asked questions about."""
+"""``ckptool scan``: a row for each of thousands of checkpoints, with all cores; any database can then query them."""
 
 from __future__ import annotations
 
@@ -46,15 +46,25 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTI
 @click.command(cls=RayCommand)
 @click.argument("paths", nargs=-1, metavar="PATH...", type=AnyPath())
 @click.option(
-    "--from", "listed", type=click.File("rb"), metavar="LIST", help="Take the paths in LIST, one a line, too."
+    "--from",
+    "listed",
+    type=click.File("rb"),
+    metavar="LIST",
+    help="Also take the paths in the file LIST, one on a line.",
 )
-@click.option("-o", "--output", type=AnyPath(), metavar="FILE", help="Append to FILE, and skip what it has already.")
+@click.option(
+    "-o", "--output", type=AnyPath(), metavar="FILE", help="Append lines to FILE, and skip what it has already."
+)
 @click.option("--check", is_flag=True, help="Look at every pickle and container, as 'check' does.")
 @click.option("--deep", is_flag=True, help="Read every byte, and compare it with the checksums.")
-@click.option("--digest", is_flag=True, help="Read the weights: equal ones have an equal digest in any form.")
+@click.option(
+    "--digest", is_flag=True, help="Read the weights, and add their digest: equal weights have the same in any form."
+)
 @click.option("--tensors", type=AnyPath(), metavar="FILE", help="Append a line for each tensor to FILE.")
-@click.option("--parquet", is_flag=True, help="At the end, write what -o and --tensors have as tables, too.")
-@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; by default as many as cores.")
+@click.option("--parquet", is_flag=True, help="At the end, also write tables of what -o and --tensors have.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes to use; by default as many as cores."
+)
 @click.option(
     "--connections", "files", type=click.IntRange(1, 256), default=CONNECTIONS, metavar="N", help=_CONNECTIONS_HELP
 )
@@ -66,7 +76,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
 
     PATH is a folder, a checkpoint of any kind, an address of either, or '-' for a list of them on standard input.
     Nothing in them runs. A file that cannot be opened has a line that says why, and stops nothing. Exit code 2 means
-    that there were such.
+    that a file could not be opened.
     """
     lists = [listed] if listed is not None else []
     if "-" in paths:

@@ -40,7 +40,7 @@ _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 @click.option(
     "--depth",
     type=click.IntRange(0),
-    help="Take the tensors of a module together: those whose names share so many first components.",
+    help="Take tensors together whose names have this many first components in common.",
 )
 @click.option("--grep", metavar="REGEX", help="Look only at tensors whose name matches.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Look only at names that match a glob. Repeatable.")

@@ -48,12 +48,12 @@ _LOAD: Final = "To load weights, call ckptool.load(path) or ckptool.load_into(mo
 EXAMPLES: Final = {
     "inspect": (
         "ckptool model.pth                            what is in it, tensor by tensor",
-        "ckptool inspect -b -r runs                   a line for each in a folder and below",
+        "ckptool inspect -b -r runs                   a line for each checkpoint below",
         "ckptool inspect model.pth --sort size        the largest tensors first",
     ),
     "check": (
         "ckptool check model.pth                      is it whole, is it safe, will it load",
-        "ckptool check -b -r runs                     all in a folder, a line for each",
+        "ckptool check -b -r runs                     a line for each checkpoint below",
         "ckptool check --deep model.pth               read every byte, and compare checksums",
         "ckptool check model.pth --model net.py:Net   does it fit this class",
     ),
@@ -88,7 +88,7 @@ EXAMPLES: Final = {
         "ckptool migrate ddp.pth --strip-module       names without 'module.'",
         "ckptool migrate big.pth --to cpu --in-place  the file itself, in no time",
     ),
-    "recover": ("ckptool recover model.pth                    what it was before the edit",),
+    "recover": ("ckptool recover model.pth                    undo an edit that was cut off",),
     "completion": (
         'eval "$(ckptool completion bash)"            in ~/.bashrc',
         'eval "$(ckptool completion zsh)"             in ~/.zshrc, behind compinit',

@@ -59,7 +59,7 @@ class DiffReport(NamedTuple):
     layouts: tuple[Change, ...]
     """Sparse or quantised otherwise, another tensor class, or no bytes."""
     ties_a: tuple[tuple[str, ...], ...]
-    """Names of one tensor in A that are not, or not just these, one in B."""
+    """Names that share one tensor in A, but not in B, or there with other names, too."""
     ties_b: tuple[tuple[str, ...], ...]
     metadata: tuple[Change, ...]
     """Facts of modules (``_metadata``), classes of models, and safetensors' ``__metadata__``."""
@@ -72,7 +72,7 @@ class DiffReport(NamedTuple):
     not_compared: tuple[str, ...]
     """What could not be compared, though it was not asked to be left out, in words."""
     wrapped: bool
-    """More names would be the same without what training wrappers added to them."""
+    """Whether more names would be the same without what training wrappers added to them."""
     likeness: tuple[Likeness, ...] = ()
     """How alike the tensors are whose values differ, where that was asked for."""
 

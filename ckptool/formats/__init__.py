@@ -74,9 +74,9 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
     """
     Open a checkpoint of any known format, going by content and never by suffix.
 
-    ``origin`` is a path, bytes, or a binary file object, which is read from its beginning, whatever its position;
-    a path may end in ``::MEMBER`` to pick one file of an archive, be that of an index of shards, which have to be in
-    its folder, or be that of a directory. Only the index is read: no tensor data.
+    ``origin`` is a path, bytes, or a binary file object, which is read from its beginning, whatever its position.
+    A path may end in ``::MEMBER`` to pick one file of an archive. It may lead to an index of shards, which have to be
+    in its folder, or to a directory. Only the index is read: no tensor data.
     No code in the file runs, and torch is not imported.
 
     Raises:
@@ -84,7 +84,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         NotACheckpoint: The file is something else, which the message names.
         UnknownFormat: No format recognises it.
         Cancelled: ``limits`` have a cancellation, and it was. No file is open.
-        CkptoolError: The format does, and then cannot read the rest.
+        CkptoolError: A format recognises it, but cannot read the rest.
     """
     path, member = _split_member(origin)
     with gc_paused(), _naming(shown_path(path) if isinstance(path, str) else None):

@@ -73,20 +73,21 @@ def load_into(
     meta device are replaced by new ones on ``map_location``, of the file's type or ``dtype``, as ``load`` makes them.
     At no time are there two copies. Names that differ by a wrapper, or by one prefix that all of the model's need, are
     matched, and reported. ``strict`` fails on names that either side lacks, but not on buffers that models compute
-    themselves (``num_batches_tracked``, ``position_ids``). Where several state dicts could be the weights, the one that
-    fits is. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
+    themselves (``num_batches_tracked``, ``position_ids``). If several state dicts could be the weights, the one that
+    fits is taken. ``optimizer`` gets the state that the file has for it, on the devices of its parameters.
 
     A model that takes part in loading (hooks before it, overrides, packed parameters, lazy layers, extra state) is
-    filled by its own ``load_state_dict``, with the same result. That is tried before, on a copy without memory; if the
+    filled by its own ``load_state_dict``, with the same result. This is tried first, on a copy without memory; if the
     model's code needs values, on a whole copy on the CPU, which needs memory for the weights twice more. Hooks after
     loading are run on the filled model, and may edit what is missing and unexpected, as for torch; where names do not
     fit without that, they are tried on such a copy first, unless they use the model itself.
 
-    Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing, unless the
-    file itself breaks, a device fails, the call is cancelled, or ``progress`` raises, while the model's memory is read
-    into: then some of it may be new. So it may where a model that takes part in loading cannot be copied, or fails
-    after its copy did not; the error says so. What a hook raises after loading is raised as it is, as is a KeyMismatch
-    for names that it adds: then all weights are new, and what hooks make of them may not be.
+    Guarantee: everything is checked before the first byte is copied, so a load that fails changes nothing. In these
+    cases some weights may be new: while they are read into the model, the file turns out to be damaged, a device fails,
+    the call is cancelled, or ``progress`` raises; or a model that takes part in loading cannot be copied, or fails
+    after its copy did not (the error says so). What a hook raises after loading is raised unchanged, and so is a
+    KeyMismatch for names that a hook adds: then all weights are new, and what hooks make of them may not be.
+
     ``verify`` first compares the file with its own checksums, in a separate pass. ``allow_missing`` goes on where the
     file does not have all that the ``state_dict()`` of its own model would hold.
 

@@ -29,18 +29,18 @@ class LoadReport(NamedTuple):
     key: str
     """The path of the weights in the file; empty for the root."""
     loaded: int
-    """Tensors of the model that were loaded; those that share one that was count."""
+    """Tensors of the model that were loaded; those that share memory with a loaded one count, too."""
     expected: int
     """Tensors that the model has."""
     share: float
-    """Of the model's elements that were loaded, 0 to 1; those of tied weights count once."""
+    """The share of the model's elements that were loaded, 0 to 1; those of tied weights count once."""
     seconds: float
     nbytes: int = 0
     """Size of what was read; of weights that are tied in the file, once."""
     missing: tuple[str, ...] = ()
-    """The model's, not in the file."""
+    """Names of the model that the file does not have."""
     unexpected: tuple[str, ...] = ()
-    """The file's, not in the model."""
+    """Names of the file that the model does not have."""
     cast: tuple[tuple[str, str, str], ...] = ()
     """Name, type in the file, type in the model."""
     tied: tuple[tuple[str, str], ...] = ()
@@ -52,9 +52,11 @@ class LoadReport(NamedTuple):
     optimizer: int = 0
     """Parameters whose optimizer state was loaded."""
     left_out: tuple[str, ...] = ()
-    """The file's, gone with a wrapper: what it counts, and beside averaged weights those that are not."""
+    """
+    Names of the file that were left out with a wrapper: its counters and, beside averaged weights, those that are not.
+    """
     own_loading: str | None = None
-    """What takes part in how this model is loaded, for which its own ``load_state_dict`` has filled it."""
+    """What in the model takes part in loading, so that its own ``load_state_dict`` has filled it."""
     hooks: tuple[str, ...] = ()
     """The classes of the modules whose hooks ran after their weights were loaded."""
 

@@ -24,14 +24,14 @@ class Changes(NamedTuple):
     """
 
     form: TargetForm | None = None
-    """What to write; None goes by the target's suffix."""
+    """What to write; with None, the target's suffix decides."""
     max_shard_size: int | str | None = None
     """
-    Write a folder of safetensors shards, none of which has more bytes of tensors than that unless one tensor alone
-    has: ``"5GB"``, ``"5GiB"``, or a number.
+    Write a folder of safetensors shards, each with at most that many bytes of tensors, or with one larger tensor:
+    ``"5GB"``, ``"5GiB"``, or a number.
     """
     to: DeviceTags | None = None
-    """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: the others stay."""
+    """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: other tags stay."""
     key: str | None = None
     """Which state dict to take, by its path in the source."""
     weights: WeightsChoice = "auto"
@@ -42,7 +42,7 @@ class Changes(NamedTuple):
     strip_module: bool = False
     """Remove what DataParallel and DistributedDataParallel added to names."""
     strip_wrappers: bool = False
-    """Remove what any training wrapper added to names, in any nest."""
+    """Remove what training wrappers added to names, however they are nested."""
     rename: Sequence[NameRule] = ()
     include: Sequence[str] = ()
     """Globs: take only names that match one. They are compared with the names in the source."""
@@ -61,18 +61,18 @@ class Changes(NamedTuple):
     drop_unsupported: bool = False
     """Leave out what the target cannot hold; from a state dict, what ``torch.load`` refuses by default."""
     allow_empty: bool = False
-    """Globs may match nothing, and no tensor, or none with elements, may be left."""
+    """Allow globs that match nothing, and a result without tensors, or without elements."""
     allow_missing: bool = False
     """Go on where the file does not have all that a ``state_dict()`` of these weights would hold."""
     keep_calls: bool = False
     """
-    Keep calls of what reaches the system: commands, text that is run, files, connections; and in a state dict, all that
+    Keep calls that reach the system: commands, text that is run, files, connections. In a state dict, keep all that
     ``torch.load`` refuses by default.
     """
     model: str | None = None
     """
-    ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``; imported because the caller named
-    it, the current folder before all others.
+    ``package.module:Class`` or ``path/to/file.py:Class`` to build for form ``model``. It is imported because the caller
+    named it; the current folder is searched first.
     """
     model_arguments: Mapping[str, object] = {}
     """Keyword arguments for ``model``."""

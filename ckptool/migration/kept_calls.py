@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.errors import CkptoolError, MigrationRefused
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import Plan, make_plan
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Source
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
-    from ckptool.pickles.effects import Effect
 
 
 class Calls(NamedTuple):
@@ -61,33 +61,26 @@ def _are_weights_without(reopened: Callable[[], Checkpoint], changes: Changes) -
 
 
 def _calls_of(checkpoint: Checkpoint, plan: Plan) -> Calls:
-    from ckptool.pickles import grades, grading, results  # their tables are for files that hold more than weights
+    from ckptool.pickles import grades  # their tables are for files that hold more than weights
 
     if not plan.file.pickles or (plan.weights is not None and not plan.weights.others):
         return Calls()  # weights alone
-    if all(grades.is_plain(one.module, one.name) for one in checkpoint.globals):
+    is_plain = all(grades.is_plain(one.module, one.name) for one in checkpoint.globals)
+    sources = [BytesSource(data) for data in plan.file.pickles]
+    if is_plain and not any(map(_has_carriers, sources)):
         return Calls()
-    from ckptool.pickles.reaching import Looks
-    from ckptool.pickles.tracer import trace
+    from ckptool.formats.runnable.pickle_search import Search
 
-    carried: dict[str, None] = {}
-    system: dict[str, str] = {}
-    inside = list(plan.file.pickles)
-    looks = Looks()
+    search = Search(DEFAULT_LIMITS)
+    for source in sources:
+        search.anything(source, "", None, 0)
+    acts = [act for act in search.survey().acts if act.how != "refers"]
+    names = dict.fromkeys(act.name for act in acts)
+    return Calls(tuple(names), {act.text: act.why or "" for act in acts if act.grade == "system"})
 
-    def listen(effect: Effect) -> object:
-        if grading.loads_bytes(effect):
-            inside.append(bytes(effect.arguments[0]))
-        for one in grading.judge(effect, looks):
-            if one.how == "refers":
-                continue
-            carried[one.name] = None
-            if one.grade == "system":
-                system.setdefault(one.shown(), one.why or "")
-        return results.result(effect)
 
-    for data in inside:  # it grows: what torch.load() is called with lies in the bytes
-        source, at = BytesSource(data), 0
-        while at < len(data) and not (found := trace(source, at, listen)).broken:
-            at = found.end
-    return Calls(tuple(carried), system)
+def _has_carriers(source: Source) -> bool:
+    """Say whether there are strings in a pickle that may hold pickles themselves."""
+    from ckptool.pickles import scanner
+
+    return not scanner.holds_none(source, 0, source.nbytes) and bool(scanner.scan(source, 0, source.nbytes).carriers)

@@ -68,17 +68,17 @@ def migrate(
     address in a store (``s3://``, ``gs://``, ``az://``): the same guarantees hold there. What is to be
     different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
     ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
-    source holds; by default it goes by the suffix of ``dst``. ``dst`` is a folder that is written, with
-    ``max_shard_size`` of shards, with ``form="dcp"`` of torch.distributed.checkpoint. ``progress`` is called with the
-    bytes written and to come, ``read_back`` with those of what was written that were read back, and all of these.
+    source holds; by default it goes by the suffix of ``dst``. With ``max_shard_size``,
+    ``dst`` is a folder of shards; with ``form="dcp"``, one of torch.distributed.checkpoint. ``progress`` is called with
+    the bytes written so far and in all, ``read_back`` with those that were read back so far and in all.
     Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
 
     With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries, while no
     tensor is read or moved; ``deep`` compares their checksums first. Readers meet the old file, the new one or an
-    error, and ``recover`` makes of what a crash leaves the old file. What nothing refers to any more stays in the file;
-    with ``compact`` it goes: the file is copied, and the copy replaces it, as with ``dst=src`` and ``force``.
+    error, and after a crash, ``recover`` restores the old file. What nothing refers to any more stays in the file; with
+    ``compact`` it goes: the file is copied, and the copy replaces it, as with ``dst=src`` and ``force``.
 
-    Where the file system clones files, a large file of which the index alone changes is a clone of the source: it
+    Where the file system clones files, a large result that differs only in its index is a clone of the source: it
     shares the bytes of the tensors, which are not read. ``reflink=False`` copies them.
 
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
@@ -89,7 +89,7 @@ def migrate(
     Raises:
         WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
         IncompleteWeights: The file does not have all that the ``state_dict()`` of these weights would hold.
-        MigrationRefused: It would lose or confuse something, leave no tensor say; the hint names the option that allows
+        MigrationRefused: It would lose or confuse something, or leave no tensor; the hint names the option that allows
             it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.

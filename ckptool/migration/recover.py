@@ -11,7 +11,7 @@ def recover(path: str | os.PathLike[str]) -> int:
     """
     Make a file what it was before ``migrate(path, in_place=True)`` was cut off, from the journal beside it.
 
-    Return how many bytes were written back: 0 where the edit had not begun. If this is cut off, do it again.
+    Return how many bytes were written back: 0 where the edit had not begun. If ``recover`` is cut off, call it again.
 
     Raises:
         FileUnavailable: There is no such file, or no journal of it (``no-journal``).

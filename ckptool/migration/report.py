@@ -53,16 +53,16 @@ class MigrationReport(NamedTuple):
     form: TargetForm
     tensors: int
     nbytes: int
-    """Size of what was written, in bytes; of a dry run too, but where torch is to save a model that it builds."""
+    """Size of what was written, in bytes; also known for a dry run, unless torch is to save a model that it builds."""
     retagged: dict[str, int]
     """Storages and devices that got the new device tag, by the tag that they had."""
     location: DeviceTags | None
-    """The tag of everything, or new tags by old ones; None where they stay."""
+    """The new tag of everything, or new tags by old ones; None if tags stay."""
     renamed: tuple[tuple[str, str], ...]
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
     dropped_at_root: tuple[str, ...]
-    """Those of them that are weights under no key, where others were taken."""
+    """Of ``dropped``, those that are weights under no key, where others were taken."""
     casts: tuple[Cast, ...]
     """Tensors that got another type, and the largest error of each."""
     tied: dict[str, str]

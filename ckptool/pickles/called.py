@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ckptool.pickles import grading, nodes, results
+from ckptool.pickles import changing, grading, nodes, results
 from ckptool.pickles.dangerous_names import INSIDE
 from ckptool.pickles.effects import Effect
-from ckptool.pickles.grading import Verdict
-from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.nodes import Call, Dict, Global
 from ckptool.pickles.scanner import may_hold_pickles
+from ckptool.pickles.verdicts import Verdict
 
 _SPECIAL: Final = INSIDE | grading.LOOKED_UP
 _NEVER_CALLED: Final = frozenset((bool, int, float, str, type(None)))
@@ -54,10 +54,8 @@ def told(names: Iterable[Global], calls: Iterable[tuple[Call, int]]) -> list[Tol
     known: dict[tuple[int, str], list[Verdict]] = {}
     plain_states: set[int] = set()
     for call, offset in calls:
-        if call.state is not None and id(call.state) not in plain_states:
-            if not _is_plain(call.state):
-                return None
-            plain_states.add(id(call.state))
+        if not _is_plain(call, plain_states):
+            return None
         if id(call.func) in done:
             continue
         key = (id(call.func), call.how)
@@ -87,7 +85,7 @@ def _of_call(call: Call, offset: int) -> list[Verdict] | None:
         effect = effect if type(inner) is not bytes else effect._replace(arguments=(inner,))
     if grading.loads_bytes(effect):  # what is in them is looked at itself
         return [] if may_hold_pickles(effect.arguments[0]) else None
-    if call.state is not None and grading.keeps_calls(func):
+    if call.state is not None and changing.keeps_calls(func):
         return None
     return list(grading.judge(effect, None))
 
@@ -96,8 +94,18 @@ def _effect(call: Call, offset: int) -> Effect:
     return Effect("calls" if call.how == "reduce" else "builds", call.func, call.args, offset, call.kwargs)
 
 
-def _is_plain(state: Inert) -> bool:
-    """Say whether a state sets attributes whose names are text and mean nothing to Python."""
+def _is_plain(call: Call, known: set[int]) -> bool:
+    """
+    Say whether a state sets attributes whose names are text and mean nothing to Python, and items are of a container.
+
+    ``known`` gets the states that were looked at.
+    """
+    if (call.items or call.pairs) and not changing.takes(call, "adds"):
+        return False
+    state = call.state
+    if state is None or id(state) in known:
+        return True
+    known.add(id(state))
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return all(
         type(key) is str and (key not in _SPECIAL or (key in grading.LOOKED_UP and type(value) in _NEVER_CALLED))

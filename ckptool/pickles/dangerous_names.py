@@ -168,8 +168,8 @@ DANGEROUS: Final = {
         " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
         " fickling.context",
         _HIDES: "builtins.map builtins.filter builtins.vars builtins.globals builtins.locals builtins.dir"
-        " builtins.sorted builtins.max builtins.min builtins.input builtins.help builtins.type.__call__"
-        " functools.reduce itertools.starmap operator.call operator.methodcaller codecs.decode"
+        " builtins.input builtins.help builtins.type.__call__"
+        " functools.reduce itertools.starmap operator.call codecs.decode"
         " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
         " types.DynamicClassAttribute hydra.utils hydra._internal dask.core.get dask.get kombu.utils.imports"
         " DataFrame.pipe Series.pipe NDFrame.pipe",
@@ -197,6 +197,10 @@ TELLING_CLASSES: Final = _words(
     " _LazyGraphModule LazyGraphModule ObservedGraphModule QuantizedGraphModule FusedGraphModule"
     " ObservedStandaloneGraphModule FxGraphCache CompiledFxGraph AOTCompiledArtifact CustomKnapsackSolver"
     " DefaultLogsSpecs _DefaultLogsSpecs PyTorchFileReader PyTorchFileWriter DataSource memmap"
+    " Store TCPStore FileStore HashStore PrefixStore EtcdStore _WorkerServer Popen _TemporaryFileWrapper FileLock"
+    " BaseFileLock UnixFileLock SourceFileLoader ForkingPickler BufferedReader BufferedWriter GdsFile StreamWrapper"
+    " ExecutionTraceObserver CUDASanitizer _ReaderView _AsyncCheckpointProcess NcclCommRegistration StorageWeakRef"
+    " EtcdRendezvous EtcdRendezvousHandler IncrementRecursionCount _LazyModule"
 )
 """Classes that modules of torch and numpy import from each other and from elsewhere: under all their names."""
 
@@ -207,175 +211,3 @@ INSIDE: Final = _words(
     " f_globals f_builtins f_locals gi_frame cr_frame tb_frame mro"
 )
 """Attributes that lead from an object to what it is made of."""
-
-
-PLAIN: Final = frozenset(
-    _full(
-        "builtins",
-        "object dict list tuple set frozenset int long float complex str unicode basestring bytes bytearray bool slice"
-        " range xrange NoneType Ellipsis NotImplemented iter reversed enumerate zip memoryview property staticmethod"
-        " classmethod Exception BaseException ValueError TypeError KeyError IndexError RuntimeError AttributeError"
-        " StopIteration ImportError OSError NotImplementedError AssertionError ArithmeticError LookupError NameError"
-        " ZeroDivisionError UserWarning Warning DeprecationWarning FutureWarning RuntimeWarning",
-    )
-    | _full("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString")
-    | _full("copyreg", "_reconstructor __newobj__ __newobj_ex__")
-    | {"_codecs.encode", "torch.nn.backends.thnn._get_thnn_function_backend", "torch.autograd.variable.Variable"}
-    | _full("datetime", "date datetime time timedelta timezone tzinfo")
-    | _full("_datetime", "date datetime time timedelta timezone")
-    | _full("decimal", "Decimal")
-    | _full("_decimal", "Decimal")
-    | _full("fractions", "Fraction")
-    | _full("uuid", "UUID SafeUUID")
-    | _full("pathlib", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
-    | _full("pathlib._local", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
-    | _full("array", "array _array_reconstructor")
-    | {"array._array_reconstructor", "zoneinfo.ZoneInfo._unpickle", "zoneinfo._common.ZoneInfo", "random.Random"}
-    | _full("re", "_compile RegexFlag")
-    | _full("types", "SimpleNamespace MappingProxyType NoneType EllipsisType")
-    | _full(
-        "numpy",
-        "dtype ndarray matrix recarray record void bool_ bool8 int8 int16 int32 int64 intc intp uint8 uint16 uint32"
-        " uint64 uintc uintp float16 float32 float64 float128 longdouble complex64 complex128 complex256 str_ bytes_"
-        " string_ unicode_ datetime64 timedelta64 object_ longlong ulonglong half single double float_ int_ bool"
-        " core.numeric._frombuffer _core.numeric._frombuffer core.numeric.bool_",
-    )
-    | _full("numpy.core.multiarray", "scalar _reconstruct ndarray dtype")
-    | _full("numpy._core.multiarray", "scalar _reconstruct ndarray dtype")
-    | _full("numpy.ma.core", "_mareconstruct MaskedArray")
-    | _full("numpy.matrixlib.defmatrix", "matrix")
-    | _full("numpy.random", "RandomState Generator mtrand.RandomState _generator.Generator")
-    | _full(
-        "numpy.random._pickle", "__randomstate_ctor __bit_generator_ctor __generator_ctor __bit_generator_randomstate"
-    )
-    | _full("numpy.random", "__RandomState_ctor _mt19937.MT19937 _pcg64.PCG64 _philox.Philox _sfc64.SFC64")
-    | {"numpy.random.bit_generator.SeedSequence", "numpy.dtypes.StringDType", "numpy.exceptions.AxisError"}
-    | _full(
-        "torch",
-        "Size Tensor device dtype layout memory_format Generator finfo iinfo _C.Generator _C._TensorBase"
-        " _C.device _C.dtype _C.Size torch.Size storage.TypedStorage storage.UntypedStorage nn.Parameter"
-        " serialization._get_layout random.Generator _weights_only_unpickler._get_layout",
-    )
-    | _full(
-        "torch.jit._pickle",
-        "build_intlist build_tensorlist build_doublelist build_boollist build_tensor_from_id restore_type_tag",
-    )
-)
-"""Calls that only make data."""
-
-INDEX_CLASSES: Final = (
-    r"torch\.distributed\.(?:_shard\.)?(?:checkpoint|sharded_tensor)\.(?:metadata|planner|filesystem)\."
-    r"(?:_StorageInfo|StorageMeta|SavePlan|WriteItem|WriteItemType|TensorWriteData|BytesIOWriteData|TensorProperties"
-    r"|(?:Bytes|Tensor|Chunk)StorageMetadata|Metadata|MetadataIndex|_?MEM_FORMAT_ENCODING)"
-)
-"""What the index of a ``torch.distributed.checkpoint`` is made of: dataclasses and enumerations."""
-
-PLAIN_PATTERN: Final = (
-    rf"{INDEX_CLASSES}|"
-    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+"
-    r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
-    r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
-    r"|torch\.storage\._?[A-Z]\w*Storage"
-    r"|torch\.(?:nn|optim|ao\.nn|ao\.quantization|nn\.quantized|quantization|distributions)"
-    r"(?:\.[a-z_][a-z0-9_]*)+\._?[A-Z]\w*"
-    r"|numpy\.random\.(?:mtrand|_\w+)\.[A-Z]\w*"
-    r"|numpy\.random\.\w+\.__pyx_unpickle_\w+"
-    r"|__torch__(?:\.\w+)+"
-)
-"""Tensors, storages, torch's own layers and optimizers; TorchScript's classes, which Python does not import."""
-
-HARMLESS: Final = frozenset(
-    _full(
-        "builtins",
-        "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
-        " divmod pow print format next super callable",
-    )
-    | _full("functools", "partial partialmethod")
-    | _full("operator", "itemgetter attrgetter getitem")
-    | _full("argparse", "Namespace ArgumentParser Action")
-    | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
-    | _full("threading", "Lock RLock Condition Event Semaphore BoundedSemaphore local _RLock")
-    | _full("queue", "Queue LifoQueue PriorityQueue SimpleQueue Empty")
-    | _full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType")
-    | _full("dataclasses", "Field _MISSING_TYPE _HAS_DEFAULT_FACTORY_CLASS InitVar")
-    | _full("inspect", "Signature Parameter _ParameterKind _empty")
-    | _full("string", "Template Formatter")
-    | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
-    | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
-    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType")
-    | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet")
-    | _full("_weakrefset", "WeakSet")
-    | _full("abc", "ABCMeta ABC")
-    | _full("itertools", "count cycle repeat chain islice product permutations combinations accumulate zip_longest")
-    | _full("time", "struct_time")
-    | _full("calendar", "Calendar TextCalendar")
-    | _full("random", "SystemRandom")
-    | _full("contextlib", "nullcontext ExitStack suppress")
-    | _full("numbers", "Number Integral Real")
-    | _full("configparser", "ConfigParser SectionProxy RawConfigParser")
-    | _full("collections.abc", "Mapping Sequence Callable Iterable")
-    | _full("signal", "Signals Handlers")
-    | _full("http", "HTTPStatus HTTPMethod")
-    | _full("socket", "AddressFamily SocketKind")
-    | _full("ssl", "TLSVersion")
-    | _full("json", "JSONEncoder JSONDecoder encoder.JSONEncoder decoder.JSONDecoder")
-    | _full("numpy", "core._ufunc_reconstruct _core._ufunc_reconstruct")
-    | _full("xml.etree.ElementTree", "Element")
-    | _full("_io", "StringIO BytesIO")
-    | _full("io", "StringIO BytesIO")
-    | _full("os", "stat_result")
-    | _full("textwrap", "TextWrapper")
-    | _full("statistics", "NormalDist")
-    | _full("difflib", "SequenceMatcher")
-)
-"""Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
-
-MAKERS: Final = frozenset(
-    _full("types", "CodeType MethodType")
-    | _full("cloudpickle.cloudpickle", "_make_function _fill_function _make_skel_func _builtin_type")
-    | _full("dill._dill", "_create_function")
-    | {"functools.partial"}
-)
-"""Calls that give something to call: a function of the byte code in the file, mostly."""
-
-CHANGERS: Final = _full("dill._dill", "_setattr _delattr") | _full(
-    "cloudpickle.cloudpickle", "_class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
-)
-"""Calls that change their first argument: what the file has made, where a pickler wrote them."""
-
-CALLED_CLASSES: Final = _words(
-    "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
-    " torch.utils.data.DataLoader torch.utils.data.dataloader.DataLoader"
-    " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
-    " joblib.memory.MemorizedResult"
-    " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
-)
-"""Classes that load what they are told when they are called. Picklers make their objects without calling them."""
-
-ITERATING: Final = frozenset(
-    _full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
-    | _full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
-    | _full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
-    | {"array.array", "torch.Size"}
-)
-"""Calls that take one thing after the other from what they are given, by its own methods."""
-
-KEEPERS: Final = frozenset(
-    _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
-    | _full("collections", "OrderedDict defaultdict")
-    | _full("functools", "partial partialmethod")
-    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType")
-    | _full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
-    | _full("argparse", "Namespace")
-)
-"""Calls that keep what they are given, and do not call it."""
-
-HARMLESS_PATTERN: Final = (
-    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
-    r"|torch(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
-    r"|numpy(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
-    r"|argparse\._?[A-Z]\w*"
-    r"|typing\._?[A-Z]\w*"
-    r"|(?:[a-z_]\w*\.)+_?[A-Z]\w*(?:Error|Warning|Exception)"
-)
-"""More of them: methods of plain values, classes of torch and numpy that are not named above."""

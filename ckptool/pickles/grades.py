@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from ckptool.pickles import dangerous_names as table
+from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import How
 from ckptool.pickles.reaching import canonical, listed, package_of, reaching
 
@@ -18,12 +19,12 @@ Grade: TypeAlias = Literal["data", "code", "system"]
 def is_plain(module: str, name: str) -> bool:
     """Say whether a call of this name only makes data, whatever its arguments are, as long as these are plain too."""
     full = canonical(module, name)
-    return full in table.PLAIN or _fits(full, name)
+    return full in plain.PLAIN or _fits(full, name)
 
 
 def _fits(name: str, qualified: str) -> bool:
     """Say whether a name is one of the many that only make data, and none that is known for something else."""
-    return re.fullmatch(table.PLAIN_PATTERN, name) is not None and reaching(name, qualified) is None
+    return re.fullmatch(plain.PLAIN_PATTERN, name) is not None and reaching(name, qualified) is None
 
 
 def is_known(name: str) -> bool:
@@ -34,18 +35,26 @@ def is_known(name: str) -> bool:
 @lru_cache(maxsize=1 << 12)
 def grade_of(name: str, qualified: str, how: How) -> tuple[Grade, str | None]:
     """Return how far a call of this name reaches, and why. ``qualified`` is the part of it below its module."""
-    if name in table.PLAIN or _fits(name, qualified):
+    if name in plain.PLAIN or _fits(name, qualified):
         return "data", None
-    if name in table.HARMLESS:
+    if name in plain.HARMLESS:
         return "code", None
     reason = reaching(name, qualified)
-    if reason or (how == "calls" and name in table.CALLED_CLASSES):
+    if reason or (how == "calls" and name in plain.CALLED_CLASSES):
         return "system", reason or table.LOADS
-    if how == "builds" or re.fullmatch(table.HARMLESS_PATTERN, name):
-        return "code", None
     package = package_of(name)
-    if package in table.STDLIB:
+    if how == "calls" and is_class(name) and name.rpartition(".")[2] not in plain.ENUMERATIONS:
+        return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
+    if re.fullmatch(plain.HARMLESS_PATTERN, name):
+        return "code", None
+    if package in table.STDLIB:  # also to build: some classes do much at their objects' end
         return "system", table.UNKNOWN_LIBRARY
-    if package in ("torch", "numpy"):
+    if how != "builds" and package in ("torch", "numpy"):
         return "system", table.UNKNOWN_TORCH if package == "torch" else table.UNKNOWN_NUMPY
     return "code", None
+
+
+@lru_cache(maxsize=1 << 12)
+def is_class(name: str) -> bool:
+    """Say whether this is a class of torch or numpy, and no error."""
+    return re.fullmatch(plain.CLASSES, name) is not None and not name.endswith(("Error", "Warning", "Exception"))

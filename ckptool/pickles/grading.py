@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
-from ckptool.messages import cut
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes, results
-from ckptool.pickles.describe import describe
+from ckptool.pickles import plain_names as plain
+from ckptool.pickles.changing import KNOWN, OF_LOADER, as_method, change
 from ckptool.pickles.effects import SPLIT_FRAME, Effect, How, Unfollowed
-from ckptool.pickles.grades import Grade, grade_of, is_known, is_plain
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId
-from ckptool.pickles.reaching import Looks, canonical, is_unknown, package_of, passed, reaching
+from ckptool.pickles.grades import Grade, grade_of, is_class, is_known, is_plain
+from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.reaching import Looks, canonical, is_maker, is_unknown, package_of, passed, reaching
+from ckptool.pickles.verdicts import Verdict, arguments_text, call_text, cut_text, is_system
 
 _RANK: Final[dict[Grade, int]] = {"data": 0, "code": 1, "system": 2}
-_LONGEST: Final = 120
-_KNOWN: Final = table.STDLIB | {"torch", "numpy"}
 _SKELETONS: Final = ("_make_skeleton_class", "_make_skeleton_enum", "_make_skel_func")
 _WITH_MAKERS: Final = {
     "torch._tensor._rebuild_from_type": (0, 2),
@@ -40,7 +39,7 @@ _GIVEN_MORE: Final = frozenset(
         *_WITH_MAKERS,
         *_CALL_ONE,
         *_MAKE_OBJECTS,
-        *table.ITERATING,
+        *plain.ITERATING,
         "_codecs.encode",
     )
 )
@@ -49,21 +48,8 @@ _MAKE_ARRAYS: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multia
 """They give their first argument, a subclass of ndarray, to ``ndarray.__new__``, and do not call it."""
 _LOADS_BYTES: Final = "torch.storage._load_from_bytes"
 _PLAIN_BASES: Final = ("builtins.object", "builtins.dict", "builtins.list", "builtins.tuple", "builtins.set")
-_OF_LOADER: Final = "what the loader has for an id"
 LOOKED_UP: Final = frozenset(("__setstate__", "extend", "append", "add"))
 """Attributes that Python's unpickler looks up on an object, its own ones among them, and calls."""
-
-
-class Verdict(NamedTuple):
-    """What one effect comes to."""
-
-    grade: Grade
-    name: str
-    """What is called, built, changed or referred to."""
-    how: How
-    why: str | None
-    shown: Callable[[], str]
-    """Returns the call with its arguments, as far as they fit on a line. May hold any characters of the file."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -99,19 +85,15 @@ def judge(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif effect.how in ("calls", "builds"):
         yield from _call(effect, looks)
     elif effect.how in ("sets", "adds"):
-        yield from _change(effect, looks)
+        yield from change(effect, looks)
     elif effect.how == "asks":
         yield from _asking(effect, looks)
 
 
 def is_wary(verdict: Verdict) -> bool:
     """Say whether from now on it matters what harmless calls are given: there is something that they might call."""
-    return verdict.why is not None or verdict.name in table.MAKERS or is_unknown(verdict.name)
-
-
-def keeps_calls(func: Global) -> bool:
-    """Say whether the state of an object of this class is what it calls."""
-    return canonical(func.module, func.name).startswith("functools.")
+    name = verdict.name
+    return verdict.why is not None or is_maker(name) or is_unknown(name) or _is_function(name)
 
 
 def loads_bytes(effect: Effect) -> bool:
@@ -124,7 +106,7 @@ def loads_bytes(effect: Effect) -> bool:
 
 def unfollowed(effect: Effect) -> Verdict:
     """Return what a call comes to that unpickles bytes which are not looked at."""
-    return Verdict("system", _LOADS_BYTES, "calls", table.UNFOLLOWED, lambda: _shown(_LOADS_BYTES, effect.arguments))
+    return Verdict("system", _LOADS_BYTES, "calls", table.UNFOLLOWED, lambda: call_text(_LOADS_BYTES, effect.arguments))
 
 
 def is_sure(effect: Effect, verdict: Verdict) -> bool:
@@ -177,21 +159,60 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
-    elif name in table.CHANGERS and given and isinstance(given[0], Global | Unfollowed):
-        yield Verdict("system", name, how, table.CHANGED, lambda: _shown(name, given))
+    elif _is_changer(name, named.name) and given and not _is_new(given[0]):
+        yield Verdict("system", name, how, table.CHANGED, lambda: call_text(name, given))
         return
     elif loads_bytes(effect):
         return  # what is in the bytes is looked at itself
+    yield from _named(effect, looks, named, how, given)
+
+
+def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: tuple[Inert, ...]) -> Iterator[Verdict]:
+    """Yield what the call of a name comes to, by the name and by what it is given."""
     name = canonical(named.module, named.name)
     grade, why = _graded(name, named.name, how, given)
+    if name == "builtins.setattr":  # of what the file has made
+        grade, why = "code", None
     handed = given[1:] if name in _MAKE_ARRAYS else given
     found = None
     if grade != "system" and looks is not None:
         found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
-    if found is not None:
+        found = found or as_method(nodes.state_pairs(effect.keywords), looks) or _class_gets(named.name, given)
+    if found:
         grade, why = "system", f"{table.PASSED}: {found}"
     if grade != "data":
-        yield Verdict(grade, name, how, why, lambda: _shown(name, given))
+        yield Verdict(grade, name, how, why, lambda: call_text(name, given))
+
+
+def _class_gets(qualified: str, given: tuple[Inert, ...]) -> str | None:
+    """Return what reaches the system that a class which the file makes gets for a method."""
+    if qualified.rpartition(".")[2] not in plain.MAKE_NEW | plain.CHANGER_NAMES | {"_create_type"}:
+        return None
+    parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
+    pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
+    named = [
+        value for key, value in pairs if isinstance(key, str) and key in plain.METHODS and isinstance(value, Global)
+    ]
+    names = (canonical(one.module, one.name) for one in named if is_system(canonical(one.module, one.name), one.name))
+    return next(names, None)
+
+
+def _is_changer(name: str, qualified: str) -> bool:
+    """Say whether a call of this name sets attributes of its first argument."""
+    return name == "builtins.setattr" or qualified.rpartition(".")[2] in plain.CHANGER_NAMES
+
+
+def _is_new(one: Inert) -> bool:
+    """Say whether this is a class, a function or a cell that the file has made, which no other code has."""
+    maker = nodes.global_of(one.func) if isinstance(one, Call) else None
+    if maker is None or not isinstance(one, Call):
+        return False
+    last = maker.name.rpartition(".")[2]
+    if last != "_create_type" or not isinstance(one.args, tuple) or len(one.args) < 4:
+        return last in plain.MAKE_NEW
+    kind = nodes.global_of(one.args[0])
+    name = canonical(kind.module, kind.name) if kind is not None else "builtins"
+    return name in plain.METACLASSES or package_of(name) not in KNOWN
 
 
 def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
@@ -203,18 +224,24 @@ def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
 
 
 def _graded(name: str, qualified: str, how: How, given: tuple[Inert, ...]) -> tuple[Grade, str | None]:
-    if how == "calls" and name in table.ITERATING:
+    if how == "calls" and name in plain.ITERATING:
         used = next(filter(None, map(_class_with_code, given)), None)
         if used is not None:
             return "system", f"uses an object of {used}, which {table.UNFOLLOWED}"
     return grade_of(name, qualified, how)
 
 
+@lru_cache(maxsize=1 << 12)
+def _is_function(name: str) -> bool:
+    """Say whether this is a function of torch or numpy that is not known to only make data."""
+    return package_of(name) in ("torch", "numpy") and is_system(name, name.rpartition(".")[2])
+
+
 def _class_with_code(one: Inert) -> str | None:
     """Return the class of torch, numpy or Python that an object is of, if its methods may do more than make data."""
     made = nodes.class_of(one) if isinstance(one, Call) else None
     name = canonical(made.module, made.name) if made is not None else ""
-    if package_of(name) not in _KNOWN or name in table.HARMLESS or name in table.KEEPERS:
+    if package_of(name) not in KNOWN or name in plain.HARMLESS or name in plain.KEEPERS:
         return None
     return name if made is not None and grade_of(name, made.name, "builds")[0] == "code" else None
 
@@ -227,14 +254,10 @@ def _judge_of_handed(name: str, given: tuple[Inert, ...]) -> Callable[[str, str]
     """
     package = package_of(name)
     is_hint = name == "operator.getitem" and given and isinstance(given[0], Global) and given[0].module == "typing"
-    if package not in _KNOWN or name in table.KEEPERS or name in _CALL_ONE or is_hint:
+    if package not in KNOWN or name in plain.KEEPERS or name in _CALL_ONE or is_hint:
         return None
-    # Torch's own get its functions for attributes, and are made of them; Python's have no use for these.
-    return _is_system if package in table.STDLIB else is_unknown
-
-
-def _is_system(name: str, qualified: str) -> bool:
-    return grade_of(name, qualified, "calls")[0] == "system"
+    # Torch's own objects get its functions for attributes; Python's have no use for these, nor have calls of classes.
+    return is_system if package in table.STDLIB or (is_class(name) and name not in plain.HARMLESS) else is_unknown
 
 
 def _handed(effect: Effect, looks: Looks | None, given: tuple[Inert, ...], which: int, least: int) -> Iterator[Verdict]:
@@ -254,6 +277,10 @@ def _made_with(
     args = () if gets is None else given[gets] if gets < len(given) else ()
     inner = effect._replace(target=given[which], arguments=args if isinstance(args, tuple) else (args,))
     yield from _call(inner, looks)
+    made = nodes.global_of(given[which])
+    if made is not None and canonical(made.module, made.name) in plain.STATELESS:
+        name = canonical(made.module, made.name)
+        yield Verdict("system", name, effect.how, table.CHANGED, lambda: call_text(name, args))
 
 
 def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
@@ -261,7 +288,7 @@ def _looking(effect: Effect, given: tuple[Inert, ...]) -> Iterator[Verdict]:
     found = results.result(effect)
 
     def shown() -> str:
-        return _shown("builtins.getattr", given)
+        return call_text("builtins.getattr", given)
 
     if not isinstance(found, Global):
         # Of what cannot be followed; or under a name that is computed.
@@ -301,82 +328,24 @@ def _unnamed(effect: Effect) -> Verdict:
         name = canonical(maker.module, maker.name)
 
         def shown() -> str:
-            return f"{_shown(name, target.args)}{_arguments(effect.arguments)}"
+            return f"{call_text(name, target.args)}{arguments_text(effect.arguments)}"
 
+        if (
+            name == "functools.lru_cache"
+            and isinstance(target.args[:1], tuple)
+            and isinstance(target.args[0], int | None)
+        ):
+            return Verdict("code", name, effect.how, None, shown)  # what is given is kept, and not called
         is_class = name.rpartition(".")[2] in _SKELETONS or effect.how == "builds"
         if is_class and grade_of(name, maker.name, "calls")[0] == "code" and package_of(name) not in table.STDLIB:
             return Verdict("code", name, effect.how, "is a class that the file brings", shown)
         return Verdict("system", name, effect.how, f"calls the result of a call, which {table.UNFOLLOWED}", shown)
-    what = target.why if isinstance(target, Unfollowed) else _cut(target)
-    return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{_arguments(effect.arguments)}")
-
-
-def _change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
-    """Yield what BUILD and the adding of items come to: they call methods of objects, or change what is named."""
-    target, given = effect.target, effect.arguments
-    named = nodes.global_of(target)
-    if named is not None or isinstance(target, Unfollowed):
-        name = target.why if named is None else canonical(named.module, named.name)
-        yield Verdict("system", name, effect.how, table.CHANGED, lambda: f"{name} gets {_cut(given)}")
-        return
-    if isinstance(target, PersistentId):
-        yield Verdict("system", _OF_LOADER, effect.how, table.UNFOLLOWED, lambda: f"{_OF_LOADER} gets {_cut(given)}")
-        return
-    if not isinstance(target, Call):
-        return  # what has no attributes, and no methods that are not known
-    name = nodes.class_name(target)
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
-        inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
-        if inside is not None:
-            yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
-    if target.state is not None:
-        yield from _change_again(effect, target, looks)
-    func = nodes.global_of(target.func)
-    if func is not None and effect.how == "sets" and _uses_state(func) and looks is not None:
-        found = passed((given,), looks)
-        if found is not None:
-            name = canonical(func.module, func.name)
-            yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {_cut(given)}")
-
-
-def _change_again(effect: Effect, target: Call, looks: Looks | None) -> Iterator[Verdict]:
-    """Yield what it comes to that an object with a state gets more, as no pickler writes it: it may use that state."""
-    given, name = effect.arguments, nodes.class_name(target)
-    pairs = nodes.state_pairs(target.state)
-    for key, value in pairs:  # all of them: a dict may have got more since it was the state
-        if isinstance(key, str) and key in LOOKED_UP and (key == "__setstate__") == (effect.how == "sets"):
-            yield from _call(Effect("calls", value, (given,), effect.offset), looks)
-    parts = target.state if isinstance(target.state, tuple) and len(target.state) == 2 else (target.state,)
-    if not all(isinstance(part, Dict | None) for part in parts) or any(not isinstance(key, str) for key, _ in pairs):
-        yield Verdict("system", name, effect.how, table.UNFOLLOWED, lambda: name)
-    found = passed((target.state, given), looks) if looks is not None else None
-    if found is not None:
-        yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {_cut(given)}")
-
-
-def _uses_state(func: Global) -> bool:
-    """Say whether objects of this class may call what is in their state, at their end at the latest."""
-    name = canonical(func.module, func.name)
-    if keeps_calls(func):
-        return True
-    return package_of(name) in table.STDLIB - {"argparse"} and name not in table.KEEPERS and name not in table.PLAIN
+    what = target.why if isinstance(target, Unfollowed) else cut_text(target)
+    return Verdict("system", what, effect.how, table.UNFOLLOWED, lambda: f"{what}{arguments_text(effect.arguments)}")
 
 
 def _asking(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     """Yield what it comes to that the loader is asked for what has an id: it calls methods of what the id holds."""
     found = passed((effect.target.pid,), looks) if looks is not None else None
     if found is not None:
-        yield Verdict("system", _OF_LOADER, "asks", f"{table.PASSED}: {found}", lambda: _OF_LOADER)
-
-
-def _cut(value: Inert) -> str:
-    return cut(describe(value), _LONGEST)
-
-
-def _shown(name: str, args: Inert) -> str:
-    return f"{cut(name, _LONGEST)}{_arguments(args)}"
-
-
-def _arguments(args: Inert) -> str:
-    shown = describe(args if isinstance(args, tuple) else (args,))
-    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+        yield Verdict("system", OF_LOADER, "asks", f"{table.PASSED}: {found}", lambda: OF_LOADER)

@@ -10,6 +10,7 @@ from typing import Final
 
 from ckptool.pickles import dangerous_names as table
 from ckptool.pickles import nodes
+from ckptool.pickles import plain_names as plain
 from ckptool.pickles.effects import Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 
@@ -46,7 +47,7 @@ def package_of(name: str) -> str:
 @lru_cache(maxsize=1 << 12)
 def reaching(name: str, qualified: str) -> str | None:
     """Return in which way what has this name reaches the system, if it is known for that or hides what it is."""
-    if name in table.HARMLESS or name in table.PLAIN:
+    if name in plain.HARMLESS or name in plain.PLAIN or is_value(name):
         return None
     reason = listed(name)
     if reason:
@@ -55,9 +56,9 @@ def reaching(name: str, qualified: str) -> str | None:
     for index in range(len(parts)):
         if index and (reason := listed(".".join(parts[index - 1 :]))):
             return reason
-    if any(part in table.INSIDE for part in parts[:-1]):
+    if not table.INSIDE.isdisjoint(parts):
         return table.THROUGH
-    if len(parts) > 1 and not (name.startswith("builtins.") and re.fullmatch(table.HARMLESS_PATTERN, name)):
+    if len(parts) > 1 and not (name.startswith("builtins.") and re.fullmatch(plain.HARMLESS_PATTERN, name)):
         for part in parts[:-1]:
             first = part.lstrip("_")[:1]
             if not first.isupper():
@@ -70,9 +71,14 @@ def reaching(name: str, qualified: str) -> str | None:
 @lru_cache(maxsize=1 << 12)
 def is_unknown(name: str, _qualified: str = "") -> bool:
     """Say whether this is a function or a class of Python's library that is not known to reach nothing."""
-    if package_of(name) not in table.STDLIB or name in table.PLAIN or name in table.HARMLESS:
+    if package_of(name) not in table.STDLIB or name in plain.PLAIN or name in plain.HARMLESS:
         return False
-    return not re.fullmatch(table.HARMLESS_PATTERN, name)
+    return not (re.fullmatch(plain.HARMLESS_PATTERN, name) or is_value(name))
+
+
+def is_value(name: str) -> bool:
+    """Say whether a pickle may name this as it does a number, whatever a call of it does."""
+    return re.fullmatch(plain.VALUES, name) is not None
 
 
 def listed(name: str) -> str | None:
@@ -104,14 +110,14 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
             if one.name and (reaching(name, one.name) or (called is not None and called(name, one.name))):
                 return name
         elif kind is Call:
-            maker = nodes.global_of(one.func) if called is not None else None
+            maker = _maker(one) if called is not None else None
             name = canonical(maker.module, maker.name) if maker is not None else ""
-            if name in table.MAKERS:
+            if is_maker(name):
                 return name
             if id(one) not in seen:
                 seen.add(id(one))
                 todo += (held for held in (one.state, one.items, one.pairs) if held is not None)
-                if name in table.KEEPERS:
+                if name in plain.KEEPERS:
                     todo += (one.args, one.kwargs)
         elif kind is Unfollowed:
             return str(one.why)
@@ -123,6 +129,17 @@ def passed(values: tuple[Inert, ...], looks: Looks, called: Callable[[str, str],
                 return _TOO_MUCH
             todo.extend(held)
     return None
+
+
+def is_maker(name: str) -> bool:
+    """Say whether calls of this name give something to call."""
+    return name in plain.MAKERS or name.rpartition(".")[2] in plain.MAKER_NAMES
+
+
+def _maker(one: Call) -> Global | None:
+    """Return what was called; what gave that, if it was given by a call: of a class of functions, it may be."""
+    func = one.func.func if isinstance(one.func, Call) else one.func
+    return nodes.global_of(func)
 
 
 def _held(holder: Inert) -> Collection[Inert]:

@@ -60,7 +60,7 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the elements; of a tensor in parts, of theirs too."""
+        """Size of the elements, with those of its parts if it has any."""
         return self.info.total_nbytes
 
     @property
@@ -86,7 +86,7 @@ class LazyTensor:
         """
         Return the tensor as ``load`` would give it: on the CPU, with its own strides, sparse or quantised if it is.
 
-        What it shares memory with in the file is not shared: ``load`` keeps that, for all tensors of a state dict.
+        It shares memory with no other tensor. ``load`` keeps such sharing, among the tensors of a state dict.
 
         Raises:
             UnsupportedFeature: Only code of its own can make it, or this torch does not have its type.

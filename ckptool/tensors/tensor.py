@@ -32,10 +32,10 @@ class StorageRef(NamedTuple):
     nbytes: int
     source: Source
     offset: int
-    """Of the first byte, in ``source``."""
+    """Position of the first byte in ``source``."""
     big_endian: bool = False
     crc32: int = 0
-    """Of all its bytes, as the file has it; 0 where it has none."""
+    """Checksum of all its bytes, as the file has it; 0 where it has none."""
     whole: "StorageRef | None" = None
     """The storage that this one is a slice of, where the file says so (legacy streams)."""
 

@@ -103,7 +103,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return trace(source, *given)
 
     for name in ("trace", "trace_with_arrays"):
-        monkeypatch.setattr(f"ckptool.checking.pickle_search.{name}", follow)
+        monkeypatch.setattr(f"ckptool.formats.runnable.pickle_search.{name}", follow)
     return sizes
 
 

@@ -38,7 +38,7 @@ from click.testing import CliRunner
 
 from ckptool import CheckReport, check
 from ckptool.cli import cli
-from ckptool.pickles import grading
+from ckptool.pickles import verdicts
 from ckptool.pickles.dangerous_names import EVALUATES, LOADS
 from ckptool.pickles.describe import describe
 from ckptool.pickles.grades import grade_of
@@ -889,7 +889,7 @@ def test_calls_that_are_given_constants_alone_are_put_in_words_once(monkeypatch:
         told.append(node)
         return describe(node, depth)
 
-    monkeypatch.setattr(grading, "describe", counted)
+    monkeypatch.setattr(verdicts, "describe", counted)
     report = check(b"\x80\4cm\nC\n0](" + b"NNR" * 1000 + b"K\1NR" + b"e.")
 
     assert [(act.text, act.times) for act in report.acts if act.how == "calls"] == [

@@ -132,15 +132,23 @@ def inspect(path: str, folder: str) -> dict[str, Any]:
 def check(path: str, folder: str) -> dict[str, Any]:
     found = command("check", "--deep", "--strict", "--globals", "--json", path)
     if "untyped" not in found:
-        error = json.loads(found["said"]).get("error")
+        said = json.loads(found["said"])
+        error = said.get("error")
         found["error"] = error and error["kind"]
+        found["grade"] = said.get("grade")
     return found
 
 
 def migrate(path: str, folder: str) -> dict[str, Any]:
-    """Migrate to a state dict by the call and to safetensors by the command; digests are of what was written."""
+    """
+    Migrate to a state dict by the call and to safetensors by the command; digests are of what was written.
+
+    What is refused for a call that reaches the system, is written with it then.
+    """
     targets = [f"{folder}/out.pth", f"{folder}/out.safetensors"]
     found = caught(lambda: str(ckptool.migrate(path, targets[0])))
+    if found.get("error") == "kept-calls":
+        found = {**caught(lambda: str(ckptool.migrate(path, targets[0], keep_calls=True))), "has_calls": True}
     if "result" in found:
         shown = command("migrate", path, targets[1])
         found = {"untyped": shown.get("untyped"), **found} if "untyped" in shown else found

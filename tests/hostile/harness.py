@@ -95,6 +95,8 @@ def _against(case: Case, verbs: dict[str, Any]) -> list[str]:
         return [line for name in ("migrate", "load") for line in _weights(case, name, verbs[name], refusable=True)]
     if case.expect == "read":
         wrong += [f"{name}: refused: {kinds[name]}" for name in ("check",) if kinds[name]]
+        if verbs["migrate"].get("has_calls") and verbs["check"]["grade"] != "system":
+            wrong.append(f"migrate: refused for a call, where check says {verbs['check']['grade']}")
         for name in ("migrate", "load"):
             wrong += _weights(case, name, verbs[name])
         return wrong

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ckptool import MigrationRefused, check, migrate
 from ckptool.cli import cli
 from tests.build import call, floats, legacy, named, raw, storage, tensor, torch_zip
+
+
+class Calls:
+    """An object whose pickle calls a function of ``os``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return getattr(os, self.name), ("true",)
+
 
 SYSTEM = call(named("os", "system"), "true")
 NAMESPACE = call(named("argparse", "Namespace"))
@@ -89,6 +105,21 @@ def test_streams_inside_the_pickle_are_looked_into(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(torch_zip({"w": tensor(storage()), "x": inner}, {"0": floats()}))
     with pytest.raises(MigrationRefused, match=r"os\.system"):
         migrate(tmp_path / "a.pth", tmp_path / "b.pth", form="same")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_bytes_that_are_a_pickle_are_looked_into_as_check_does(packed: bool, tmp_path: Path) -> None:
+    plain = {"model": {"w": torch.ones(2)}, "state": b"\x80 but no pickle"}
+    torch.save(plain, tmp_path / "plain.pth")
+    assert migrate(tmp_path / "plain.pth", tmp_path / "b.pth", form="same").calls == ()
+    inside = pickle.dumps(Calls("system"), protocol=2)
+    evil = plain | {"state": gzip.compress(inside) if packed else inside}
+    torch.save(evil, tmp_path / "evil.pth")
+    assert calls(tmp_path / "evil.pth") == {f"{os.name}.system"}
+    with pytest.raises(MigrationRefused, match=r"system\('true'\)"):
+        migrate(tmp_path / "evil.pth", tmp_path / "b.pth", form="same", force=True)
+    kept = migrate(tmp_path / "evil.pth", tmp_path / "b.pth", form="same", keep_calls=True, force=True)
+    assert set(kept.calls) == calls(tmp_path / "b.pth")
 
 
 def test_a_dry_run_says_it_too(evil: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckptool.checking.explain.entry import CHECK, INSPECT, SAFETENSORS, TO_CPU, WEIGHTS, Entry
 
 _AGAIN = "Download or copy it again; 'check' says how many bytes are missing, and what is still whole."
-_MAP = "Pass map_location='cpu', or rewrite the tags once."
+_MAP = "Pass map_location='cpu', or rewrite the device tags in the file."
 _WITHOUT = "Take the weights without it."
 _FIRST_BYTE = "Not a checkpoint: the first byte is "
 

@@ -167,16 +167,18 @@ USING: tuple[Entry, ...] = (
         _GPU_FULL,
         "The memory of the GPU was full while loading: torch.load() puts every tensor back on the device that it was "
         "saved on, the optimizer's too, beside the model that is there.",
-        "Pass map_location='cpu', or rewrite the tags once; ckptool.load_into(model, FILE) never has two copies.",
+        "Pass map_location='cpu', or rewrite the device tags in the file; ckptool.load_into(model, FILE) never has two "
+        "copies.",
         f"{WEIGHTS} --to cpu",
         beside=_LOADING,
     ),
     Entry(
         "memory-device",
         _GPU_FULL,
-        "The memory of the GPU was full. In training, that is the batch: activations, gradients and the optimizer's "
-        "state. In loading, torch.load() puts every tensor back on the device that it was saved on.",
-        "In training, take smaller batches. In loading, pass map_location='cpu', or rewrite the tags once.",
+        "The memory of the GPU was full. In training, activations, gradients and the optimizer's state fill it. "
+        "In loading, torch.load() puts every tensor back on the device that it was saved on.",
+        "In training, take smaller batches. In loading, pass map_location='cpu', or rewrite the device tags in the "
+        "file.",
         f"{WEIGHTS} --to cpu",
     ),
     Entry(
@@ -248,7 +250,7 @@ FRAGMENTS: tuple[Entry, ...] = (
         "some-device",
         r"(?i)deserialize object on|cuda\.is_available\(\) is False",
         "The tensors were saved on a device that is not here.",
-        "Pass map_location='cpu', or rewrite the tags once. 'ckptool devices' says why there is none.",
+        "Pass map_location='cpu', or rewrite the device tags in the file. 'ckptool devices' says why there is none.",
         TO_CPU,
     ),
     Entry(

@@ -53,7 +53,7 @@ class Cost(NamedTuple):
     """What tensors need, in bytes."""
 
     host_nbytes: int
-    """Memory of this process's own on the host, when all is loaded."""
+    """Memory on the host that this process alone uses, when all is loaded."""
     mapped_nbytes: int
     """Pages of the file that are mapped: the system keeps them once for all processes, and may drop them."""
     device_nbytes: int

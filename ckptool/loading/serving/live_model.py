@@ -96,7 +96,9 @@ class Serving(NamedTuple):
 
     model: torch.nn.Module
     digest: str | None
-    """As of ``Reload``; None before the first, and after one in place whose copying or hooks broke off."""
+    """
+    As of ``Reload``; None before the first load, and after one in place that broke off while copying or in a hook.
+    """
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model."""
@@ -111,12 +113,12 @@ class LiveModel:
     A model in a server, whose weights can be replaced while other threads call it.
 
     Each call sees the weights of one file, whole. Calling costs about two microseconds more than the model itself.
-    ``digest`` and ``report`` are those of the last reload; what one request has to do with them goes in ``use``.
+    ``digest`` and ``report`` are those of the last reload. A request that needs a model and its digest calls ``use``.
 
-    Tensors of the model keep their device and type. Those on the meta device come to ``map_location``, as ``dtype``
-    if they are floating and that is given, with the first load. ``mmap`` is what ``load`` takes; it is False here,
-    for truncating a file that serves would kill the process. What each ``commit`` costs, the module's docstring says.
-    ``limits`` are those of every load; a ``Cancellation`` in them stops the first alone.
+    Tensors of the model keep their device and type. With the first load, those on the meta device come to
+    ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
+    here, because to truncate a file that serves would kill the process. The module's docstring says what each
+    ``commit`` costs. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
 
     Raises:
         DeviceUnavailable: ``map_location`` is no device, or is not here.
@@ -167,12 +169,12 @@ class LiveModel:
 
     @property
     def last_error(self) -> Exception | None:
-        """Why the last reload that ``watch`` began has failed; None if none has since the last that went well."""
+        """Why the last reload by ``watch`` failed; None if none failed since the last that went well."""
         return self._failure and self._failure[0]
 
     @property
     def last_error_time(self) -> datetime | None:
-        """When that was, in UTC."""
+        """When ``last_error`` happened, in UTC."""
         return self._failure and self._failure[1]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -191,8 +193,8 @@ class LiveModel:
         Give model and digest for a block in which both stay what they are. Blocks may be nested, and end in another
         thread than they began in.
 
-        What is given can be called as the model, has ``model`` and ``digest``, and can be taken apart into the two.
-        Threads that a block starts and waits for call it, not the live model: that may wait for the block to end.
+        What it gives can be called like the model, has ``model`` and ``digest``, and can be unpacked into these two.
+        Threads that the block waits for have to call it, not the live model, which may wait for the block to end.
         """
         if self._commit == "swap":
             yield self._serving
@@ -211,11 +213,11 @@ class LiveModel:
         time. It needs memory for the new weights once, beside those that serve, unless they are mapped. A model that
         loads through code of its own (hooks before loading, overrides, packed parameters, lazy layers) is copied, and
         the copy loads: that needs memory for the weights once more. To swap, the copy then serves. In place, the model
-        itself loads once the copy could; should its code fail then, ``digest`` is None until a reload goes well.
+        itself loads after the copy did; if its code fails then, ``digest`` is None until a reload goes well.
 
         Hooks that the model has for after loading are run before any call meets the new weights. What they raise is
-        raised as it is. To swap, the old weights then go on serving; in place, the new ones serve without what those
-        hooks would have made of them, and ``digest`` is None, until a reload goes well.
+        raised unchanged. With ``swap``, the old weights then go on serving. In place, the new ones serve without what
+        those hooks would have made of them, and ``digest`` is None until a reload goes well.
 
         ``limits`` replace the model's own: with a ``Cancellation`` in them, the reload can be stopped until the
         new weights are committed, and the old ones go on serving.
@@ -326,13 +328,12 @@ class LiveModel:
         Reload whenever another file is at ``path`` than the one that was loaded. Put new files there by renaming.
 
         Without a path, the path loaded last is watched. If there is no file yet, a warning is logged, and the
-        first that comes is loaded. Looks every so many seconds, in a thread of its own. A file that is still being
-        written is left until it rests for one look, unless files are renamed there faster than that: those are whole.
-        One that cannot be loaded is reported, through ``logging``,
-        ``last_error`` and ``on_reload``, and not tried again until it changes. A process that forks has to call this
-        after the fork. Of an index of shards, the index alone is looked at: put it there last. Of a folder, every file
-        is; where it has an index, nothing is loaded before that is another one, too. An address is asked for its
-        version at each look.
+        first that comes is loaded. Looks once in ``every`` seconds, in a thread of its own. A file that may still be
+        written is loaded when two looks in a row find it the same. Files that are renamed there more often than that
+        are whole, and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and
+        ``on_reload``, and not tried again until it changes. A process that forks has to call this after the fork. With
+        an index of shards, only the index is looked at: put it there last. With a folder, every file is; if it has an
+        index, nothing is loaded until that is another one, too. An address is asked for its version at each look.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded.

@@ -20,12 +20,12 @@ CONNECTIONS: Final = 16
 
 class Remote(str):
     """
-    The address of a file, and how it is reached, to be given where a path is taken. A plain address will do, too.
+    The address of a file, and how it is reached, to be given in place of a path. A plain address will do, too.
 
     ``endpoint`` is the address of a store that is not the provider's own, ``region`` where its buckets are;
-    ``anonymous`` says that nobody is to sign in. ``connections`` parts of 8 MiB are fetched at once. ``download`` lets
-    a server that gives files only as a whole be read: into a temporary file. Keys come from the environment or from the
-    provider's own tools, never from here.
+    ``anonymous`` uses no keys. ``connections`` parts of 8 MiB are fetched at once. With ``download``, a file that its
+    server gives only as a whole is fetched into a temporary file. Keys come from the environment or from the provider's
+    own tools, never from here.
     """
 
     endpoint: str | None

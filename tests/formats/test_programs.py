@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import time
 import warnings
 import zipfile
@@ -18,9 +19,9 @@ from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
 from ckptool.archives.zips import read_zip
-from ckptool.checking import programs as programs_module
-from ckptool.checking.programs import programs
 from ckptool.cli import cli
+from ckptool.formats.runnable import scripts
+from ckptool.formats.runnable.programs import programs
 from ckptool.sources.source import BytesSource
 from tests.build import zip_file
 
@@ -152,7 +153,7 @@ def has_programs(name: str, data: bytes) -> bool:
 
 
 def of_model(**fields: object) -> bytes:
-    return json.dumps(fields).encode()
+    return json.dumps({"graph_module": fields}).encode()
 
 
 SCRIPTS = {
@@ -281,7 +282,7 @@ def test_a_program_is_found_in_a_zip_that_is_refused_because_it_can_be_read_in_t
 
 
 def test_a_large_program_hides_no_other_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs_module, "_MOST_READ", 1000)
+    monkeypatch.setattr("ckptool.formats.runnable.programs._MOST_READ", 1000)
     code = b"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    torch.save(x, '/x')\n    return x\n"
     path = tmp_path / "x.zip"
     path.write_bytes(zip_file({"m/code/a.json": b" " * 1001, "m/code/__torch__.py": code, "m/data.pkl": b"\x80\2N."}))
@@ -324,6 +325,9 @@ FORMULAS = {
     "[exec(x) for x in [1]]": False,
     "S('__import__(1)')": False,
     "lambda: 1": False,
+    "(eval)('1')": False,
+    "(s0)(1)": False,
+    "Max(s0, 1, key=sympify)": False,
 }
 
 
@@ -338,12 +342,40 @@ GUARDS = {
     "Mod(L['args'][0][0].size()[1], 16) == 0": True,
     "__import__('os').system('true')": False,
     "open('/x', 'w')": False,
+    "(eval)('1')": False,
+    "[eval][0]('1')": False,
+    "max('1', '2', key=eval)": False,
 }
 
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_only_compares(guard: str) -> None:
     assert has_programs("p/models/model.json", of_model(guards_code=[guard])) != GUARDS[guard]
+
+
+LAYOUTS = {
+    '[1, {"type": "builtins.dict", "context": "[\\"a\\"]", "children_spec": []}]': True,
+    '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"mypkg:Colour\\", \\"name\\": \\"RED\\"}]"}]': True,
+    '[1, {"context": "[{\\"__enum__\\": true, \\"fqn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
+    '[1, {"context": "[{\\"__enum__\\": 1, \\"\\\\u0066qn\\": \\"ctypes:cdll\\", \\"name\\": \\"./x.so\\"}]"}]': False,
+    '{"default_factory_module": "builtins", "default_factory_name": "list"}': True,
+    '{"default_factory_module": "os", "default_factory_name": "abort"}': False,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_of_arguments_imports_nothing_that_reaches_the_system(layout: str) -> None:
+    assert has_programs("p/models/model.json", of_model(out_spec=layout)) != LAYOUTS[layout]
+
+
+@pytest.mark.parametrize("name", ["x", "b_b_running_mean", "a.b.0", "x=__import__('os').abort()", "x: eval(1)", "a\nb"])
+def test_a_name_is_no_code(name: str) -> None:
+    for found in (
+        {"as_tensor": {"name": name}},
+        {"forward_arg_names": [name]},
+        {"tensor_values": {name: {"dtype": 7}}},
+    ):
+        assert has_programs("p/models/model.json", of_model(**found)) == (not re.fullmatch(r"[\w.]+", name))
 
 
 def test_a_package_of_source_says_that_its_code_runs(tmp_path: Path) -> None:
@@ -375,10 +407,18 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
     finding = next(one for one in report.findings if one.code == "CK217")
     assert "data/aotinductor/net" in finding.message
     assert report.grade == "code"
+    assert "which has native code in data/aotinductor/net" in str(report)
+
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr(f"{root}/data/aotinductor/net/made.wrapper.cpp", "int twice() {}")
+    report = check(path)
+    assert report.error is not None
+    assert "CK217" in [one.code for one in report.findings]
+    assert report.grade == "code"
 
 
 def test_the_words_that_are_looked_for_first_are_in_every_operator_that_opens_files() -> None:
-    assert all(any(word in name for word in programs_module._WORDS_OF_OPERATORS) for name in programs_module._OPERATORS)
+    assert all(any(word in name for word in scripts._WORDS_OF_OPERATORS) for name in scripts._OPERATORS)
     quick = ("x = torch\nx.save(y)", "ops.a.read(x)", "ops . a .\\\n files_of(x)", "torch.from_file(x)")
-    assert all(list(programs_module._of_script(text, "")) for text in quick)
-    assert list(programs_module._of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []
+    assert all(list(scripts.of_script(text, "")) for text in quick)
+    assert list(scripts.of_script('a = "torch.save"  # torch.save\nb = torch.sum(a)', "")) == []

@@ -38,6 +38,11 @@ class Act(NamedTuple):
         return package_of(self.name)
 
 
+def of_program(name: str, text: str, why: str, record: str, offset: int) -> Act:
+    """Return what a program in a file does that reaches the system."""
+    return Act("system", "runs", name, text, why, record, offset)
+
+
 class Name(NamedTuple):
     """A name that a pickle asks for."""
 

@@ -14,10 +14,10 @@ from typing import Final
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
-from ckptool.checking.surveys import Act, Name, Survey, with_short_names
-from ckptool.checking.unpacking import Content, Unpacking, behind_numpy
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable.surveys import Act, Name, Survey, with_short_names
+from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
 from ckptool.pickles import called, grading, results
@@ -28,6 +28,7 @@ from ckptool.pickles.reaching import Looks
 from ckptool.pickles.scanner import LINES_OF_TEXT, Scan, may_hold_pickles, storage_pickle
 from ckptool.pickles.traced_arrays import trace_with_arrays
 from ckptool.pickles.tracer import trace
+from ckptool.pickles.verdicts import Verdict
 from ckptool.sources.source import BytesSource, SliceSource, Source
 
 _DEEPEST: Final = 16
@@ -79,7 +80,7 @@ class Search:
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._looks = Looks()
-        self._plain: dict[tuple[object, ...], list[grading.Verdict]] = {}
+        self._plain: dict[tuple[object, ...], list[Verdict]] = {}
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
 
@@ -174,7 +175,7 @@ class Search:
         self._most_strings = max(self._most_strings, source.nbytes // _NBYTES_OF_STRING)
         self._unpacking.of_file(source)
 
-    def _judged(self, effect: Effect) -> Iterable[grading.Verdict]:
+    def _judged(self, effect: Effect) -> Iterable[Verdict]:
         """Return what an effect comes to; what is given nothing but constants is judged, and put in words, once."""
         key = grading.plain_key(effect)
         known = self._plain.get(key) if key is not None else None
@@ -189,7 +190,7 @@ class Search:
         if len(self.names) < _MOST_NAMES:
             self.names[Name(module, name, record, offset, nested_at)] = None
 
-    def _note(self, verdict: grading.Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
+    def _note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
         self._called += times if verdict.how != "refers" else 0
         if len(self.acts) >= 2 * _MOST_LISTED:
             return
@@ -249,8 +250,10 @@ class Search:
             self.anything(source, record, where, depth + 1)
         except Cancelled:
             raise
+        except LimitExceeded as error:
+            self.unseen.append(f"{record or 'the file'}, byte {where:,}: {error.message}")
         except CkptoolError:
-            pass  # bytes that only begin like an archive
+            return  # bytes that only begin like an archive
 
     def anything(self, source: Source, record: str, nested_at: int | None, depth: int) -> None:
         """Look at whatever a source is: compressed, an array of numpy, a zip, a tar, or pickles."""
@@ -283,7 +286,7 @@ class Search:
         """Look at the programs in an archive, or in what remains of one."""
         if isinstance(found, Archive) and not any(name.lower().endswith(_OF_PROGRAMS) for name in found):
             return
-        from ckptool.checking.programs import programs  # few archives hold some
+        from ckptool.formats.runnable.programs import programs  # few hold some
 
         try:
             for act in programs(found, record):
@@ -343,12 +346,9 @@ class Search:
             return
         most = _OF_LEGACY if is_legacy(head) else None
         count = 0
-        if (
-            most
-            and self._legacy_head
-            and source.read(0, min(len(self._legacy_head), source.nbytes)) == self._legacy_head
-        ):
-            at, count = len(self._legacy_head), _OF_HEAD  # plain pickles have such a stream for each storage
+        known = self._legacy_head
+        if most and known and source.read(0, min(len(known), source.nbytes)) == known:
+            at, count = len(known), _OF_HEAD  # plain pickles have such a stream for each storage
         noted = self._noted()
         while at < source.nbytes and (most is None or count < most):
             if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:

@@ -1,0 +1,122 @@
+"""
+Programs that archives hold beside their pickles: which of their actions reach the system. Nothing of them runs.
+
+TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
+graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;
+what AOTInductor compiled of it is a library that is loaded, or C++ that is compiled first.
+``torch.package`` imports Python's source from the archive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from ckptool.archives.archive import Archive
+from ckptool.archives.zip_remains import Remnant
+from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
+from ckptool.formats.runnable.exported import of_graph
+from ckptool.formats.runnable.scripts import of_byte_code, of_script
+from ckptool.formats.runnable.surveys import Act
+from ckptool.messages import counted, show_nbytes
+from ckptool.pickles.dangerous_names import NATIVE, SOURCE
+
+_MOST_READ: Final = 1 << 28
+"""Bytes of programs that are looked at in one archive."""
+_MOST_ACTS: Final = 100
+_PACKAGE: Final = "/.data/extern_modules"
+_EXPORTED: Final = "/archive_format"
+_GRAPHS: Final = "/models/"
+"""The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
+_COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)/.", re.IGNORECASE).match
+"""The folders that ``torch.export.load`` makes runners of."""
+
+
+def programs(found: Archive | Remnant, record: str) -> Iterator[Act]:
+    """
+    Yield what the programs of an archive do, or what one does that remains of an archive. ``record`` is its place.
+
+    Raises:
+        LimitExceeded: There is more of them than is looked at. What the others do was yielded.
+    """
+    return _of_archive(found, record) if isinstance(found, Archive) else _of_remnant(found, record)
+
+
+def _of_archive(archive: Archive, record: str) -> Iterator[Act]:
+    told = {end for name in archive for end in (_PACKAGE, _EXPORTED) if f"/{name}".lower().endswith(end)}
+    if _PACKAGE in told:
+        yield from _sources(archive, record)
+    if _EXPORTED in told:
+        yield from islice(_compiled(archive, record), _MOST_ACTS)
+    left, count, unread = _MOST_READ, 0, 0
+    for name in archive:
+        if not _is_program(name, is_exported=_EXPORTED in told):
+            continue
+        if archive[name].nbytes > left:
+            unread += 1
+            continue
+        left -= archive[name].nbytes
+        for act in _of_member(archive, name, "::".join(filter(None, (record, name)))):
+            count += 1
+            if count > _MOST_ACTS:
+                return
+            yield act
+    if unread:
+        raise LimitExceeded(f"{counted(unread, 'program')}: all together are more than {show_nbytes(_MOST_READ)}")
+
+
+def _of_remnant(member: Remnant, record: str) -> Iterator[Act]:
+    yield from (act._replace(record=record) for act in _compiled([member.name], record))
+    if not _is_program(member.name, is_exported=True):
+        return
+    if member.source.nbytes > _MOST_READ:
+        raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
+    yield from islice(_of_data(member.name, member.source.read(0, member.source.nbytes), record), _MOST_ACTS)
+
+
+def _is_program(name: str, *, is_exported: bool) -> bool:
+    name = name.lower()  # as torch's reader looks for its members
+    if is_exported and _GRAPHS in name:
+        return True
+    return "code/" in name if name.endswith(".py") else name.endswith((".json", "bytecode.pkl"))
+
+
+def _of_member(archive: Archive, name: str, record: str) -> Iterator[Act]:
+    try:
+        content = archive.open(name)
+        data = content.read(0, content.nbytes)
+    except Cancelled:
+        raise
+    except CkptoolError:
+        return  # that it cannot be read is said elsewhere
+    yield from _of_data(name, data, record)
+
+
+def _of_data(name: str, data: bytes, record: str) -> Iterator[Act]:
+    kind = name.lower()
+    if kind.endswith(".py"):
+        yield from of_script(str(data, "utf-8", "replace"), record)
+    elif kind.endswith("bytecode.pkl"):
+        yield from of_byte_code(data, record)
+    else:
+        yield from of_graph(data, record)
+
+
+def _sources(archive: Archive, record: str) -> Iterator[Act]:
+    """Yield the modules of a torch.package archive, which its importer runs."""
+    for name in archive:
+        _, _, path = name.partition("/")
+        if path.endswith(".py"):
+            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            place = "::".join(filter(None, (record, name)))
+            yield Act("code", "runs", module, f"the source of {module}", SOURCE, place, 0)
+
+
+def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
+    """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
+    found = {match[1]: name for name in names if (match := _COMPILED(f"/{name}"))}
+    for folder, name in found.items():
+        place = "::".join(filter(None, (record, name)))
+        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place, 0)

@@ -1,0 +1,113 @@
+"""
+TorchScript: which operators of its source, or of its byte code, reach the system.
+
+It runs when it is called, and ``__setstate__`` of its classes when it is loaded.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ckptool.formats.runnable.surveys import Act, of_program
+from ckptool.messages import cut
+from ckptool.pickles.dangerous_names import FILES, UNFOLLOWED
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LONGEST: Final = 120
+_OPERATORS: Final = _words(
+    "aten.save aten.from_file debugprims.load_tensor prim.rpc_async prim.rpc_remote prim.rpc_sync aten.rpc_async"
+    " aten.rpc_remote aten.rpc_sync"
+)
+_VERBS: Final = ("read", "write", "load", "save", "open", "exec", "eval", "system", "download", "file", "files")
+_TELLING: Final = re.compile(rf"(?:^|_)(?:{'|'.join(_VERBS)})(?:_|$)").search
+"""What operators of other libraries are called that open files."""
+_WORDS_OF_OPERATORS: Final = (*_VERBS, "rpc_")
+"""One of them is in the name of every operator that opens files."""
+_LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
+"""Torch's own, of which all that open files are known."""
+
+_BEGIN: Final = re.compile(r"\"{3}|'{3}|[\"'#]").search
+_ENDS: Final = {
+    '"""': re.compile(r'\\.|"{3}', re.DOTALL).search,
+    "'''": re.compile(r"\\.|'{3}", re.DOTALL).search,
+    '"': re.compile(r'\\.|["\n]', re.DOTALL).search,
+    "'": re.compile(r"\\.|['\n]", re.DOTALL).search,
+    "#": re.compile(r"\n").search,
+}
+"""What ends strings and comments, as torch's lexer takes them, or what two characters of them are passed over."""
+_GAP: Final = r"(?:\s|\\\n)*"
+_DOT: Final = rf"{_GAP}\.{_GAP}"
+_ALIAS: Final = re.compile(r"(?<![\w.])(?:torch\b(?!\.\w)|ops\b(?!\.\w+\.\w))")
+"""Another way to write them than that of ``torch.jit.save``."""
+_CALL: Final = re.compile(
+    rf"\b(?:ops{_DOT}(?P<library>\w+)|torch){_DOT}(?P<name>\w+)"
+    rf"|(?<![\w.])(?P<alias>torch|ops)\b(?!{_GAP}(?::|=(?!=)))"
+)
+"""An operator with its library; or one of these alone, unless it is a name that is declared or assigned."""
+_OPERATOR: Final = re.compile(rb"(\w{1,64})::(?=(\w{1,64}))")
+_TEXT_OF_PICKLE: Final = re.compile(rb"X(....)", re.DOTALL)
+
+
+def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
+    """Yield the operators of TorchScript's byte code that open files; behind a name, opcodes follow without a gap."""
+    for found in _OPERATOR.finditer(data):
+        size = _TEXT_OF_PICKLE.fullmatch(data, max(0, found.start() - 5), found.start())
+        end = found.start() + int.from_bytes(size[1], "little") if size is not None else found.end(2)
+        library, operator = str(found[1], "ascii", "replace"), str(data[found.end() : end], "ascii", "replace")
+        if opens_files(library, operator):
+            yield of_program(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
+
+
+def opens_files(library: str, operator: str) -> bool:
+    if f"{library}.{operator}" in _OPERATORS:
+        return True
+    return library not in _LIBRARIES and _TELLING(operator) is not None
+
+
+def of_script(text: str, record: str) -> Iterator[Act]:
+    """Yield the operators of a TorchScript class that open files; strings and comments call nothing."""
+    if not any(word in text for word in _WORDS_OF_OPERATORS) and ("getattr" not in text or not _ALIAS.search(text)):
+        return  # nor does anything else: only getattr() takes a name from a string, in which it may be in parts
+    code = _without_strings(text)
+    for found in _CALL.finditer(code):
+        if found["alias"]:
+            yield of_program(found["alias"], f"{found['alias']} under another name", UNFOLLOWED, record, found.start())
+        elif opens_files(found["library"] or "aten", found["name"]):
+            line = cut(text[found.start() : found.start() + _LONGEST].partition("\n")[0], _LONGEST)
+            yield of_program(f"{found['library'] or 'torch'}.{found['name']}", line, FILES, record, found.start())
+
+
+def strings(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where strings and comments begin and end. What has no end ends with its line, or the text."""
+    at = 0
+    while (begin := _BEGIN(text, at)) is not None:
+        at = end_of(text, begin.end(), _ENDS[begin[0]])
+        at -= text[at - 1] == "\n" and len(begin[0]) == 1
+        yield begin.start(), at
+
+
+def end_of(text: str, at: int, search: Callable[[str, int], re.Match[str] | None]) -> int:
+    """Return where a string ends: a pattern for that would need memory for each escape in it."""
+    while (found := search(text, at)) is not None:
+        at = found.end()
+        if found[0][0] != "\\":
+            return at
+    return len(text)
+
+
+def _without_strings(text: str) -> str:
+    """Return a text, as long, without what is in its strings, and with spaces for comments: an expression may go on."""
+    code, at = io.StringIO(), 0
+    for begin, end in strings(text):
+        code.write(text[at:begin])
+        code.write(" " * (end - begin) if text[begin] == "#" else f'"{" " * (end - begin - 2)}"'[: end - begin])
+        at = end
+    code.write(text[at:])
+    return code.getvalue()

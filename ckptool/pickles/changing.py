@@ -1,0 +1,82 @@
+"""What it comes to that a pickle changes an object: that it sets its state (BUILD), or adds items to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ckptool.pickles import dangerous_names as table
+from ckptool.pickles import nodes
+from ckptool.pickles import plain_names as plain
+from ckptool.pickles.effects import Effect, How, Unfollowed
+from ckptool.pickles.nodes import Call, Dict, Global, Pairs, PersistentId
+from ckptool.pickles.reaching import Looks, canonical, package_of, passed
+from ckptool.pickles.verdicts import Verdict, cut_text, is_system
+
+OF_LOADER: Final = "what the loader has for an id"
+KNOWN: Final = table.STDLIB | {"torch", "numpy"}
+"""Packages of which all that reaches the system is taken to be known, or unknown."""
+_OF_MODULES: Final = ("_modules", "_parameters", "_buffers")
+"""What modules of torch look their attributes up in."""
+
+
+def change(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
+    """Yield what BUILD and the adding of items come to: they call methods of objects, or change what is named."""
+    target, given = effect.target, effect.arguments
+    named = nodes.global_of(target)
+    if named is not None or isinstance(target, Unfollowed):
+        name = target.why if named is None else canonical(named.module, named.name)
+        yield Verdict("system", name, effect.how, table.CHANGED, lambda: f"{name} gets {cut_text(given)}")
+        return
+    if isinstance(target, PersistentId):
+        yield Verdict("system", OF_LOADER, effect.how, table.UNFOLLOWED, lambda: f"{OF_LOADER} gets {cut_text(given)}")
+        return
+    if not isinstance(target, Call):
+        return  # what has no attributes, and no methods that are not known
+    name = nodes.class_name(target)
+    if target.state is not None or not takes(target, effect.how):
+        # As no pickler writes it: their objects get items before the state, if they are of a class that has some.
+        yield Verdict("system", name, effect.how, table.UNFOLLOWED, lambda: f"{name} gets {cut_text(given)}")
+        return
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Dict):  # slots are set as attributes
+        inside = next((key for key, _ in given[1].pairs if isinstance(key, str) and key in table.INSIDE), None)
+        if inside is not None:
+            yield Verdict("system", name, effect.how, table.THROUGH, lambda: f"{name} gets {inside}")
+    if looks is None or effect.how != "sets":
+        return
+    func = nodes.global_of(target.func)
+    found = as_method(nodes.state_pairs(given), looks)
+    if found is None and func is not None and _uses_state(func):
+        name = canonical(func.module, func.name)
+        found = passed((given,), looks)
+    if found is not None:
+        yield Verdict("system", name, effect.how, f"{table.PASSED}: {found}", lambda: f"{name} gets {cut_text(given)}")
+
+
+def as_method(pairs: Pairs, looks: Looks) -> str | None:
+    """Return what an object has got instead of a method that containers and tensors have: who uses it calls that."""
+    parts = [pairs, *(value.pairs for key, value in pairs if key in _OF_MODULES and isinstance(value, Dict))]
+    given = [value for part in parts for key, value in part if isinstance(key, str) and key in plain.METHODS]
+    return passed(tuple(given), looks, is_system) if given else None
+
+
+def takes(target: Call, how: How) -> bool:
+    """Say whether picklers give objects of this class a state, or items: some look for methods in what they hold."""
+    made = nodes.class_of(target)
+    name = canonical(made.module, made.name) if made is not None else ""
+    if how == "sets":
+        return name not in plain.STATELESS
+    return package_of(name) not in KNOWN or name in plain.CONTAINERS
+
+
+def _uses_state(func: Global) -> bool:
+    """Say whether objects of this class may use what is in their state, at their end at the latest."""
+    name = canonical(func.module, func.name)
+    if keeps_calls(func):
+        return True
+    return package_of(name) in table.STDLIB - {"argparse"} and name not in plain.KEEPERS and name not in plain.PLAIN
+
+
+def keeps_calls(func: Global) -> bool:
+    """Say whether the state of an object of this class is what it calls."""
+    return canonical(func.module, func.name).startswith(("functools.", "types.PartialType"))

@@ -1,0 +1,271 @@
+"""
+What is known of calls that reach nothing outside, as data: those that only make data, and those that do a little more.
+
+What objects of these classes get, and what is no function at all, is here, too. Nothing is looked up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _full(module: str, names: str) -> set[str]:
+    return {f"{module}.{name}" for name in names.split()}
+
+
+PLAIN: Final = frozenset(
+    _full(
+        "builtins",
+        "object dict list tuple set frozenset int long float complex str unicode basestring bytes bytearray bool slice"
+        " range xrange NoneType Ellipsis NotImplemented iter reversed enumerate zip memoryview property staticmethod"
+        " classmethod Exception BaseException ValueError TypeError KeyError IndexError RuntimeError AttributeError"
+        " StopIteration ImportError OSError NotImplementedError AssertionError ArithmeticError LookupError NameError"
+        " ZeroDivisionError UserWarning Warning DeprecationWarning FutureWarning RuntimeWarning",
+    )
+    | _full("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString")
+    | _full("copyreg", "_reconstructor __newobj__ __newobj_ex__")
+    | {"_codecs.encode", "torch.nn.backends.thnn._get_thnn_function_backend", "torch.autograd.variable.Variable"}
+    | _full("datetime", "date datetime time timedelta timezone tzinfo")
+    | _full("_datetime", "date datetime time timedelta timezone")
+    | _full("decimal", "Decimal")
+    | _full("_decimal", "Decimal")
+    | _full("fractions", "Fraction")
+    | _full("uuid", "UUID SafeUUID")
+    | _full("pathlib", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+    | _full("pathlib._local", "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
+    | _full("array", "array _array_reconstructor")
+    | {"array._array_reconstructor", "zoneinfo.ZoneInfo._unpickle", "zoneinfo._common.ZoneInfo", "random.Random"}
+    | _full("re", "_compile RegexFlag")
+    | _full("types", "SimpleNamespace MappingProxyType NoneType EllipsisType")
+    | _full(
+        "numpy",
+        "dtype ndarray matrix recarray record void bool_ bool8 int8 int16 int32 int64 intc intp uint8 uint16 uint32"
+        " uint64 uintc uintp float16 float32 float64 float128 longdouble complex64 complex128 complex256 str_ bytes_"
+        " string_ unicode_ datetime64 timedelta64 object_ longlong ulonglong half single double float_ int_ bool"
+        " core.numeric._frombuffer _core.numeric._frombuffer core.numeric.bool_"
+        " _core._internal._convert_to_stringdtype_kwargs",
+    )
+    | _full("numpy.core.multiarray", "scalar _reconstruct ndarray dtype")
+    | _full("numpy._core.multiarray", "scalar _reconstruct ndarray dtype")
+    | _full("numpy.ma.core", "_mareconstruct MaskedArray")
+    | _full("numpy.matrixlib.defmatrix", "matrix")
+    | _full("numpy.random", "RandomState Generator mtrand.RandomState _generator.Generator")
+    | _full(
+        "numpy.random._pickle", "__randomstate_ctor __bit_generator_ctor __generator_ctor __bit_generator_randomstate"
+    )
+    | _full("numpy.random", "__RandomState_ctor _mt19937.MT19937 _pcg64.PCG64 _philox.Philox _sfc64.SFC64")
+    | {"numpy.random.bit_generator.SeedSequence", "numpy.dtypes.StringDType", "numpy.exceptions.AxisError"}
+    | _full(
+        "torch",
+        "Size Tensor device dtype layout memory_format Generator finfo iinfo _C.Generator _C._TensorBase"
+        " _C.device _C.dtype _C.Size torch.Size storage.TypedStorage storage.UntypedStorage nn.Parameter"
+        " serialization._get_layout random.Generator _weights_only_unpickler._get_layout",
+    )
+    | _full(
+        "torch.jit._pickle",
+        "build_intlist build_tensorlist build_doublelist build_boollist build_tensor_from_id restore_type_tag",
+    )
+)
+"""Calls that only make data."""
+
+INDEX_CLASSES: Final = (
+    r"torch\.distributed\.(?:_shard\.)?(?:checkpoint|sharded_tensor)\.(?:metadata|planner|filesystem)\."
+    r"(?:_StorageInfo|StorageMeta|SavePlan|WriteItem|WriteItemType|TensorWriteData|BytesIOWriteData|TensorProperties"
+    r"|(?:Bytes|Tensor|Chunk)StorageMetadata|Metadata|MetadataIndex|_?MEM_FORMAT_ENCODING)"
+)
+"""What the index of a ``torch.distributed.checkpoint`` is made of: dataclasses and enumerations."""
+
+PLAIN_PATTERN: Final = (
+    rf"{INDEX_CLASSES}|"
+    r"torch(?:\.(?!multiprocessing)\w+)+\._rebuild_\w+|torch\.return_types\.\w+"
+    r"|torch\.(?:cuda\.|sparse\.|cuda\.sparse\.|_C\.)?[A-Z]\w*(?:Tensor|Storage)"
+    r"|torch\.(?:cuda|sparse|cuda\.sparse)\.[A-Z]\w*(?:Tensor|Storage)"
+    r"|torch\.storage\._?[A-Z]\w*Storage"
+    r"|torch\.(?:nn|optim|ao\.nn|ao\.quantization|nn\.quantized|quantization|distributions)"
+    r"(?:\.[a-z_][a-z0-9_]*)+\._?[A-Z]\w*"
+    r"|numpy\.random\.(?:mtrand|_\w+)\.[A-Z]\w*"
+    r"|numpy\.random\.\w+\.__pyx_unpickle_\w+"
+    r"|__torch__(?:\.\w+)+"
+)
+"""Tensors, storages, torch's own layers and optimizers; TorchScript's classes, which Python does not import."""
+
+HARMLESS: Final = frozenset(
+    _full(
+        "builtins",
+        "type getattr hasattr isinstance issubclass len abs round sum any all chr ord hash id repr ascii bin hex oct"
+        " divmod pow print format next super callable",
+    )
+    | _full("functools", "partial partialmethod")
+    | _full("operator", "itemgetter attrgetter getitem")
+    | _full("argparse", "Namespace ArgumentParser Action")
+    | _full("logging", "Logger RootLogger getLogger Formatter LogRecord Manager PlaceHolder NullHandler Filter")
+    | _full("threading", "Lock RLock Condition Event Semaphore BoundedSemaphore local _RLock")
+    | _full("queue", "Queue LifoQueue PriorityQueue SimpleQueue Empty")
+    | _full("enum", "Enum IntEnum Flag IntFlag StrEnum auto EnumMeta EnumType")
+    | _full("dataclasses", "Field _MISSING_TYPE _HAS_DEFAULT_FACTORY_CLASS InitVar")
+    | _full("inspect", "Signature Parameter _ParameterKind _empty")
+    | _full("string", "Template Formatter")
+    | _full("ipaddress", "IPv4Address IPv6Address IPv4Network IPv6Network")
+    | _full("typing", "_GenericAlias _SpecialForm Union Optional TypeVar ForwardRef NewType _UnionGenericAlias")
+    | _full("types", "GenericAlias UnionType CellType ModuleType CodeType MethodType")
+    | _full("weakref", "WeakKeyDictionary WeakValueDictionary WeakSet")
+    | _full("_weakrefset", "WeakSet")
+    | _full("abc", "ABCMeta ABC")
+    | _full("itertools", "count cycle repeat chain islice product permutations combinations accumulate zip_longest")
+    | _full("time", "struct_time")
+    | _full("calendar", "Calendar TextCalendar")
+    | _full("random", "SystemRandom")
+    | _full("contextlib", "nullcontext ExitStack suppress")
+    | _full("numbers", "Number Integral Real")
+    | _full("configparser", "ConfigParser SectionProxy RawConfigParser")
+    | _full("collections.abc", "Mapping Sequence Callable Iterable")
+    | _full("signal", "Signals Handlers")
+    | _full("http", "HTTPStatus HTTPMethod")
+    | _full("socket", "AddressFamily SocketKind")
+    | _full("ssl", "TLSVersion")
+    | _full("json", "JSONEncoder JSONDecoder encoder.JSONEncoder decoder.JSONDecoder")
+    | _full("numpy", "core._ufunc_reconstruct _core._ufunc_reconstruct")
+    | _full("xml.etree.ElementTree", "Element")
+    | _full("_io", "StringIO BytesIO")
+    | _full("io", "StringIO BytesIO")
+    | _full("os", "stat_result")
+    | _full("textwrap", "TextWrapper")
+    | _full("statistics", "NormalDist")
+    | _full("difflib", "SequenceMatcher")
+    | _full("email", "message.Message message.EmailMessage _policybase.Compat32 policy.EmailPolicy")
+    | _full("logging", "PercentStyle StrFormatStyle StringTemplateStyle")
+    | _full("configparser", "ConverterMapping Interpolation BasicInterpolation ExtendedInterpolation")
+    | _full("os", "terminal_size")
+    | _full("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
+    | _full("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")
+    | {"urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage"}
+    | {"functools.lru_cache", "_collections._tuplegetter", "collections._tuplegetter"}
+    | {"operator.methodcaller", "types.PartialType", "dataclasses._DataclassParams"}
+    | {"dill._dill._setattr", "dill._dill._delattr", "torch._dynamo.eval_frame.OptimizeContext"}
+    | {"torch._dynamo.eval_frame.OptimizedModule"}
+    | _full("traceback", "FrameSummary StackSummary TracebackException")
+    | _full("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
+    | _full("decimal", "Context")
+    | {"platform.uname_result", "csv.excel", "graphlib.TopologicalSorter"}
+)
+"""Calls of Python's and numpy's own that do something, and yet reach nothing outside."""
+
+MAKERS: Final = frozenset(
+    _full("types", "CodeType MethodType PartialType") | {"functools.partial", "operator.methodcaller"}
+)
+"""Calls that give something to call: a function of the byte code in the file, mostly,"""
+
+MAKER_NAMES: Final = _words("_make_function _fill_function _make_skel_func _builtin_type _create_function")
+"""and the names of others: dill's, and those of cloudpickle, of which other packages have copies."""
+
+CHANGER_NAMES: Final = _words(
+    "_setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
+)
+"""Names of theirs, too, for calls that change their first argument: what the file has made, where they wrote them,"""
+
+MAKE_NEW: Final = _words(
+    "_create_cell _make_cell _make_empty_cell _create_function _make_function _make_skeleton_class _make_skeleton_enum"
+    " _make_skel_func _create_namedtuple"
+)
+"""by calls with these names,"""
+
+METACLASSES: Final = frozenset(("builtins.type", "abc.ABCMeta", "enum.EnumMeta", "enum.EnumType"))
+"""or as a class by one of these, and a call named ``_create_type``."""
+
+CALLED_CLASSES: Final = _words(
+    "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
+    " torch.utils.data.DataLoader torch.utils.data.dataloader.DataLoader"
+    " joblib.Memory joblib.memory.Memory joblib.memory.MemorizedFunc joblib.MemorizedResult"
+    " joblib.memory.MemorizedResult"
+    " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
+)
+"""Classes that load what they are told when they are called. Picklers make their objects without calling them."""
+
+ITERATING: Final = frozenset(
+    _full("builtins", "list tuple set frozenset dict iter reversed enumerate zip sum any all next bytes bytearray")
+    | _full("collections", "OrderedDict defaultdict deque Counter ChainMap UserDict UserList")
+    | _full("itertools", "chain cycle islice product permutations combinations accumulate zip_longest")
+    | {"array.array", "torch.Size"}
+)
+"""Calls that take one thing after the other from what they are given, by its own methods."""
+
+CONTAINERS: Final = frozenset(
+    _full("builtins", "dict list set bytearray")
+    | _full("collections", "OrderedDict defaultdict Counter deque")
+    | _full("torch.fx.immutable_collections", "immutable_list immutable_dict")
+)
+"""Classes whose objects picklers give items."""
+
+STATELESS: Final = frozenset(
+    _full("types", "GenericAlias UnionType CellType MethodType CodeType")
+    | _full("typing", "_GenericAlias _UnionGenericAlias")
+    | _full("builtins", "type next super getattr")
+    | {"operator.getitem", "logging.getLogger", "uuid.SafeUUID", "re.RegexFlag", "ssl.TLSVersion"}
+    | _full("signal", "Signals Handlers")
+    | _full("http", "HTTPStatus HTTPMethod")
+    | _full("socket", "AddressFamily SocketKind")
+)
+"""
+Calls of which picklers give no state to the results.
+
+Some results pass what sets a state on to what they are made of; others are classes, or objects that all share.
+"""
+
+METHODS: Final = frozenset(
+    name for kind in (dict, list, set, tuple, str, bytes, bytearray, int, float) for name in dir(kind)
+) | _words(
+    "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
+    " __index__ __torch_function__ __array__ __array_function__ __array_ufunc__ __fspath__ read write readline readinto"
+    " seek tell close flush fileno to cpu cuda detach clone size dim stride view item numpy tolist set_ copy_ resize_"
+    " requires_grad_ state_dict load_state_dict parameters buffers modules children named_parameters named_modules"
+    " apply reshape flatten contiguous storage untyped_storage _untyped_storage element_size nbytes numel share_memory_"
+    " dequantize unpack is_floating_point register_hook register_buffer register_parameter _load_from_state_dict"
+)
+"""What containers, files, tensors and models have as methods, which code that is given them calls."""
+
+KEEPERS: Final = frozenset(
+    _full("builtins", "dict list tuple set frozenset type property staticmethod classmethod object slice")
+    | _full("collections", "OrderedDict defaultdict")
+    | _full("functools", "partial partialmethod lru_cache")
+    | _full("types", "CodeType CellType MethodType SimpleNamespace GenericAlias UnionType PartialType")
+    | _full("typing", "_GenericAlias _UnionGenericAlias ForwardRef NewType")
+    | _full("argparse", "Namespace")
+)
+"""Calls that keep what they are given, and do not call it."""
+
+VALUES: Final = (
+    r"torch\.(?:q?u?int\d+(?:x\d)?|b?float\d+\w*|complex\d+|bits\w+|bool|double|half|float|long|short|int|c(?:float|double|half)"
+    r"|strided|jagged|sparse_(?:coo|cs[rc]|bs[rc])|\w+_format|channels_last\w*|per_(?:tensor|channel)_\w+)"
+    r"|dataclasses\.(?:MISSING|KW_ONLY|_FIELD\w*)|__main__\.__dict__|enum\.[A-Z]\w*\.__new__"
+    r"|builtins\.(?:min|max|sorted|map|filter|(?:object|tuple|list|dict|set|frozenset|int|float|str|bytes)\.__new__)"
+)
+"""
+What a pickle may name without more: types of elements, layouts and the like, which are no functions; and functions
+of Python that classes and schedules of honest files have. A call of these is not followed.
+"""
+
+CLASSES: Final = r"(?:torch|numpy)(?:\.[a-z_][a-z0-9_]*)*\._?[A-Z]\w*"
+"""Classes of torch and numpy. Picklers make their objects without a call, but for members of enumerations,"""
+
+ENUMERATIONS: Final = _words(
+    "OptState ObservationType MappingType TorchAODType ZeroPointDomain QuantType MEM_FORMAT_ENCODING CheckpointImpl"
+    " LoadItemType WriteItemType HandleTrainingState TrainingState HandleShardingStrategy ShardedState BackwardPrefetch"
+    " ShardingStrategy StateDictType OptimStateKeyType InputKind OutputKind CausalVariant JitScalarType ProfilerAction"
+    " LoadEndianness CheckpointPolicy ArgumentKind Layout MemoryFormat ScalarType MutationType OutputType DimDynamic"
+    " SymT DescaleType SplitPoint SerializationFormat AsyncCheckpointerType WorkerState QScheme"
+)
+"""which have these names in torch."""
+
+HARMLESS_PATTERN: Final = (
+    r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset)\.(?!format)[a-z]\w*"
+    rf"|{CLASSES}"
+    r"|argparse\._?[A-Z]\w*"
+    r"|typing\._?[A-Z]\w*"
+    r"|ast\._?[A-Z]\w*"
+    r"|(?!builtins\.[a-z])(?:[a-z_]\w*\.)+_?[A-Z]\w*(?:Error|Warning|Exception)"
+)
+"""More of them: methods of plain values, classes of torch and numpy that are not named above."""

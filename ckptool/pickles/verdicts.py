@@ -1,0 +1,44 @@
+"""What an effect of a pickle comes to, and how it is shown; what calls of a name alone come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ckptool.messages import cut
+from ckptool.pickles.describe import describe
+from ckptool.pickles.effects import How
+from ckptool.pickles.grades import Grade, grade_of
+from ckptool.pickles.nodes import Inert
+from ckptool.pickles.reaching import is_value
+
+_LONGEST: Final = 120
+
+
+class Verdict(NamedTuple):
+    """What one effect comes to."""
+
+    grade: Grade
+    name: str
+    """What is called, built, changed or referred to."""
+    how: How
+    why: str | None
+    shown: Callable[[], str]
+    """Returns the call with its arguments, as far as they fit on a line. May hold any characters of the file."""
+
+
+def is_system(name: str, qualified: str) -> bool:
+    return grade_of(name, qualified, "calls")[0] == "system" and not is_value(name)
+
+
+def cut_text(value: Inert) -> str:
+    return cut(describe(value), _LONGEST)
+
+
+def call_text(name: str, args: Inert) -> str:
+    return f"{cut(name, _LONGEST)}{arguments_text(args)}"
+
+
+def arguments_text(args: Inert) -> str:
+    shown = describe(args if isinstance(args, tuple) else (args,))
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"

@@ -1,0 +1,192 @@
+"""Pickles that give objects of known classes something to call: a method of the object calls it while it is loaded."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import configparser
+import email
+import functools
+import logging
+import operator
+import os
+import pickle
+import platform
+import subprocess
+import urllib.parse
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch.amp.grad_scaler import OptState
+
+from ckptool import check
+from tests.build import call, named, ops
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="os.mknod is POSIX's")
+
+MKNOD = named("os", "mknod")
+MODULE = named("torch.nn.modules.module", "Module")
+
+
+def new(kind: bytes, *args: object) -> bytes:
+    """An object that is made without a call of its class."""
+    return kind + b"(" + b"".join(map(ops, args)) + b"t\x81"
+
+
+def given(obj: bytes, **state: object) -> bytes:
+    """An object with a state."""
+    return obj + ops(state) + b"b"
+
+
+def holder(**attributes: object) -> bytes:
+    return given(new(named("argparse", "Namespace")), **attributes)
+
+
+def modules(**inside: object) -> bytes:
+    """A module of torch, which looks its attributes up in a dict."""
+    return given(new(MODULE), _modules=inside)
+
+
+def added(obj: bytes, item: object) -> bytes:
+    return obj + ops(item) + b"a"
+
+
+def item(obj: bytes, key: object, value: object) -> bytes:
+    return obj + ops(key) + ops(value) + b"s"
+
+
+def dropped(obj: bytes) -> bytes:
+    """An object that ends while the pickle goes on."""
+    return obj + b"0N"
+
+
+PARTIAL = call(named("functools", "partial"), MKNOD, "made")
+RUN = {
+    "an alias hands it on": added(call(named("types", "GenericAlias"), holder(append=MKNOD), ()), "made"),
+    "a typed alias": added(call(named("typing", "_GenericAlias"), holder(append=MKNOD), ()), "made"),
+    "an environment": item(given(new(named("os", "_Environ")), encodekey=MKNOD, _data={}), "made", "x"),
+    "the end of a reader": dropped(
+        given(new(named("wave", "Wave_read")), _file=None, _i_opened_the_file=holder(close=PARTIAL))
+    ),
+    "a message": item(
+        given(new(named("email.message", "Message")), policy=holder(header_max_count=MKNOD)), "made", "x"
+    ),
+    "a module": added(modules(append=MKNOD), "made"),
+    "a dict of modules": item(
+        given(new(named("torch.nn.modules.container", "ModuleDict")), _modules={}, add_module=MKNOD), "made", 0o600
+    ),
+    "an optimizer": given(
+        new(named("torch.optim.adam", "Adam")), param_groups=[modules(setdefault=MKNOD)], state={}, defaults={}
+    ),
+    "a class of its own": call(
+        call(named("builtins", "getattr"), call(named("builtins", "type"), "X", (), {"XError": MKNOD}), "XError"),
+        "made",
+    ),
+    "attributes as an argument": added(
+        call(
+            named("torch._utils", "_rebuild_parameter_with_state"),
+            call(named("torch", "Tensor")),
+            False,
+            call(named("collections", "OrderedDict")),
+            {"append": MKNOD},
+        ),
+        "made",
+    ),
+    "two states": added(given(holder(append=MKNOD), x=1), "made"),
+}
+CHANGE = {
+    "the names of a module": item(
+        given(new(named("collections", "UserDict")), data=named("collections", "__dict__")), "x", MKNOD
+    ),
+    "a chain with them": item(
+        given(new(named("collections", "ChainMap")), maps=[named("collections", "__dict__")]), "x", MKNOD
+    ),
+    "where modules are looked for": added(
+        given(new(named("collections", "UserList")), data=named("sys", "path")), "/x"
+    ),
+    "the modules": item(
+        given(new(named("weakref", "WeakValueDictionary")), data=named("sys", "modules")), "x", holder()
+    ),
+    "a class, by its type": call(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        named("builtins", "type"),
+        named("builtins", "type"),
+        (call(named("pathlib", "PurePath"), "x"),),
+        {"x": 1},
+    ),
+    "a class, by dill": call(
+        named("dill._dill", "_setattr"), call(named("builtins", "type"), named("builtins", "int")), "x", 1
+    ),
+    "a class that dill makes": added(
+        new(
+            call(
+                named("dill._dill", "_create_type"),
+                named("builtins", "type"),
+                "K",
+                (named("builtins", "object"),),
+                {"append": MKNOD},
+            )
+        ),
+        "made",
+    ),
+    "a module, by its name": call(named("torch.onnx._internal._lazy_import", "_LazyModule"), "this"),
+    "a port": call(named("torch.distributed.checkpoint._async_process_executor", "TCPStore"), "127.0.0.1", 0, 1, True),
+    "a server": call(named("torch.distributed.debug._frontend", "FrontendServer"), 0),
+    "text": call(named("torch.fx.experimental.symbolic_shapes", "S"), "1"),
+    "statistics of a file": new(named("pstats", "Stats")) + b"(" + ops("x") + b"\x90",
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_an_object_calls_while_it_is_loaded_is_seen(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"\x80\x04" + RUN[name] + b"."
+    monkeypatch.chdir(tmp_path)
+    with suppress(Exception):
+        pickle.loads(data)
+    made = list(tmp_path.iterdir())
+    assert made
+    for one in made:
+        one.unlink()
+
+    (tmp_path / "x.pkl").write_bytes(data)
+    assert check(tmp_path / "x.pkl").grade == "system"
+
+
+@pytest.mark.parametrize("name", CHANGE)
+def test_what_is_changed_or_opened_by_an_object_is_seen(name: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + CHANGE[name] + b".")
+
+    assert check(tmp_path / "x.pkl").grade == "system"
+
+
+HONEST = {
+    "an address": urllib.parse.urlparse("https://example.org/x?y"),
+    "a size": os.terminal_size((80, 24)),
+    "a system": platform.uname(),
+    "a process that ended": subprocess.CompletedProcess(["true"], 0),
+    "one that failed": subprocess.CalledProcessError(1, "false"),
+    "what was cancelled": asyncio.CancelledError(),
+    "a member of a zip": zipfile.ZipInfo("x"),
+    "a method by its name": operator.methodcaller("lower"),
+    "a tree of code": ast.parse("a = 1"),
+    "a message": email.message_from_string("Subject: x\n\ny"),
+    "settings": configparser.ConfigParser({"a": "1"}),
+    "a style": logging.Formatter("%(message)s"),
+    "the least of two": functools.partial(min, 1.0),
+    "a largest value": torch.ones(2, 2).max(0),
+    "a state of a scaler": OptState.READY,
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_honest_programs_write_is_not_called_dangerous(name: str, tmp_path: Path) -> None:
+    torch.save(HONEST[name], tmp_path / "x.pt")
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(HONEST[name]))
+
+    assert check(tmp_path / "x.pt").grade != "system"
+    assert check(tmp_path / "x.pkl").grade != "system"
