@@ -20,6 +20,7 @@ import pytest
 from ckptool import __version__
 from tests.fleet import kills
 from tests.fleet.cluster import COMMAND, ROOT, Cluster
+from tests.remote.buckets import KEY, SECRET, bucket
 from tests.scale import times
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason=f"Ray is not installed: {COMMAND}")
@@ -47,8 +48,11 @@ pathlib.Path({!r}).write_text(__file__)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     imports = tmp_path_factory.mktemp("imports")
     (imports / "sitecustomize.py").write_text(DEADLY)
-    with Cluster(imports) as started:
-        yield started
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("ACCESS_KEY_ID", KEY), ("SECRET_ACCESS_KEY", SECRET), ("EC2_METADATA_DISABLED", "true")):
+            patch.setenv(f"AWS_{name}", value)  # which each node has
+        with Cluster(imports) as started:
+            yield started
 
 
 @pytest.fixture
@@ -167,6 +171,25 @@ def test_a_migration_whose_worker_ends_is_done_by_another(cluster: Cluster, fold
     here, there = ({path.name: path.read_bytes() for path in (folder / one).iterdir()} for one in ("here", "there"))
     assert there == here
     assert len(here) > 40
+
+
+def test_what_is_far_away_has_the_same_rows_and_files(cluster: Cluster) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+    sources = {f"/b/runs/{path.name}": path.read_bytes() for path in sorted(VALID.glob("*.pth"))[::5]}
+    paths = [f"s3:/{name}" for name in list(sources)[::4]]
+    found = []
+    for on in ([], ["--ray", cluster.address]):
+        with bucket(dict(sources)) as (store, _):
+            scanned = run(cluster, "scan", "s3://b/runs", "--endpoint", store.url, *on)
+            arguments = [*paths, "--to", "cpu", "--out-dir", "s3://b/cpu", "--endpoint", store.url, "--quiet", *on]
+            migrated = run(cluster, "migrate", *arguments)
+            written = {name: content for name, content in store.files.items() if name.startswith("/b/cpu/")}
+        rows_there = {path: {**one, "version": None, "etag": None} for path, one in rows(scanned.stdout).items()}
+        found.append((rows_there, scanned.stderr, scanned.returncode, migrated.stdout, migrated.stderr, written))
+
+    assert found[1] == found[0]
+    assert len(found[0][0]) == len(sources)
+    assert len(found[0][5]) == len(paths)
 
 
 def test_nothing_is_imported_from_the_folder_in_which_it_is_called(folder: Path) -> None:
