@@ -18,9 +18,12 @@ import ckptool
 from ckptool import Cancellation, Cancelled, Changes, Limits, fleet, migrate
 from ckptool.checking import row as rows
 from ckptool.checking.asked import Asked
+from ckptool.checking.row_worker import answer_all
 from ckptool.cli import cli, on_ray
 from ckptool.cli.migrate_ray import _Item, _second
 from ckptool.cli.on_ray import RayCommand, ray_option
+from ckptool.cli.scan_workers import Task, message_of
+from ckptool.cli.targets import Target
 from ckptool.errors import CkptoolError, OutputExists
 from ckptool.migration.report import MigrationReport
 from tests.each import each
@@ -119,6 +122,31 @@ def test_a_recipe_prints_the_rows(recipe: str) -> None:
     found = [json.loads(line) for line in done.stdout.splitlines()]
 
     assert [{**one, "scanned_ns": 0} for one in found] == [{**fleet.row(one), "scanned_ns": 0} for one in (FINE, CUT)]
+
+
+def test_a_list_of_tasks_is_answered_as_one_by_one() -> None:
+    tasks = [message_of(Task(Target(str(path))), number) for number, path in enumerate((FINE, CUT))]
+    fine, cut = answer_all(Asked(tensors=True), 2, tasks)
+    told: list[dict[str, object]] = []
+    expected = rows.row(str(FINE), Asked(tensors=True), tell=told.append)
+
+    assert len(told) == 10
+    found = [{**json.loads(line), "scanned_ns": 0} for line in fine]
+    assert found == [{**one, "scanned_ns": 0} for one in (*told, expected)]
+    assert [json.loads(line)["error"]["kind"] for line in cut] == ["truncated-zip"]
+
+
+def test_a_batch_has_so_many_files_or_bytes() -> None:
+    items = iter([*range(40), on_ray._MOST_NBYTES, 7, 8])
+
+    def pull() -> int | None:
+        return next(items, None)
+
+    assert list(on_ray._taken(pull, int, 32)) == list(range(32))
+    assert list(on_ray._taken(pull, int, 32)) == [*range(32, 40), on_ray._MOST_NBYTES]
+    assert list(on_ray._taken(pull, int, 1)) == [7]
+    assert list(on_ray._taken(pull, int, 32)) == [8]
+    assert list(on_ray._taken(pull, int, 32)) == []
 
 
 ADDRESSES = {
