@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import click
 
@@ -202,16 +202,15 @@ class OnRay:
         given = ray.put(function)
         running: dict[Any, _Batch] = {}
         again: list[_Batch] = []
-        count = 0
+        items = _Items(next_item, nbytes)
         try:
             while True:
                 while len(running) < self._room:
                     if not again:
-                        items = list(_taken(next_item, nbytes, min(most, 1 + count // (self.workers * _ROUNDS))))
-                        count += len(items)
-                        if not items:
+                        found = items.batch(min(most, 1 + items.count // (self.workers * _ROUNDS)))
+                        if not found:
                             break
-                        again.append(_Batch(items, 0))
+                        again.append(_Batch(found, 0))
                     batch = again.pop()
                     start = here if any(map(folder, batch.items)) else None
                     running[task.remote(__version__, start, given, batch.items)] = batch
@@ -259,14 +258,28 @@ class _Batch(NamedTuple):
     """How many workers ended while they had the only one."""
 
 
-def _taken(next_item: Callable[[], T | None], nbytes: Callable[[T], int], most: int) -> Iterator[T]:
-    """Yield the items of a batch."""
-    total = 0
-    for _ in range(most):
-        if total >= _MOST_NBYTES or (item := next_item()) is None:
-            return
-        total += nbytes(item)
-        yield item
+class _Items(Generic[T]):
+    """The items that are still to be given, in batches."""
+
+    def __init__(self, next_item: Callable[[], T | None], nbytes: Callable[[T], int]) -> None:
+        self._next = next_item
+        self._nbytes = nbytes
+        self._held: T | None = None
+        """The first of the next batch, for which this one had no room."""
+        self.count = 0
+
+    def batch(self, most: int) -> list[T]:
+        """Return the next items, at most so many; none if there are none now."""
+        found: list[T] = []
+        left = _MOST_NBYTES
+        while len(found) < most and (item := self._next() if self._held is None else self._held) is not None:
+            left -= self._nbytes(item)
+            self._held = item if found and left < 0 else None
+            if self._held is not None:
+                break
+            found.append(item)
+        self.count += len(found)
+        return found
 
 
 def _run(version: str, folder: str | None, function: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -> Any:

@@ -137,16 +137,20 @@ def test_a_list_of_tasks_is_answered_as_one_by_one() -> None:
 
 
 def test_a_batch_has_so_many_files_or_bytes() -> None:
-    items = iter([*range(40), on_ray._MOST_NBYTES, 7, 8])
+    large = on_ray._MOST_NBYTES
+    given = iter([*range(40), large + 1, 7, large - 7, 8])
+    items = on_ray._Items(lambda: next(given, None), int)
 
-    def pull() -> int | None:
-        return next(items, None)
-
-    assert list(on_ray._taken(pull, int, 32)) == list(range(32))
-    assert list(on_ray._taken(pull, int, 32)) == [*range(32, 40), on_ray._MOST_NBYTES]
-    assert list(on_ray._taken(pull, int, 1)) == [7]
-    assert list(on_ray._taken(pull, int, 32)) == [8]
-    assert list(on_ray._taken(pull, int, 32)) == []
+    assert items.batch(32) == [*range(32)]
+    assert items.batch(32) == [*range(32, 40)]
+    assert items.batch(32) == [large + 1]
+    assert items.batch(1) == [7]
+    assert items.batch(32) == [large - 7]
+    assert items.batch(32) == [8]
+    assert items.batch(32) == []
+    assert items.count == 44
+    several = iter([7, large - 7, 1])
+    assert on_ray._Items(lambda: next(several, None), int).batch(32) == [7, large - 7]
 
 
 ADDRESSES = {
