@@ -116,9 +116,9 @@ def main() -> None:
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         found = run(cluster, Path(folder), kills, seed)
     print(
-        f"{found.kills:,} workers killed in {found.scans:,} scans of {FILES} files: all rows are there, and the same;"
+        f"{found.kills:,} workers killed in {found.scans:,} scans of {FILES} files: all rows are there, and the same."
     )
-    print(f"{found.blamed:,} of them said at first that two workers had ended at the file")
+    print(f"{found.blamed:,} rows said until the next scan that two workers had ended at the file, as they had.")
 
 
 if __name__ == "__main__":
