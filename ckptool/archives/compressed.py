@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from ckptool.archives.archive import too_large
-from ckptool.errors import LimitExceeded, MalformedFile, UnsupportedFeature
+from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile, UnsupportedFeature
 from ckptool.limits import Limits
 from ckptool.sources.source import Source
 
@@ -158,18 +158,18 @@ def decompress(source: Source, kind: Compression, limits: Limits) -> bytearray:
     return output
 
 
-def decompress_as_far(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, str | None]:
-    """Return what can be unpacked of a compressed file, to the byte, and what is wrong with the rest, in words."""
+def decompress_as_far(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, CkptoolError | None]:
+    """Return what can be unpacked of a compressed file, to the byte, and what is wrong with the rest."""
     output = bytearray()
     try:
         _decompress(source, kind, limits, output)
     except LimitExceeded as error:
-        return output, error.message
+        return output, error.with_traceback(None)
     except MalformedFile as error:
         finer = bytearray()
         with suppress(MalformedFile):
             _decompress(source, kind, limits, finer, finer_from=len(output))
-        return finer, error.message
+        return finer, error.with_traceback(None)
     return output, None
 
 

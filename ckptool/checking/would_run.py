@@ -9,7 +9,7 @@ from ckptool.checking.finding import Advice, Finding, place
 from ckptool.checking.safety import references
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey
-from ckptool.messages import counted, some
+from ckptool.messages import counted, show, some
 from ckptool.pickles.dangerous_names import NATIVE, SOURCE
 from ckptool.pickles.grades import is_plain
 from ckptool.pickles.weights_only import is_allowed
@@ -140,7 +140,7 @@ def of_refused(acts: Sequence[Act]) -> Iterator[str]:
     done = [act for act in acts if act.how != "refers"]
     what = _runs([act for act in done if act.grade == "system"], [act for act in done if act.grade == "code"])
     if what != _DATA:
-        yield f"what {'loads' if all(act.how == 'runs' for act in done) else 'unpickles'} it all the same {what}"
+        yield show(f"what {'loads' if all(act.how == 'runs' for act in done) else 'unpickles'} it all the same {what}")
 
 
 def _can_run(checkpoints: Sequence[Checkpoint]) -> bool:

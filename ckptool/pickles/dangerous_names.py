@@ -200,7 +200,7 @@ TELLING_CLASSES: Final = _words(
     " Store TCPStore FileStore HashStore PrefixStore EtcdStore _WorkerServer Popen _TemporaryFileWrapper FileLock"
     " BaseFileLock UnixFileLock SourceFileLoader ForkingPickler BufferedReader BufferedWriter GdsFile StreamWrapper"
     " ExecutionTraceObserver CUDASanitizer _ReaderView _AsyncCheckpointProcess NcclCommRegistration StorageWeakRef"
-    " EtcdRendezvous EtcdRendezvousHandler IncrementRecursionCount _LazyModule"
+    " EtcdRendezvous EtcdRendezvousHandler IncrementRecursionCount _LazyModule _MultiProcessingDataLoaderIter"
 )
 """Classes that modules of torch and numpy import from each other and from elsewhere: under all their names."""
 

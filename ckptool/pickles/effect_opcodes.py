@@ -15,7 +15,7 @@ from typing import Final
 from ckptool.errors import MalformedFile
 from ckptool.pickles import opcodes
 from ckptool.pickles.effects import Effect, Tracer, Unfollowed
-from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId, Set, state_pairs
+from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId, Set
 from ckptool.pickles.opcodes import RARE
 from ckptool.pickles.scanner import may_hold_pickles
 
@@ -195,8 +195,7 @@ def _build(tracer: Tracer) -> None:
     target = tracer.stack[-1]
     tracer.tell("sets", target, state)  # before it is: the listener sees what was set earlier
     if isinstance(target, Call):
-        earlier = target.state
-        target.state = state if earlier is None else Dict([*state_pairs(earlier), *state_pairs(state)])
+        target.state = state if target.state is None else Unfollowed("an object that gets a state twice")
         if tracer.on_build is not None:
             tracer.stack[-1] = tracer.on_build(tracer, target)
 

@@ -15,6 +15,9 @@ from ckptool.pickles.effects import Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set
 
 _MOST_LOOKED_AT: Final = 1 << 21
+_MOST_PARTS: Final = 32
+"""Of a name, between its dots: with more it is none of an import."""
+_LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _HOLDERS: Final = frozenset((tuple, list, Set, Dict))
 _IMPORTERS: Final = ("torch", "numpy")
 _TOO_MUCH: Final = "more than can be looked at"
@@ -52,7 +55,9 @@ def reaching(name: str, qualified: str) -> str | None:
     reason = listed(name)
     if reason:
         return reason
-    parts = qualified.split(".")
+    parts = qualified.split(".", _MOST_PARTS)
+    if len(parts) > _MOST_PARTS:
+        return table.THROUGH
     for index in range(len(parts)):
         if index and (reason := listed(".".join(parts[index - 1 :]))):
             return reason
@@ -82,11 +87,12 @@ def is_value(name: str) -> bool:
 
 
 def listed(name: str) -> str | None:
-    while name:
-        reason = table.DANGEROUS.get(name)
+    """Return in which way a name reaches the system, or what it is a part of, if that stands in the table."""
+    parts = name.split(".", _LONGEST_LISTED)[:_LONGEST_LISTED]
+    for count in range(len(parts), 0, -1):
+        reason = table.DANGEROUS.get(".".join(parts[:count]))
         if reason:
             return reason
-        name = name.rpartition(".")[0]
     return None
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from ckptool.pickles import nodes
@@ -11,6 +10,11 @@ from ckptool.pickles.effects import Effect, Unfollowed
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, Set
 from ckptool.pickles.reaching import canonical
 
+_LONGEST: Final = 80
+_MOST_PARTS: Final = 32
+"""Of a name, between its dots."""
+_MOST_PAIRS: Final = 1_000
+"""Attributes of an object that are looked at."""
 _MODULES_OF: Final = (
     "importlib.import_module",
     "builtins.__import__",
@@ -53,9 +57,13 @@ def result(effect: Effect) -> Inert:
 def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
     """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
     if isinstance(holder, Global):
+        if holder.name.count(".") > _MOST_PARTS:
+            return Unfollowed(f"the attribute {attribute[:_LONGEST]!r} of what has a name of many parts")
         return Global(holder.module, f"{holder.name}.{attribute}" if holder.name else attribute, offset)
     if isinstance(holder, Call):
-        held = list(_attributes(holder, attribute))
+        held = _attributes(holder, attribute)
+        if held is None:
+            return Unfollowed(f"the attribute {attribute[:_LONGEST]!r} of an object that has got very many")
         if held:  # which of them it is, the class decides: with its methods, or where it looks for attributes
             return held[0] if len(held) == 1 else Unfollowed(f"the attribute {attribute!r} of an object")
         made = nodes.class_of(holder)
@@ -66,11 +74,25 @@ def _attribute(holder: Inert, attribute: str, offset: int) -> Inert:
     return Global("builtins", f"{kind}.{attribute}", offset)
 
 
-def _attributes(holder: Call, attribute: str) -> Iterator[Inert]:
-    """Yield what an object has got under the name of an attribute: in its state, one dict deeper, or as an item."""
+def _attributes(holder: Call, attribute: str) -> list[Inert] | None:
+    """
+    Return what an object has got under the name of an attribute: in its state, one dict deeper, or as an item.
+
+    None where these are more than are looked at, or the state is not known.
+    """
+    if isinstance(holder.state, Unfollowed):
+        return None
     parts = holder.state if isinstance(holder.state, tuple) else (holder.state,)
-    given = [pair for part in parts if isinstance(part, Dict | Call) for pair in part.pairs or ()]
-    deeper = (pair for _, inner in given if isinstance(inner, Dict | Call) for pair in inner.pairs or ())
-    for key, value in chain(given, deeper, holder.pairs or ()):
-        if isinstance(key, str) and key == attribute:
-            yield value
+    given = chain.from_iterable(part.pairs or () for part in parts if isinstance(part, Dict | Call))
+    inner = (part for part in parts if isinstance(part, Dict | Call))
+    deeper = (
+        pair
+        for part in inner
+        for _, value in part.pairs or ()
+        if isinstance(value, Dict | Call)
+        for pair in value.pairs or ()
+    )
+    pairs = list(islice(chain(given, holder.pairs or (), deeper), _MOST_PAIRS + 1))
+    if len(pairs) > _MOST_PAIRS:
+        return None
+    return [value for key, value in pairs if isinstance(key, str) and key == attribute]

@@ -190,3 +190,13 @@ def test_what_honest_programs_write_is_not_called_dangerous(name: str, tmp_path:
 
     assert check(tmp_path / "x.pt").grade != "system"
     assert check(tmp_path / "x.pkl").grade != "system"
+
+
+def test_what_a_refused_file_would_call_is_safe_to_print(tmp_path: Path) -> None:
+    strange = named("os", "system.\x1b[31m\x07\u202e")
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + call(strange, "a") + named("x\x1b\u2028.y", "z") + b")R\xff")
+
+    report = check(tmp_path / "x.pkl")
+    assert report.error is not None
+    assert report.grade == "system"
+    assert report.verdict.isprintable()

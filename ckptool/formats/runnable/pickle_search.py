@@ -16,7 +16,7 @@ from ckptool.archives.zip_layout import LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Cancelled, CkptoolError, LimitExceeded
-from ckptool.formats.runnable.surveys import Act, Name, Survey, with_short_names
+from ckptool.formats.runnable.surveys import Found
 from ckptool.formats.runnable.unpacking import Content, Unpacking, behind_numpy
 from ckptool.formats.torch_legacy import is_legacy
 from ckptool.limits import Limits
@@ -37,14 +37,16 @@ _INSIDE_NBYTES: Final = 1 << 24
 _INSIDE_RATIO: Final = 4
 """Strings of pickles that are looked into may come to so many bytes, or to so many times the file's, inside each other:
 the same byte counts once for each level."""
-_MOST_LISTED: Final = 1000
 _MOST_UNFOLLOWED: Final = 100_000
 """Calls of None, each of which is of the third grade already, and which no unpickler makes."""
-_MOST_NAMES: Final = 100_000
 _MOST_MEMBERS: Final = 100_000
 _MOST_STRINGS: Final = 100_000
 """Of other pickles, that are looked into, or one for each so many bytes: each tensor of a plain pickle is one."""
 _NBYTES_OF_STRING: Final = 128
+_MOST_KEPT: Final = 1000
+"""Judgements of what is given constants alone."""
+_MOST_PICKLES: Final = 10_000
+"""That no format has read, or one for each so many bytes of the file."""
 _HEAD: Final = 512
 _OF_PROGRAMS: Final = (".py", "bytecode.pkl", ".json", ".data/extern_modules", "archive_format")
 """How names of members end where there may be programs."""
@@ -59,39 +61,26 @@ _TEXT_OPCODES: Final = frozenset(
 """What a pickle without PROTO may begin with."""
 
 
-class Search:
+class Search(Found):
     """Looks into sources, and keeps what it finds."""
 
     def __init__(self, limits: Limits) -> None:
+        super().__init__()
         self.limits = limits
-        self.acts: dict[tuple[object, ...], Act] = {}
-        self.names: dict[Name, None] = {}
-        self.further: list[str] = []
-        self.unseen: list[str] = []
         self._members = 0
         self._strings = 0
         self._most_strings = _MOST_STRINGS
         self._unpacking = Unpacking(limits)
         self._inside_nbytes = 0
         self._strings_unseen = False
+        self._pickles_read = 0
         self._nothing_called = 0
-        self._called = 0
-        """How often something was done beyond making data."""
         self._legacy_head = b""
         """The first three pickles of a legacy stream that do nothing: magic number, protocol, facts of the machine."""
         self._looks = Looks()
         self._plain: dict[tuple[object, ...], list[Verdict]] = {}
         self._is_wary = False
         """Whether a name was met that harmless calls may be given."""
-
-    def survey(self) -> Survey:
-        found = Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
-        return with_short_names(found)
-
-    def take(self, other: Search) -> None:
-        """Keep what another search found."""
-        self.acts.update(other.acts)
-        self.names.update(other.names)
 
     def stream(self, stream: Stream, record: str) -> None:
         """Follow the consecutive pickles that a format has read."""
@@ -113,9 +102,9 @@ class Search:
             self.stream(stream, record)
             return
         for one in stream.globals:
-            self._name(one.module, one.name, record, one.offset, None)
+            self.name(one.module, one.name, record, one.offset, None)
         for told in found:
-            self._note(told.verdict, record, told.offset, None, told.times)
+            self.note(told.verdict, record, told.offset, None, told.times)
         self.carriers(stream.source, scanned, record)
 
     def carriers(
@@ -150,14 +139,14 @@ class Search:
                 return None
             if effect.how == "refers" and isinstance(effect.target, Global):
                 one = effect.target
-                self._name(one.module, one.name, record, one.offset, nested_at)
+                self.name(one.module, one.name, record, one.offset, nested_at)
             if effect.how == "calls" and target is None:
                 self._nothing_called += 1
                 if self._nothing_called > _MOST_UNFOLLOWED:
                     raise LimitExceeded(f"more than {_MOST_UNFOLLOWED:,} calls of nothing", kind="pickle-bomb")
             for verdict in self._judged(effect):
                 self._is_wary = self._is_wary or grading.is_wary(verdict)
-                self._note(verdict, record, effect.offset, nested_at)
+                self.note(verdict, record, effect.offset, nested_at)
             if grading.loads_bytes(effect):
                 self._loaded(effect, record, nested_at, depth)
             known = results.result(effect)
@@ -181,35 +170,15 @@ class Search:
         known = self._plain.get(key) if key is not None else None
         if known is None:
             found = grading.judge(effect, self._looks if self._is_wary else None)
-            if key is None or len(self._plain) >= _MOST_LISTED:
+            if key is None or len(self._plain) >= _MOST_KEPT:
                 return found
             known = self._plain[key] = [one._replace(shown=cache(one.shown)) for one in found]
         return known
 
-    def _name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
-        if len(self.names) < _MOST_NAMES:
-            self.names[Name(module, name, record, offset, nested_at)] = None
-
-    def _note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
-        self._called += times if verdict.how != "refers" else 0
-        if len(self.acts) >= 2 * _MOST_LISTED:
-            return
-        repeats = verdict.grade != "system" or verdict.how == "refers"
-        shown = None if repeats else verdict.shown()
-        key = (verdict.grade, verdict.how, verdict.name, record, shown)
-        known = self.acts.get(key)
-        if known is not None:
-            self.acts[key] = known._replace(times=known.times + times)
-        elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
-            shown = verdict.shown() if shown is None else shown
-            self.acts[key] = Act(
-                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
-            )
-
     def _loaded(self, effect: Effect, record: str, nested_at: int | None, depth: int) -> None:
         """Look into bytes that are unpickled; those that begin like pickles were looked into before, as strings."""
         if depth >= _DEEPEST or self._has_too_many_strings():
-            self._note(grading.unfollowed(effect), record, effect.offset, nested_at)
+            self.note(grading.unfollowed(effect), record, effect.offset, nested_at)
         elif not may_hold_pickles(effect.arguments[0]):
             self._bytes(effect.arguments, record, effect.offset if nested_at is None else nested_at, depth)
 
@@ -333,7 +302,7 @@ class Search:
                     verdicts.append(grading.unfollowed(effect))
                 for verdict in verdicts:
                     if grading.is_sure(effect, verdict):
-                        self._note(verdict, record, effect.offset, nested_at)
+                        self.note(verdict, record, effect.offset, nested_at)
             return results.result(effect)
 
         return listen
@@ -349,7 +318,7 @@ class Search:
         known = self._legacy_head
         if most and known and source.read(0, min(len(known), source.nbytes)) == known:
             at, count = len(known), _OF_HEAD  # plain pickles have such a stream for each storage
-        noted = self._noted()
+        noted = self.state()
         while at < source.nbytes and (most is None or count < most):
             if source.read(at, min(4, source.nbytes - at)) == LOCAL_MAGIC:
                 self._inside(SliceSource(source, at, source.nbytes - at), record, at, depth)
@@ -358,27 +327,27 @@ class Search:
             if end < 0:
                 return
             at, count = end, count + 1
-            if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self._noted() == noted:
+            if most and count == _OF_HEAD and at <= _LONGEST_HEAD and self.state() == noted:
                 self._legacy_head = source.read(0, at)
-
-    def _noted(self) -> tuple[int, ...]:
-        return len(self.acts), len(self.names), len(self.unseen), self._called
 
     def _unread(self, source: Source, at: int, record: str, nested_at: int | None, depth: int) -> int:
         """
         Look at one pickle that no format has read. What only begins like one calls nothing, and is none; but a file
         that begins with a name that reaches the system is no text.
         """
+        self._pickles_read += 1
+        if self._pickles_read > max(_MOST_PICKLES, self._unpacking.file_nbytes // _NBYTES_OF_STRING):
+            raise LimitExceeded(f"more than {self._pickles_read - 1:,} pickles", kind="pickle-bomb")
         storage = storage_pickle(source, at) if nested_at is not None else None
         if storage is not None:
             end, asked = storage
             for offset, module, name in asked:
-                self._name(module, name, record, offset, nested_at)
+                self.name(module, name, record, offset, nested_at)
             return end
-        acts, names, called = len(self.acts), len(self.names), self._called
+        acts, names, called = len(self.acts), len(self.names), self.called
         end = self._one(source, at, record, nested_at, depth)
         doubtful = nested_at is not None or source.read(at, 1) != b"\x80"
-        if end < 0 and doubtful and self._called == called:
+        if end < 0 and doubtful and self.called == called:
             found = islice(reversed(self.acts.values()), len(self.acts) - acts)
             if nested_at is None and any(one.grade == "system" and is_known(one.name) for one in found):
                 return end
@@ -393,7 +362,11 @@ class Search:
             self._inside(SliceSource(source, at, source.nbytes - at), "", at, 0)
             return
         while at < source.nbytes:
-            end = self._unread(source, at, "", None, 0)
+            try:
+                end = self._unread(source, at, "", None, 0)
+            except LimitExceeded as error:
+                self.unseen.append(f"byte {at:,}: {error.message}")
+                return
             if end < 0:
                 return
             self.further.append(f"byte {at:,}")

@@ -9,7 +9,10 @@ from ckptool.messages import cut
 from ckptool.pickles.effects import How
 from ckptool.pickles.grades import Grade
 from ckptool.pickles.reaching import package_of
+from ckptool.pickles.verdicts import Verdict
 
+_MOST_LISTED: Final = 1000
+_MOST_NAMES: Final = 100_000
 _LONGEST: Final = 4096
 """A name is shown up to there: it may be as long as the file."""
 
@@ -81,3 +84,47 @@ def with_short_names(found: Survey) -> Survey:
     acts = (one._replace(name=cut(one.name, _LONGEST), text=cut(one.text, _LONGEST)) for one in found.acts)
     names = (one._replace(module=cut(one.module, _LONGEST), name=cut(one.name, _LONGEST)) for one in found.names)
     return found._replace(acts=tuple(acts), names=tuple(names))
+
+
+class Found:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.acts: dict[tuple[object, ...], Act] = {}
+        self.names: dict[Name, None] = {}
+        self.further: list[str] = []
+        self.unseen: list[str] = []
+        self.called = 0
+        """How often something was done beyond making data."""
+
+    def survey(self) -> Survey:
+        found = Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
+        return with_short_names(found)
+
+    def state(self) -> tuple[int, ...]:
+        return len(self.acts), len(self.names), len(self.unseen), self.called
+
+    def take(self, other: Found) -> None:
+        """Keep what another search found."""
+        self.acts.update(other.acts)
+        self.names.update(other.names)
+
+    def name(self, module: str, name: str, record: str, offset: int, nested_at: int | None) -> None:
+        if len(self.names) < _MOST_NAMES:
+            self.names[Name(module, name, record, offset, nested_at)] = None
+
+    def note(self, verdict: Verdict, record: str, offset: int, nested_at: int | None, times: int = 1) -> None:
+        self.called += times if verdict.how != "refers" else 0
+        if len(self.acts) >= 2 * _MOST_LISTED:
+            return
+        repeats = verdict.grade != "system" or verdict.how == "refers"
+        shown = None if repeats else verdict.shown()
+        key = (verdict.grade, verdict.how, verdict.name, record, shown)
+        known = self.acts.get(key)
+        if known is not None:
+            self.acts[key] = known._replace(times=known.times + times)
+        elif len(self.acts) < _MOST_LISTED or verdict.grade == "system":
+            shown = verdict.shown() if shown is None else shown
+            self.acts[key] = Act(
+                verdict.grade, verdict.how, verdict.name, shown, verdict.why, record, offset, nested_at, times
+            )

@@ -17,7 +17,7 @@ from ckptool.archives.zip_directory import SEVERAL
 from ckptool.archives.zip_layout import END, END_MAGIC, LOCAL_MAGIC
 from ckptool.archives.zip_remains import Remnant
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, UnsupportedFeature
+from ckptool.errors import Cancelled, CkptoolError, MissingPackage, UnsupportedFeature
 from ckptool.formats import torch_tar
 from ckptool.limits import Limits
 from ckptool.sources.source import BytesSource, SliceSource, Source
@@ -28,6 +28,8 @@ An archive whose members follow, or a member of one that has no single reading, 
 things, where these are known; or what opens a source.
 """
 
+_MOST_TIMES: Final = 4
+"""What the file may grow to, so many times, may be unpacked one after the other."""
 _MOST_SEARCHED: Final = 1 << 28
 """Bytes of zips that have no single reading, in which members are searched for."""
 _LONGEST_END: Final = END.size + 0xFFFF
@@ -62,6 +64,7 @@ class Unpacking:
         """Of the file itself."""
         self._held_nbytes = 0
         """Of what is unpacked in memory now."""
+        self._unpacked_nbytes = 0
         self._searched = 0
 
     def of_file(self, source: Source) -> None:
@@ -87,12 +90,14 @@ class Unpacking:
         return self._tar(source, record) if tars.is_tar(head) else None
 
     def _left(self) -> Limits:
-        """Return limits that allow to unpack what the file may grow to, less what is in memory already."""
-        left = max(0, self.limits.inflated(self.file_nbytes) - self._held_nbytes)
+        """Return limits that allow to unpack what the file may grow to, less what is in memory, or was all in all."""
+        most = self.limits.inflated(self.file_nbytes)
+        left = max(0, min(most - self._held_nbytes, _MOST_TIMES * most - self._unpacked_nbytes))
         return self.limits._replace(inflated_nbytes=left, inflation_ratio=0)
 
     def _holding(self, content: bytes | bytearray, packed: Source, record: str) -> Iterator[tuple[str, Content]]:
         self._held_nbytes += len(content)
+        self._unpacked_nbytes += len(content)
         try:
             inner = BytesSource(content, packed.cancellation, packed_nbytes=packed.nbytes)
             yield record, lambda: inner
@@ -103,7 +108,7 @@ class Unpacking:
         content, wrong = decompress_as_far(source, compression, self._left())
         yield from self._holding(content, source, record)
         if wrong is not None:
-            raise MalformedFile(wrong)
+            raise wrong
 
     def _zstandard(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
         from ckptool.archives import zstandard  # few have it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from struct import pack
 from typing import Any
@@ -265,6 +267,9 @@ def _cases() -> Iterator[Case]:
         weights = {"w": floats()}
         for wrap_name, wrap in (("zip", zipped), ("legacy", streamed)):
             yield Case("P14", f"protocol {protocol} in a {wrap_name}", wrap({"w": T}, protocol), "read", weights)
+    for name, program in AGAIN.items():
+        yield Case("P16", name, b"\x80\x04" + program + b".", "any")
+    yield Case("P16", "gzip in gzip, of many pickles", packed(b"\x80\x04N." * 100_000, 12), "any")
     for name, tree in NESTED.items():
         yield Case("P13", name, zipped({"w": T, "x": tree}), "read", {"w": floats()})
 
@@ -272,6 +277,30 @@ def _cases() -> Iterator[Case]:
 def streamed(tree: Any, protocol: int = 2) -> bytes:
     return legacy({"w": tensor(storage(rest=(None,)))}, [("0", 4, floats())], protocol=protocol)
 
+
+def looked_up(count: int) -> bytes:
+    """Attributes of attributes, so many deep."""
+    return named("builtins", "getattr") * count + named("m", "n") + (ops("abcdefgh") + b"\x86R") * count
+
+
+def packed(data: bytes, times: int) -> bytes:
+    for _ in range(times):
+        data = gzip.compress(data, mtime=0)
+    return data
+
+
+OBJECT = named("m", "K") + b")\x81"
+LARGE = ops({f"k{number}": 1 for number in range(1_500)})
+AGAIN = {
+    "a name of many parts": named("m", "A." * 20_000 + "x"),
+    "many names of many parts": b"(" + b"".join(named("m", "A." * 200 + f"x{n}") for n in range(300)) + b"t",
+    "attributes of attributes": looked_up(1_500),
+    "slots again and again": LARGE + b"q\0" + b"0" + OBJECT + b"Nh\0\x86b" * 1_500,
+    "items behind a large state": named("os", "getcwd") + b"0" + OBJECT + LARGE + b"b" + b"Na" * 10_000,
+    "strings that pack many pickles": b"(" + raw(zlib.compress(b"N." * 20_000)) * 300 + b"t",
+    "strings that pack much": b"(" + raw(gzip.compress(bytes(3_000_000), mtime=0)) * 100 + b"t",
+}
+"""What is small, and would be looked at again and again."""
 
 MEMO = {
     "an entry that was never put": b"h\7",
