@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ckptool import errors as errors
+    from ckptool import fleet as fleet
     from ckptool.cancellation import Cancellation
     from ckptool.checking.check import CheckReport, check
     from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -143,7 +144,7 @@ def _torch(tensor: LazyTensor) -> Any:
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in ("errors", "reports"):
+    if name in ("errors", "fleet", "reports"):
         return import_module(f"ckptool.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
@@ -164,4 +165,4 @@ def __dir__() -> list[str]:
     # help() asks for every name that is listed here, so what needs torch is listed where torch is installed.
     there = find_spec("torch") is not None
     names = (name for name in __all__ if there or not _MODULE_OF.get(name, "").startswith(_MADE_OF_TORCH))
-    return [*names, "__version__", "errors", "reports"]
+    return [*names, "__version__", "errors", "fleet", "reports"]

@@ -37,7 +37,7 @@ def prompt(code: str) -> list[str]:
 
 
 def test_completion_shows_what_is_public_and_nothing_else() -> None:
-    public = {*ckptool.__all__, "__version__", "errors", "reports"}
+    public = {*ckptool.__all__, "__version__", "errors", "fleet", "reports"}
     complete = (
         "import ckptool, rlcompleter; complete = rlcompleter.Completer({'ckptool': ckptool}).complete; "
         "import ckptool.checking.check; "  # a submodule that somebody imported

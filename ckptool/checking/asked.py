@@ -15,6 +15,8 @@ READY: Final = b"ready"
 """What a worker says once it has begun."""
 SAME: Final = b"same"
 """Its answer about a file far away whose version is the one that is known."""
+ENDED: Final = "worker-ended"
+"""The kind of the error of a file whose worker process died."""
 _LONGEST: Final = 4096
 _NO_STAMP: Final = Stamp(0, 0, "")
 _FACTS: Final = (

@@ -17,6 +17,7 @@ from ckptool.checking.finding import Advice, Finding, finding_lines
 from ckptool.checking.torch_load import GlobalUse, TorchLoadVerdict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
+from ckptool.checkpoints.tables import html_table
 from ckptool.errors import Cancelled, CkptoolError, MalformedFile, MissingPackage, TruncatedFile, about, let_go
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.surveys import Act, Survey, reached
@@ -27,7 +28,6 @@ from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.folders import is_folder
 from ckptool.sources.meter import Progress
 from ckptool.sources.naming import shown_path
-from ckptool.tables import html_table
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:

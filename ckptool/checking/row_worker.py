@@ -1,7 +1,8 @@
 """
 What a worker process of ``scan`` does: it reads a task from each line, and answers with its number and a row.
 
-Files here are looked at one after the other, those far away in threads, which mostly wait.
+Files here are looked at one after the other, those far away in threads, which mostly wait. Workers that others start
+call ``answer_all`` with a list of tasks.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import gc
 import json
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -38,12 +39,27 @@ def main(lines: BinaryIO, written: BinaryIO) -> None:
                 answers.give(task, work.row(task["path"], partial(answers.give, task)))
             else:
                 pool = pool or _threads(begun["threads"])
-                pool.submit(_do, work, task, answers)
+                pool.submit(_do, work, task, partial(answers.give, task))
         if pool is not None:
             pool.shutdown()
     except (BrokenPipeError, KeyboardInterrupt):
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def answer_all(asked: Asked, threads: int, tasks: Sequence[dict[str, Any]]) -> list[list[bytes]]:
+    """Return what ``main`` would write about each task, the rows of tensors first."""
+    work = _Work(asked)
+    found: list[list[bytes]] = [[] for _ in tasks]
+    far = sum(task["far"] is not None for task in tasks)
+    with _threads(min(threads, far)) if far else nullcontext() as pool:
+        for task, lines in zip(tasks, found, strict=True):
+            if pool is not None and task["far"] is not None:
+                pool.submit(_do, work, task, lines.append)
+        for task, lines in zip(tasks, found, strict=True):
+            if task["far"] is None:
+                lines.append(work.row(task["path"], lines.append))
+    return found
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
@@ -52,14 +68,14 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count)
 
 
-def _do(work: _Work, task: dict[str, Any], answers: _Answers) -> None:
+def _do(work: _Work, task: dict[str, Any], give: Callable[[bytes], None]) -> None:
     """Answer a task in a thread: whatever goes wrong, there is an answer, which somebody waits for."""
     try:
-        answer = work.far_row(task, partial(answers.give, task))
+        answer = work.far_row(task, give)
     except Exception as error:  # noqa: BLE001 - nobody would see it
         let_go(error)
         answer = _line(lost_row(task["path"], Asked(), "unforeseen", f"{type(error).__name__}: {error}"))
-    answers.give(task, answer)
+    give(answer)
 
 
 class _Answers:

@@ -253,7 +253,7 @@ def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Itera
 
 def _html(caption: str, tensors: Mapping[str, LazyTensor]) -> str:
     """Return a table of tensors for a notebook."""
-    from ckptool.tables import html_table
+    from ckptool.checkpoints.tables import html_table
 
     headers = ("name", "shape", "dtype", "device", "parameters", "size")
     rows = (

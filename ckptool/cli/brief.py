@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptool.checking.finding import Finding, worst_of
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import Summary
+from ckptool.checkpoints.tables import padded
 from ckptool.cli import terminal
 from ckptool.cli.text import painted, say, with_options
 from ckptool.errors import CkptoolError
 from ckptool.messages import counted, show, show_nbytes
-from ckptool.tables import padded
 
 if TYPE_CHECKING:
     from ckptool.checking.check import CheckReport

@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing
+from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.cli import tables
 from ckptool.cli.options import left_out, no_room
 from ckptool.cli.terminal import wrapped
 from ckptool.messages import counted, show_nbytes
-from ckptool.tables import Table, fitted, plain_table
 from ckptool.tensors.reading import LazyTensor
 
 _SPARE: Final = ("device", "dtype", "parameters")

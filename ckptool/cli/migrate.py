@@ -6,12 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import click
+from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
+from ckptool.cli.on_ray import OnRay, RayCommand, ray_option
 from ckptool.cli.options import brief_option, check_one_form
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
@@ -43,7 +46,7 @@ _ORDER = f"{__name__}.order"
 _EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
 
 
-class _InOrder(click.Command):
+class _InOrder(RayCommand):
     """A command that remembers the order of the options that change names."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -132,6 +135,7 @@ class _InOrder(click.Command):
     help="Write into this folder, under the sources' own names; all paths are then sources.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Sources to work on at once.")
+@ray_option("Work on each source")
 @click.option("--force", is_flag=True, help="Overwrite what exists.")
 @click.option("--in-place", is_flag=True, help="Edit SRC itself: names, devices, metadata. All paths are then sources.")
 @click.option("--no-reflink", is_flag=True, help="Copy tensors even where the file system could share their bytes.")
@@ -177,7 +181,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     code = 0
     work = _targets(sources, target, options, changes)
     shows_progress = not isinstance(output, Objects | Names)
-    for source, outcome in _run(work, arguments, options["jobs"], shows_progress=shows_progress):
+    run = _on_ray if options["ray"] else partial(_run, shows_progress=shows_progress)
+    for source, outcome in run(work, arguments, options):
         if isinstance(outcome, CkptoolError):
             code = max(code, 1 if is_refused(outcome) else 2)
             output.failed(shown_path(source), outcome)
@@ -189,6 +194,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
 def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
     """Say whether sources are edited; refuse options that are for what is written anew."""
+    if options["ray"] and options["out_dir"] is None:
+        raise click.UsageError("--ray is for what is written with --out-dir")
     if not options["in_place"]:
         if options["deep"]:
             raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
@@ -298,9 +305,20 @@ def model_argument(text: str) -> tuple[str, object]:
         return name, value
 
 
-def _run(
-    work: Sequence[_Pair], arguments: dict[str, Any], jobs: int, *, shows_progress: bool
+def _on_ray(
+    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any]
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
+    from ckptool.cli.migrate_ray import outcomes
+
+    is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
+    with OnRay(options["ray"], options["jobs"] if is_asked else None) as ray:
+        yield from outcomes(ray, work, arguments)
+
+
+def _run(
+    work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], *, shows_progress: bool
+) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
+    jobs = options["jobs"]
     if jobs == 1 or len(work) == 1:
         line = ProgressLine(len(work), shown=shows_progress)
         for source, target in work:

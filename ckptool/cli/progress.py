@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
+from ckptool.checkpoints.tables import cut_middle
 from ckptool.messages import show, show_nbytes
 from ckptool.sources.naming import local_name
-from ckptool.tables import cut_middle
 
 _SECONDS_UNTIL_SHOWN: Final = 0.5
 _SECONDS_BETWEEN: Final = 0.1

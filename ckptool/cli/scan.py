@@ -8,14 +8,15 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from ckptool.checking.asked import SAME, SCHEMA, Asked
+from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
+from ckptool.cli.on_ray import OnRay, RayCommand, ray_option
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
-from ckptool.cli.scan_workers import ENDED, HEAD_OF_TENSOR, Crew, Task
+from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
 from ckptool.cli.text import say
 from ckptool.cli.totals import Totals
@@ -28,6 +29,9 @@ from ckptool.sources.naming import is_far
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
 
+if TYPE_CHECKING:
+    from ckptool.cli.scan_ray import Fleet
+
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _OTHERS: Final = ("NotACheckpoint", "UnknownFormat")
 """Errors that only say that a file is something else."""
@@ -39,7 +43,7 @@ CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTIONS}."
 
 
-@click.command()
+@click.command(cls=RayCommand)
 @click.argument("paths", nargs=-1, metavar="PATH...", type=AnyPath())
 @click.option(
     "--from",
@@ -64,6 +68,7 @@ _CONNECTIONS_HELP: Final = f"Read N files far away at once; by default {CONNECTI
 @click.option(
     "--connections", "files", type=click.IntRange(1, 256), default=CONNECTIONS, metavar="N", help=_CONNECTIONS_HELP
 )
+@ray_option("Work")
 @reach_options
 def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> None:
     """
@@ -83,15 +88,24 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         if not (options["output"] or options["tensors"]):
             raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
         need_parquet()
+    ray = OnRay(options["ray"], options["jobs"]) if options["ray"] else None
     with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
         run = _Run(asked, lines, options["output"], tensors)
-        run.scan(_paths(paths, lists), options["jobs"] or processors(), options["files"])
+        with ray or Crew(asked, options["jobs"] or processors(), options["files"]) as workers:
+            crew = _fleet(asked, workers, options["files"]) if isinstance(workers, OnRay) else workers
+            run.scan(_paths(paths, lists), crew)
         if options["parquet"]:
             for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
                 if one is not None:
                     write_table(one, path, columns)
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
+
+
+def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
+    from ckptool.cli.scan_ray import Fleet  # all that looks into files, which workers do elsewhere
+
+    return Fleet(asked, ray, connections)
 
 
 def _lines(path: str | None, head: bytes) -> AbstractContextManager[Lines | None]:
@@ -163,18 +177,17 @@ class _Run:
         """How many could not be opened, by this run or by those before."""
         return self._failed + self._skipped_failed
 
-    def scan(self, paths: Iterable[str], jobs: int, connections: int) -> None:
+    def scan(self, paths: Iterable[str], crew: Crew | Fleet) -> None:
         """Look at what is not known yet, and print the rows as they come."""
         self._listing = Listing(paths)
-        with Crew(self._asked, jobs, connections) as crew:
-            for task, line in crew.rows(self._next):
-                if line.startswith(HEAD_OF_TENSOR):
-                    assert self._tensors is not None  # noqa: S101 - else nobody asks for them
-                    self._tensors.append(line)
-                elif line == SAME:
-                    self._skip(self._known[hash((task.target.shown, task.known))])
-                else:
-                    self._take(line, is_meant=task.target.is_meant)
+        for task, line in crew.rows(self._next):
+            if line.startswith(HEAD_OF_TENSOR):
+                assert self._tensors is not None  # noqa: S101 - else nobody asks for them
+                self._tensors.append(line)
+            elif line == SAME:
+                self._skip(self._known[hash((task.target.shown, task.known))])
+            else:
+                self._take(line, is_meant=task.target.is_meant)
 
     def _next(self) -> Task | None:
         """Return the next checkpoint that is not known yet; None if there is none now."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptool.checking.asked import READY, TENSORS, Asked, lost_row
+from ckptool.checking.asked import ENDED, READY, TENSORS, Asked, lost_row
 from ckptool.cli.targets import Target
 from ckptool.errors import CkptoolError
 from ckptool.sources.naming import is_far
@@ -40,8 +40,6 @@ _PATIENCE: Final = 10
 """Seconds that a process may take to end."""
 _OF_ONE_FILE: Final = 4
 """Parts of one file far away that are fetched at once: many files are."""
-ENDED: Final = "worker-ended"
-"""The kind of the error of a file whose worker process died."""
 
 
 class Task(NamedTuple):
@@ -82,7 +80,7 @@ class Worker:
         """Give it a task: it waits for one, or the pipe has room for it."""
         self._given += 1
         self.tasks[self._given] = task
-        self._send({"number": self._given, "path": task.target.path, "far": _far(task) if task.is_far else None})
+        self._send(message_of(task, self._given))
 
     def suspects(self) -> list[Task]:
         """Return the tasks at one of which it may have died: the first, and all that threads were at."""
@@ -231,6 +229,11 @@ class Crew:
         for worker in self._workers:
             worker.kill()
         self._selector.close()
+
+
+def message_of(task: Task, number: int) -> dict[str, object]:
+    """Return what a worker is told of a task."""
+    return {"number": number, "path": str(task.target.path), "far": _far(task) if task.is_far else None}
 
 
 def _far(task: Task) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from ckptool.checking.value_statistics import ValueRow, statistics_of
+from ckptool.checkpoints.tables import Table, fitted, plain_table
 from ckptool.cli import tables, terminal
 from ckptool.cli.json_output import JsonOutput, error_object
 from ckptool.cli.options import check_one_form, left_out, limit_of, many_files, no_room, rows
@@ -21,7 +22,6 @@ from ckptool.cli.text import error_text, say
 from ckptool.errors import CkptoolError
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
-from ckptool.tables import Table, fitted, plain_table
 from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ckptool.checkpoints.tables import Row, cut_middle
 from ckptool.messages import show, show_nbytes, some
-from ckptool.tables import Row, cut_middle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

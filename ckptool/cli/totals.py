@@ -60,7 +60,8 @@ class Totals:
         yield ""
         yield f"{counted(files, 'checkpoint')}, {show_nbytes(self._nbytes)}{': ' if kinds else ''}{kinds}"
         if self._formats:
-            yield labelled("formats", counts(dict(self._formats.most_common())))
+            most_first = sorted(self._formats.items(), key=lambda one: (-one[1], one[0]))
+            yield labelled("formats", counts(dict(most_first)))
         if self._grades:
             yield labelled("grades", counts({grade: self._grades[grade] for grade in _GRADES if self._grades[grade]}))
         if self._passed:

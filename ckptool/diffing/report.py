@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
 from ckptool.messages import LISTED, grouped, head_of, labelled, listed, show
-from ckptool.tables import Table, html_table, plain_table
 from ckptool.torch_ops.differences import Number
 from ckptool.torch_ops.likeness import Likeness
 

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 
 import torch
 
+from ckptool.checkpoints.tables import html_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading, own_loader
 from ckptool.loading.hollow import is_lazy
 from ckptool.loading.model_plan import FillPlan, entries_of
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
-from ckptool.tables import html_table
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

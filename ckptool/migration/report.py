@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import count
+from ckptool.checkpoints.tables import Table, html_table, plain_table
 from ckptool.checkpoints.weights import Weights
 from ckptool.messages import FORMS, counted, counts, grouped, labelled, listed, show, show_nbytes, some
 from ckptool.migration import selection
@@ -18,7 +19,6 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.torch_plan import TorchPlan
 from ckptool.names.wrappers import prefixes_of
 from ckptool.sources.naming import shown_path
-from ckptool.tables import Table, html_table, plain_table
 from ckptool.tensors.tensor import TensorInfo
 
 _LABEL: Final = 11

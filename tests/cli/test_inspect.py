@@ -151,7 +151,7 @@ def test_spreadsheet_formulas_are_disarmed_in_csv() -> None:
 
 
 def test_names_are_cut_to_the_terminal_and_wide_characters_counted() -> None:
-    from ckptool.tables import Table, plain_table
+    from ckptool.checkpoints.tables import Table, plain_table
 
     rows = [["層" * 60, "[1]"], ["short", "[2, 3]"]]
     lines = list(plain_table(Table(["name", "shape"], rows, [False, False]), 60))

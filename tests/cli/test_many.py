@@ -79,7 +79,7 @@ def test_totals_are_those_of_the_lines(verb: str, folder: Path) -> None:
     warned = words.count("warning")
     word = {"inspect": "opened", "check": "fine"}[verb]  # inspect does not look for what is wrong
     assert f"{words.count(word)} {word}, {f'{warned} with warnings, ' * bool(warned)}1 not opened\n" in shown
-    assert "torch_zip (1), torch_legacy (1)" in shown
+    assert "torch_legacy (1), torch_zip (1)" in shown
 
 
 def test_check_says_the_severest_finding_of_each_file_in_a_line() -> None:

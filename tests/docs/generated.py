@@ -83,7 +83,7 @@ def rooms() -> str:
         for name in ROOMS
     )
     single = "".join(f"- `{path.stem}`: {_sentence(_docstring(path))}\n" for path in sorted(PACKAGE.glob("[a-z]*.py")))
-    return f"**What all packages use**\n\n{single}\n{shown.rstrip()}\n"
+    return f"**Beside the packages**\n\n{single}\n{shown.rstrip()}\n"
 
 
 def codes() -> str:

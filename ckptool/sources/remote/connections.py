@@ -162,3 +162,13 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return type(error).__name__
+
+
+def is_answered(address: str, port: int, seconds: float) -> bool:
+    """Say whether anything takes connections at ``HOST:PORT``, within so many seconds; ``port`` is for HOST alone."""
+    try:
+        parts = urlsplit(f"//{address}")
+        socket.create_connection((parts.hostname or "", parts.port or port), seconds).close()
+    except (OSError, ValueError):
+        return False
+    return True

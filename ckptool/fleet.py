@@ -1,0 +1,109 @@
+"""
+Pure functions of one checkpoint, for whatever maps a function over many: Ray, Dask, Spark, a pool of processes.
+
+Each takes plain arguments, can be pickled, and returns a dict that JSON can hold. None raises for what is wrong with
+a file: that is in the dict, as its ``error``. So a fleet of workers can share a list, and no file stops the others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ckptool.checking.asked import Asked
+from ckptool.checking.row import row as row_of
+from ckptool.errors import Cancelled, CkptoolError, let_go
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import cut
+from ckptool.migration.changes import ChangeOptions
+from ckptool.migration.migrate import migrate
+from ckptool.migration.report import MigrationReport
+from ckptool.sources.naming import shown_path
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["migrate_one", "row"]
+
+_LONGEST = 4096
+
+
+def row(
+    path: str | os.PathLike[str],
+    *,
+    check: bool = False,
+    deep: bool = False,
+    digest: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> dict[str, object]:
+    """
+    Return what a checkpoint is, as ``ckptool scan`` prints it. Nothing in it runs.
+
+    ``path`` may be a folder or an address, too. With ``check``, every pickle and container in it is looked at; with
+    ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are read for their
+    digest. Sizes are in bytes.
+
+    Raises:
+        Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
+    """
+    return row_of(os.fspath(path), Asked(check=check, deep=deep, digest=digest), limits)
+
+
+def migrate_one(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+    verify: bool = True,
+    dry_run: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+    **options: Unpack[ChangeOptions],
+) -> dict[str, object]:
+    """
+    Migrate a checkpoint as ``ckptool.migrate`` does, with its guarantees, and return what became of it.
+
+    ``path`` is the source, ``target`` what was written (or with ``dry_run`` would be), a file or a folder of ``form``
+    and ``format``, with so many ``tensors`` and ``nbytes``; ``written`` and ``verified`` say what was done. Where it
+    could not be done, all these are None or False, and ``error`` has a ``kind`` for programs, the ``type`` of the
+    exception, a ``message`` and, where there is one, a ``hint``. Else ``error`` is None.
+
+    Raises:
+        Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
+    """
+    path = os.fspath(source)
+    found: dict[str, object] = {"path": shown_path(path)}
+    try:
+        done = migrate(source, target, force=force, verify=verify, dry_run=dry_run, limits=limits, **options)
+    except Cancelled:
+        raise
+    except CkptoolError as error:
+        return {**found, **_NOTHING, "error": _error(error.kind, error, error.message, error.hint)}
+    except MemoryError as error:
+        let_go(error)
+        return {**found, **_NOTHING, "error": _error("out-of-memory", error, "there is not enough memory")}
+    except Exception as error:  # noqa: BLE001 - one file must not stop thousands
+        let_go(error)
+        return {**found, **_NOTHING, "error": _error("unforeseen", error, f"{type(error).__name__}: {error}")}
+    return {**found, **_facts(done), "error": None}
+
+
+def _facts(report: MigrationReport) -> dict[str, object]:
+    return {
+        "target": report.target,
+        "form": report.form,
+        "format": report.after.format,
+        "tensors": report.tensors,
+        "nbytes": report.nbytes,
+        "written": report.written,
+        "verified": report.written and report.verified,
+    }
+
+
+_NOTHING = {**dict.fromkeys(("target", "form", "format", "tensors", "nbytes")), "written": False, "verified": False}
+
+
+def _error(kind: str, error: BaseException, message: str, hint: str | None = None) -> dict[str, object]:
+    return {"kind": kind, "type": type(error).__name__, "message": cut(message, _LONGEST), "hint": hint}
