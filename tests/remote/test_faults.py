@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
+import threading
 from contextlib import closing
 
 import pytest
@@ -133,6 +134,33 @@ def test_parts_that_are_announced_are_fetched_once_and_in_bounded_memory() -> No
     parts.close()
     assert sorted(fetched) == [(start, start + PART_NBYTES) for start in range(0, nbytes, PART_NBYTES)]
     assert most <= 6 * PART_NBYTES
+
+
+def test_all_connections_are_at_work_while_parts_are_read() -> None:
+    """What was read makes room at once: of what is held, no more than two parts are not on their way."""
+    nbytes, connections = 100 * PART_NBYTES, 8
+    begun = threading.Semaphore(0)
+    answer = threading.Semaphore(0)
+
+    def fetch(start: int, stop: int) -> bytes:
+        begun.release()
+        answer.acquire()
+        return bytes(stop - start)
+
+    parts = Parts(fetch, nbytes, Fetchers(connections))
+    parts.announce([(0, nbytes)])
+    position = 0
+    for _ in range(20):
+        part = parts.at(position)
+        if position == 0:
+            assert all(begun.acquire(timeout=10) for _ in range(connections))
+        answer.release()
+        part.data.result(10)
+        assert begun.acquire(timeout=10)  # another begins as soon as one ends
+        parts.took(part, part.start, part.stop)
+        position = part.stop
+    answer.release(1000)
+    parts.close()
 
 
 def test_a_size_that_a_server_makes_up_costs_nothing() -> None:

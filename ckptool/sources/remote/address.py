@@ -23,7 +23,7 @@ class Remote(str):
     The address of a file, and how it is reached, to be given in place of a path. A plain address will do, too.
 
     ``endpoint`` is the address of a store that is not the provider's own, ``region`` where its buckets are;
-    ``anonymous`` uses no keys. ``connections`` parts of 8 MiB are fetched at once. With ``download``, a file that its
+    ``anonymous`` uses no keys. ``connections`` parts of 6 MiB are fetched at once. With ``download``, a file that its
     server gives only as a whole is fetched into a temporary file. Keys come from the environment or from the provider's
     own tools, never from here.
     """

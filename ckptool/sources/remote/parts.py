@@ -19,7 +19,8 @@ from ckptool.sources.source import CLOSED
 
 Data: TypeAlias = "bytes | memoryview"
 
-PART_NBYTES: Final = 8 << 20
+PART_NBYTES: Final = 6 << 20
+"""With less, requests take longer than they bring; with more, all connections at once take too much memory."""
 LEAST_NBYTES: Final = 128 << 10
 """Fetched at least, where nobody said what comes next."""
 _NEAR: Final = 64 << 10
@@ -30,22 +31,33 @@ _IDLE_NBYTES: Final = 4 << 20
 
 
 class Part:
-    """A range that is there, or on its way. ``number`` is the place in the order in which parts were asked for."""
+    """
+    A range that is there, or on its way.
 
-    __slots__ = ("data", "number", "start", "stop")
+    ``number`` is the place in the order in which parts were asked for, ``left`` how many bytes are to be read yet, and
+    ``furthest`` how far it was read.
+    """
+
+    __slots__ = ("data", "furthest", "left", "number", "start", "stop")
 
     def __init__(self, start: int, stop: int, number: int, data: Future[Data]) -> None:
         self.start = start
         self.stop = stop
         self.number = number
+        self.left = stop - start
+        self.furthest = start
         self.data = data
+
+    def is_read(self) -> bool:
+        """Say whether all of it was read, most likely: small parts, of an index, are read again and again."""
+        return self.left <= 0 and self.furthest == self.stop and self.stop - self.start == PART_NBYTES
 
 
 class Fetchers:
     """Threads that fetch parts, of one file or of several, and how many bytes all of these hold together."""
 
     def __init__(self, connections: int) -> None:
-        self.room = max(1, connections - 2) * PART_NBYTES  # about two more are on their way in pieces, or being read
+        self.room = (connections + 2) * PART_NBYTES  # all of them are on their way while two are read
         self.held = 0
         self._connections = connections
         self._lock = threading.Lock()
@@ -150,6 +162,12 @@ class Parts:
             self._advance()
             return found
 
+    def took(self, part: Part, start: int, stop: int) -> None:
+        """Note that bytes of a part were read."""
+        with self._lock:
+            part.left -= stop - start
+            part.furthest = max(part.furthest, stop)
+
     def rest(self) -> None:
         """Give up what was read, as another file is read now; what this one is just doing is not waited for."""
         if self._lock.acquire(blocking=False):
@@ -226,7 +244,8 @@ class Parts:
         """Drop parts that were passed by until so many bytes are given up, as far as that can be done."""
         if nbytes <= 0:
             return
-        passed = [one for one in self._parts if one.number < self._newest - _LAG and one.data.done()]
+        last = self._newest - _LAG
+        passed = [one for one in self._parts if (one.number < last or one.is_read()) and one.data.done()]
         for one in sorted(passed, key=lambda one: one.number):
             self._remove(one)
             nbytes -= one.stop - one.start

@@ -78,6 +78,7 @@ class RemoteSource(Beside):
         while offset < stop:
             part = self._parts.at(offset)
             yield memoryview(self._wait(part))[offset - part.start : stop - part.start]
+            self._parts.took(part, offset, min(stop, part.stop))
             offset = part.stop
 
     def prefetch(self, ranges: Iterable[Range]) -> None:

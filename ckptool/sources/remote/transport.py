@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from ckptool.errors import FileUnavailable, SourceChanged
@@ -47,7 +49,13 @@ def memory_of(nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
     import mmap  # an index needs none
 
-    return memoryview(mmap.mmap(-1, nbytes))
+    if sys.platform == "win32":
+        return memoryview(mmap.mmap(-1, nbytes))
+    found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # the system gives it in large pieces then, which takes far less time
+        with suppress(OSError):
+            found.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(found)
 
 
 def changed_far(what: str = "the file was changed while it was being read") -> SourceChanged:
