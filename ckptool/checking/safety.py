@@ -114,7 +114,7 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
     except Cancelled:
         raise
     except CkptoolError as error:
-        search.unseen.append(error.message)
+        search.miss(error.message)
     finally:
         source.close()
     found = search.survey()

@@ -157,7 +157,7 @@ class Search(Found):
         if found.blocks:
             trace(source, start, self._only_sure(record, nested_at, found.blocks[0].start))
         if found.is_over_limit:
-            self.unseen.append(f"{record or 'the file'}: {found.broken}")
+            self.miss(f"{record or 'the file'}: {found.broken}")
         return found.end if found.broken is None else -1
 
     def _allow_strings(self, source: Source) -> None:
@@ -210,17 +210,17 @@ class Search(Found):
         if self._has_too_many_strings():
             if not self._strings_unseen:
                 self._strings_unseen = True
-                self.unseen.append(f"{record or 'the file'}: strings that may be pickles after {self._strings:,}")
+                self.miss(f"{record or 'the file'}: strings that may be pickles after {self._strings:,}")
             return
         if depth >= _DEEPEST:
-            self.unseen.append(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
+            self.miss(f"{record or 'the file'}, byte {where:,}: more than {_DEEPEST} levels deep")
             return
         try:
             self.anything(source, record, where, depth + 1)
         except Cancelled:
             raise
         except LimitExceeded as error:
-            self.unseen.append(f"{record or 'the file'}, byte {where:,}: {error.message}")
+            self.miss(f"{record or 'the file'}, byte {where:,}: {error.message}")
         except CkptoolError:
             return  # bytes that only begin like an archive
 
@@ -261,7 +261,7 @@ class Search(Found):
             for act in programs(found, record):
                 self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
         except LimitExceeded as error:
-            self.unseen.append(f"{record or 'the file'}: {error.message}")
+            self.miss(f"{record or 'the file'}: {error.message}")
 
     def others(self, archive: Archive, record: str) -> None:
         """Look at what readers of another archive than ours may take for members of this one."""
@@ -276,7 +276,7 @@ class Search(Found):
         self._members += 1
         if self._members > _MOST_MEMBERS:
             if self._members == _MOST_MEMBERS + 1:
-                self.unseen.append(f"members of an archive after {_MOST_MEMBERS:,}")
+                self.miss(f"members of an archive after {_MOST_MEMBERS:,}")
             return
         try:
             if depth >= _DEEPEST:
@@ -285,7 +285,7 @@ class Search(Found):
         except Cancelled:
             raise
         except CkptoolError as error:
-            self.unseen.append(f"{record or 'the file'}: {error.message}")
+            self.miss(f"{record or 'the file'}: {error.message}")
 
     def beginning(self, source: Source, record: str = "", nested_at: int | None = None) -> None:
         """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
@@ -365,7 +365,7 @@ class Search(Found):
             try:
                 end = self._unread(source, at, "", None, 0)
             except LimitExceeded as error:
-                self.unseen.append(f"byte {at:,}: {error.message}")
+                self.miss(f"byte {at:,}: {error.message}")
                 return
             if end < 0:
                 return

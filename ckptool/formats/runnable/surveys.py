@@ -12,6 +12,7 @@ from ckptool.pickles.reaching import package_of
 from ckptool.pickles.verdicts import Verdict
 
 _MOST_LISTED: Final = 1000
+_MOST_UNSEEN: Final = 100
 _MOST_NAMES: Final = 100_000
 _LONGEST: Final = 4096
 """A name is shown up to there: it may be as long as the file."""
@@ -100,6 +101,11 @@ class Found:
     def survey(self) -> Survey:
         found = Survey(tuple(self.acts.values()), tuple(self.names), tuple(self.further), tuple(self.unseen))
         return with_short_names(found)
+
+    def miss(self, what: str) -> None:
+        """Note what could not be looked at, unless so much was not that no one reads more of it."""
+        if len(self.unseen) < _MOST_UNSEEN:
+            self.unseen.append(what)
 
     def state(self) -> tuple[int, ...]:
         return len(self.acts), len(self.names), len(self.unseen), self.called

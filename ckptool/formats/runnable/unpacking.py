@@ -108,7 +108,10 @@ class Unpacking:
         content, wrong = decompress_as_far(source, compression, self._left())
         yield from self._holding(content, source, record)
         if wrong is not None:
-            raise wrong
+            try:
+                raise wrong
+            finally:
+                del wrong  # else each would keep the other, and what was unpacked, until the next collection
 
     def _zstandard(self, source: Source, record: str) -> Iterator[tuple[str, Content]]:
         from ckptool.archives import zstandard  # few have it
@@ -169,7 +172,10 @@ class Unpacking:
             yield from self.members(archive, record)
         yield from self.others(source, archive, record)
         if wrong is not None:
-            raise wrong
+            try:
+                raise wrong
+            finally:
+                del wrong  # else each would keep the other, and what was unpacked, until the next collection
 
     def others(self, source: Source, archive: Archive | None, record: str) -> Iterator[tuple[str, Content]]:
         """Yield what other readers may take for members of a tar that ``archive`` has not; nothing of what is none."""
