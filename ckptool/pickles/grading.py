@@ -173,7 +173,7 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
     grade, why = _graded(name, named.name, how, given)
     if name == "builtins.setattr":  # of what the file has made
         grade, why = "code", None
-    handed = given[1:] if name in _MAKE_ARRAYS else given
+    handed = given[1:] if name in _MAKE_ARRAYS else _but_globals(named.name, given)
     found = None
     if grade != "system" and looks is not None:
         found = passed((handed, effect.keywords), looks, _judge_of_handed(name, handed) if how == "calls" else None)
@@ -184,10 +184,22 @@ def _named(effect: Effect, looks: Looks | None, named: Global, how: How, given: 
         yield Verdict(grade, name, how, why, lambda: call_text(name, given))
 
 
+def _but_globals(qualified: str, given: tuple[Inert, ...]) -> tuple[Inert, ...]:
+    """Leave out the names of the main program where a function is made, which keeps them: dill writes them so."""
+    if qualified.rpartition(".")[2] not in plain.MAKE_NEW:
+        return given
+    return tuple(one for one in given if not (isinstance(one, Global) and str(one) == "__main__.__dict__"))
+
+
 def _class_gets(qualified: str, given: tuple[Inert, ...]) -> str | None:
-    """Return what reaches the system that a class which the file makes gets for a method."""
-    if qualified.rpartition(".")[2] not in plain.MAKE_NEW | plain.CHANGER_NAMES | {"_create_type"}:
+    """Return what reaches the system that a class which the file makes is made by, or gets for a method."""
+    last = qualified.rpartition(".")[2]
+    if last not in plain.MAKE_NEW | plain.CHANGER_NAMES | plain.MAKE_CLASSES:
         return None
+    maker = nodes.global_of(given[0]) if given and last in plain.MAKE_CLASSES else None
+    name = canonical(maker.module, maker.name) if maker is not None else ""
+    if maker is not None and name not in plain.METACLASSES and not is_class(name) and is_system(name, maker.name):
+        return name
     parts = [one for part in given for one in (part if isinstance(part, tuple) else (part,))]
     pairs = [pair for one in parts if isinstance(one, Dict) for pair in one.pairs]
     named = [

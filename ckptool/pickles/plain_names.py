@@ -169,12 +169,15 @@ CHANGER_NAMES: Final = _words(
 
 MAKE_NEW: Final = _words(
     "_create_cell _make_cell _make_empty_cell _create_function _make_function _make_skeleton_class _make_skeleton_enum"
-    " _make_skel_func _create_namedtuple"
+    " _make_skel_func"
 )
 """by calls with these names,"""
 
 METACLASSES: Final = frozenset(("builtins.type", "abc.ABCMeta", "enum.EnumMeta", "enum.EnumType"))
 """or as a class by one of these, and a call named ``_create_type``."""
+
+MAKE_CLASSES: Final = _words("_create_type _make_skeleton_class")
+"""Calls that call their first argument, to make a class."""
 
 CALLED_CLASSES: Final = _words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
@@ -240,7 +243,7 @@ KEEPERS: Final = frozenset(
 VALUES: Final = (
     r"torch\.(?:q?u?int\d+(?:x\d)?|b?float\d+\w*|complex\d+|bits\w+|bool|double|half|float|long|short|int|c(?:float|double|half)"
     r"|strided|jagged|sparse_(?:coo|cs[rc]|bs[rc])|\w+_format|channels_last\w*|per_(?:tensor|channel)_\w+)"
-    r"|dataclasses\.(?:MISSING|KW_ONLY|_FIELD\w*)|__main__\.__dict__|enum\.[A-Z]\w*\.__new__"
+    r"|dataclasses\.(?:MISSING|KW_ONLY|_FIELD\w*)|enum\.[A-Z]\w*\.__new__"
     r"|builtins\.(?:min|max|sorted|map|filter|(?:object|tuple|list|dict|set|frozenset|int|float|str|bytes)\.__new__)"
 )
 """

@@ -132,6 +132,25 @@ CHANGE = {
         ),
         "made",
     ),
+    "what keeps results": call(call(named("functools", "lru_cache"), MKNOD, False), "x"),
+    "the names of the program": call(
+        named("builtins", "dict.update"), named("__main__", "__dict__"), {"open": named("m", "f")}
+    ),
+    "a class that dill finds": call(
+        named("builtins", "setattr"),
+        call(named("dill._dill", "_create_namedtuple"), "Path", ["x"], "pathlib"),
+        "x",
+        1,
+    ),
+    "what makes a class": call(
+        named("cloudpickle.cloudpickle", "_make_skeleton_class"),
+        named("torch.utils._sympy.functions", "sympify"),
+        "1",
+        (),
+        {},
+        "id",
+        None,
+    ),
     "a module, by its name": call(named("torch.onnx._internal._lazy_import", "_LazyModule"), "this"),
     "a port": call(named("torch.distributed.checkpoint._async_process_executor", "TCPStore"), "127.0.0.1", 0, 1, True),
     "a server": call(named("torch.distributed.debug._frontend", "FrontendServer"), 0),
