@@ -159,7 +159,7 @@ def _call(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:
     elif name == "builtins.getattr":
         yield from _looking(effect, given)
         return
-    elif _is_changer(name, named.name) and given and not _is_new(given[0]):
+    elif _is_changer(name, named.name) and given and not (_is_new(given[0]) or _names_itself(given)):
         yield Verdict("system", name, how, table.CHANGED, lambda: call_text(name, given))
         return
     elif loads_bytes(effect):
@@ -225,6 +225,13 @@ def _is_new(one: Inert) -> bool:
     kind = nodes.global_of(one.args[0])
     name = canonical(kind.module, kind.name) if kind is not None else "builtins"
     return name in plain.METACLASSES or package_of(name) not in KNOWN
+
+
+def _names_itself(given: tuple[Inert, ...]) -> bool:
+    """Say whether a class of no known package gets a name to be shown by, as dill writes it."""
+    if len(given) != 3 or not isinstance(given[0], Global) or package_of(given[0].module) in KNOWN:
+        return False
+    return isinstance(given[1], str) and given[1] == "__qualname__" and isinstance(given[2], str)
 
 
 def _call_of_result(effect: Effect, looks: Looks | None) -> Iterator[Verdict]:

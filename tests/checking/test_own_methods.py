@@ -211,6 +211,14 @@ def test_what_honest_programs_write_is_not_called_dangerous(name: str, tmp_path:
     assert check(tmp_path / "x.pkl").grade != "system"
 
 
+@pytest.mark.parametrize(("module", "grade"), [("__main__", "code"), ("collections", "system")])
+def test_a_class_of_the_main_program_may_get_its_name(module: str, grade: str, tmp_path: Path) -> None:
+    program = call(named("builtins", "setattr"), named(module, "E"), "__qualname__", "E")
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + program + b".")
+
+    assert check(tmp_path / "x.pkl").grade == grade
+
+
 def test_what_a_refused_file_would_call_is_safe_to_print(tmp_path: Path) -> None:
     strange = named("os", "system.\x1b[31m\x07\u202e")
     (tmp_path / "x.pkl").write_bytes(b"\x80\x04" + call(strange, "a") + named("x\x1b\u2028.y", "z") + b")R\xff")
