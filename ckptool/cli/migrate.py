@@ -14,10 +14,10 @@ from click.core import ParameterSource
 
 from ckptool.cli.completion import choices
 from ckptool.cli.migrate_output import Names, Objects, is_refused, output_for
-from ckptool.cli.on_ray import OnRay, RayCommand, ray_option
 from ckptool.cli.options import brief_option, check_one_form
 from ckptool.cli.paths import AnyPath, far_options
 from ckptool.cli.progress import ProgressLine
+from ckptool.cli.ray_option import RayCommand, ray_option
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show
 from ckptool.migration.casting import TARGETS
@@ -309,6 +309,7 @@ def _on_ray(
     work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any]
 ) -> Iterator[tuple[str, MigrationReport | CkptoolError]]:
     from ckptool.cli.migrate_ray import outcomes
+    from ckptool.cli.on_ray import OnRay
 
     is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
     with OnRay(options["ray"], options["jobs"] if is_asked else None) as ray:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,9 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-import click
-
 from ckptool import __version__
 from ckptool.checking.asked import ENDED
+from ckptool.cli.ray_option import LOCAL
 from ckptool.errors import CkptoolError, MissingPackage
 from ckptool.sources.checksums import processors
 
@@ -30,13 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 
 _COMMAND: Final = "pip install 'ckptool[ray]'"
 _UNAVAILABLE: Final = "ray-unavailable"
-_LOCAL: Final = "local"
-_ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
-"""What may follow the option: anything else is the next argument."""
 MOST_ITEMS: Final = 32
 _MOST_NBYTES: Final = 64 << 20
 """Of a batch: what is larger by itself is alone in one."""
@@ -67,22 +61,6 @@ class Lost(NamedTuple):
     message: str
 
 
-class RayCommand(click.Command):
-    """A command with ``--ray``, behind which an address may stand, or the next argument."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        for index in range(end):
-            if args[index] == "--ray" and not (index + 1 < end and _ADDRESS.fullmatch(args[index + 1])):
-                args[index] = f"--ray={_LOCAL}"
-        return super().parse_args(ctx, args)
-
-
-def ray_option(what: str) -> Callable[[F], F]:
-    """Return what adds ``--ray`` to a ``RayCommand``."""
-    return click.option("--ray", metavar="[ADDRESS]", help=f"{what} on Ray: at ADDRESS, or one that is started here.")
-
-
 class OnRay:
     """
     A Ray that runs functions; used in a ``with`` block.
@@ -99,7 +77,7 @@ class OnRay:
         self._address = address
         self._jobs = jobs
         self._counted = (0, -float(_SECONDS))
-        if address == _LOCAL:
+        if address == LOCAL:
             # Its ports are open to the network, and whoever may use them may run anything. Read when it is imported.
             import secrets
 
@@ -111,7 +89,7 @@ class OnRay:
 
     def __enter__(self) -> Self:
         settings: dict[str, Any] = {"address": self._address}
-        if self._address == _LOCAL:
+        if self._address == LOCAL:
             settings |= {"num_cpus": self._jobs or processors(), "object_store_memory": _STORE_NBYTES}
             settings |= {"include_dashboard": False}
         elif self._address != "auto":
@@ -122,7 +100,7 @@ class OnRay:
             self._ray.init(**settings, log_to_driver=False, logging_level="CRITICAL")
         except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             self._ray.shutdown()
-            where = "does not start" if self._address == _LOCAL else f"cannot be used at {self._address}"
+            where = "does not start" if self._address == LOCAL else f"cannot be used at {self._address}"
             raise CkptoolError(f"Ray {where}: {_first_line(error)}", kind=_UNAVAILABLE) from error
         finally:
             os.chdir(here)
@@ -155,7 +133,7 @@ class OnRay:
     @property
     def _room(self) -> int:
         """How many tasks Ray is given: a cluster may do all at once, so no more than were asked for."""
-        is_asked = self._jobs is not None and self._address != _LOCAL
+        is_asked = self._jobs is not None and self._address != LOCAL
         return self.workers if is_asked else self.workers * _AHEAD
 
     def map(

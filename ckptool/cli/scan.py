@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.asked import ENDED, SAME, SCHEMA, Asked
-from ckptool.cli.on_ray import OnRay, RayCommand, ray_option
 from ckptool.cli.paths import AnyPath, as_asked, reach_options
+from ckptool.cli.ray_option import RayCommand, ray_option
 from ckptool.cli.scan_tables import CHECKPOINTS, TENSORS, write_table
 from ckptool.cli.scan_workers import HEAD_OF_TENSOR, Crew, Task
 from ckptool.cli.targets import Listing
@@ -30,6 +30,7 @@ from ckptool.sources.paths import is_same_file
 from ckptool.sources.stamps import stamp_of
 
 if TYPE_CHECKING:
+    from ckptool.cli.on_ray import OnRay
     from ckptool.cli.scan_ray import Fleet
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
@@ -88,11 +89,11 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         if not (options["output"] or options["tensors"]):
             raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
         need_parquet()
-    ray = OnRay(options["ray"], options["jobs"]) if options["ray"] else None
+    ray = _ray(options["ray"], options["jobs"]) if options["ray"] else None
     with _lines(options["output"], _HEAD) as lines, _lines(options["tensors"], HEAD_OF_TENSOR) as tensors:
         run = _Run(asked, lines, options["output"], tensors)
         with ray or Crew(asked, options["jobs"] or processors(), options["files"]) as workers:
-            crew = _fleet(asked, workers, options["files"]) if isinstance(workers, OnRay) else workers
+            crew = workers if isinstance(workers, Crew) else _fleet(asked, workers, options["files"])
             run.scan(_paths(paths, lists), crew)
         if options["parquet"]:
             for one, path, columns in ((lines, options["output"], CHECKPOINTS), (tensors, options["tensors"], TENSORS)):
@@ -100,6 +101,12 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
                     write_table(one, path, columns)
     run.say_totals(paths)
     sys.exit(2 if run.failed else 0)
+
+
+def _ray(address: str, jobs: int | None) -> OnRay:
+    from ckptool.cli.on_ray import OnRay  # most scans are of this machine
+
+    return OnRay(address, jobs)
 
 
 def _fleet(asked: Asked, ray: OnRay, connections: int) -> Fleet:
