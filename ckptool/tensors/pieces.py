@@ -330,6 +330,11 @@ class PiecesSource:
             self._infos.clear()
             self._pieces = self._boxes = None
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether all its bytes were copied, and compared on the way."""
+        return self._is_compared
+
     def copied_whole(self) -> set[Place]:
         """Return the storages whose checksums are compared when all bytes are copied in order."""
         infos = self._infos.values()

@@ -86,8 +86,7 @@ class DcpPlan(NamedTuple):
     @property
     def copied(self) -> list[Payload]:
         """What is copied into the folder, also in several items."""
-        whole = [payload for one in self.items.items for payload in one.storages]
-        return [*whole, *(payload for _, _, payload in self.items.cut)]
+        return self.items.copied
 
     def verify(self, path: str, limits: Limits) -> None:
         """

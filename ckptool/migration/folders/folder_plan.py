@@ -12,6 +12,7 @@ from ckptool.sources.files import open_source
 from ckptool.sources.meter import Meter
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo
 
 
 class PlannedFile(Protocol):
@@ -19,6 +20,11 @@ class PlannedFile(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def copied(self) -> Sequence[Payload]:
+        """What is copied into it."""
+        ...
 
     def write(self, output: Sink, *, checksums: bool = True) -> Any:
         """Write it, and return what ``verify`` needs to know about what was written."""
@@ -44,6 +50,11 @@ class FolderPlan(Protocol):
     def copied(self) -> Sequence[Payload]: ...
 
     @property
+    def expected(self) -> Sequence[tuple[str | None, TensorInfo]]:
+        """The tensors that are in it."""
+        ...
+
+    @property
     def partly(self) -> Sequence[LazyTensor]:
         """Tensors whose storages are not copied from end to end, where everything is taken."""
         ...
@@ -62,6 +73,11 @@ class BytesFile(NamedTuple):
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return len(self.data)
+
+    @property
+    def copied(self) -> tuple[()]:
+        """Nothing: its bytes are known."""
+        return ()
 
     def write(self, output: Sink, *, checksums: bool = True) -> None:  # noqa: ARG002 - there are the bytes
         """Write the file."""
