@@ -10,9 +10,8 @@ is one file under the name, by whoever was last, with the same bytes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
@@ -90,8 +89,8 @@ class Written(NamedTuple):
 
 Tell: TypeAlias = Callable[[int, int, int], None]
 """Told the number of a job, and how many bytes were written for it and read back so far."""
-Writers: TypeAlias = Callable[[Sequence[Job], Tell], Iterable[Written]]
-"""Has each job done, in any order."""
+Writers: TypeAlias = Callable[[Sequence[Job], Tell], Generator[Written, None, None]]
+"""Has each job done, in any order. When it is closed, none is at work any more."""
 
 
 def write(job: Job) -> Written:
@@ -198,24 +197,16 @@ class HandedOut:
         tally = _Tally(plan.nbytes, self._progress, self._read_back)
         left = {job.number: job for job in jobs}
         readers: dict[str, None] = {}
-        for written in self._writers(jobs, tally.tell):
-            job = left.pop(written.number, None)
-            if job is None:
-                continue  # it was done twice
-            if written[1:3] != (job.name, job.nbytes):
-                raise _failed(f"{job.name!r} is not the file that was planned", folder)
-            _refuse_others(order.versions, written.versions)
-            order.versions.update(written.versions)
-            copied = plan.files[written.number][1].copied
-            for number in written.compared:
-                pieces = copied[number].pieces()
-                if pieces is not None:
-                    pieces.release()
-            if work.plan.casting is not None:
-                work.plan.casting.written_elsewhere(written.errors)
-            readers |= {written.reader: None} if written.reader else {}
+        with closing(self._writers(jobs, tally.tell)) as found:
+            for written in found:
+                job = left.pop(written.number, None)
+                if job is not None:  # else it was done twice
+                    _take(written, job, work, plan)
+                    readers |= {written.reader: None} if written.reader else {}
+        for job in left.values():
+            raise _failed(f"{job.name!r} was not written", folder)
         for job in jobs:
-            _refuse_missing(job, folder, is_lost=job.number in left)
+            _refuse_missing(job, folder)
         work.checkpoint.check_unchanged()
         work.meter.read(sum(job.nbytes for job in jobs))
         return list(readers)
@@ -237,6 +228,19 @@ class HandedOut:
             versions=_versions(work.checkpoint.source),
             mark=_mark(plan),
         )
+
+
+def _take(written: Written, job: Job, work: Work, plan: FolderPlan) -> None:
+    """Note what another process found out as it wrote a file, as if it had been found out here."""
+    _refuse_others(job.order.versions, written.versions)
+    job.order.versions.update(written.versions)
+    copied = plan.files[job.number][1].copied
+    for number in written.compared:
+        pieces = copied[number].pieces()
+        if pieces is not None:
+            pieces.release()
+    if work.plan.casting is not None:
+        work.plan.casting.written_elsewhere(written.errors)
 
 
 class _Tally:
@@ -264,7 +268,7 @@ def _jobs(order: Order, plan: FolderPlan, folder: SinkFolder) -> Iterator[Job]:
 
 def _mark(plan: FolderPlan) -> int:
     """Return a number that is another one for another plan: of the names and sizes of files, and of the index."""
-    found = crc32(json.dumps([(name, file.nbytes) for name, file in plan.files]).encode())
+    found = crc32(repr([(name, file.nbytes) for name, file in plan.files]).encode())
     for _, file in plan.files:
         found = crc32(file.data, found) if isinstance(file, BytesFile) else found
     return found
@@ -285,15 +289,15 @@ def _changed(path: str) -> SourceChanged:
     return SourceChanged("the file was changed while it was being read", hint=hint, path=path)
 
 
-def _refuse_missing(job: Job, folder: SinkFolder, *, is_lost: bool) -> None:
+def _refuse_missing(job: Job, folder: SinkFolder) -> None:
     """Raise OutputFailed unless the file of a job is there, under the name that it has until all are."""
     try:
         source, _ = open_source(folder.path_of(job.name))
     except FileUnavailable as error:
-        raise _failed(f"{job.name!r} was written, and is not there: {error.message}", folder) from error
+        raise _failed(f"{job.name!r} is not there: {error.message}", folder) from error
     nbytes = source.nbytes
     source.close()
-    if is_lost or nbytes != job.nbytes:
+    if nbytes != job.nbytes:
         raise _failed(f"{job.name!r} has {nbytes:,} bytes, and {job.nbytes:,} were planned", folder)
 
 
