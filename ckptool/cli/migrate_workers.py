@@ -20,8 +20,8 @@ _MOST_DEATHS: Final = 2
 class _Worker(WorkerProcess):
     """One process, and the job that it is at."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__("files", job.order._asdict())
+    def __init__(self, job: Job, among: int) -> None:
+        super().__init__("files", job.order._asdict(), among)
         self.job: Job | None = None
         self.give(job)
 
@@ -43,15 +43,16 @@ class FileWriters:
         Raises:
             CkptoolError: Two workers died at one job, workers cannot start, or what the first job that fails raises.
         """
-        crew = _Crew(jobs, tell)
+        crew = _Crew(jobs, tell, min(self._count, len(jobs)))
         try:
-            yield from crew.work(min(self._count, len(jobs)))
+            yield from crew.work()
         finally:
             crew.end()
 
 
 class _Crew:
-    def __init__(self, jobs: Sequence[Job], tell: Tell) -> None:
+    def __init__(self, jobs: Sequence[Job], tell: Tell, count: int) -> None:
+        self._count = count
         self._todo = list(reversed(jobs))
         self._tell = tell
         self._deaths = dict.fromkeys((job.number for job in jobs), 0)
@@ -59,9 +60,9 @@ class _Crew:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
 
-    def work(self, count: int) -> Generator[Written, None, None]:
+    def work(self) -> Generator[Written, None, None]:
         while True:
-            while self._todo and sum(one.job is not None for one in self._workers) < count:
+            while self._todo and sum(one.job is not None for one in self._workers) < self._count:
                 self._start(self._todo.pop())
             if all(one.job is None for one in self._workers):
                 return
@@ -79,7 +80,7 @@ class _Crew:
         if idle is not None:
             idle.give(job)
             return
-        worker = _Worker(job)
+        worker = _Worker(job, self._count)
         self._workers.append(worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
 

@@ -8,6 +8,7 @@ ends by itself when the parent is gone.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from ckptool.errors import CkptoolError
+from ckptool.sources.checksums import processors
 
 Work: TypeAlias = Literal["rows", "files"]
 """Rows of ``scan``, or files of a folder that ``migrate`` writes."""
@@ -34,9 +36,14 @@ _PATIENCE: Final = 10
 
 
 class WorkerProcess:
-    """One process for one kind of work, and what all that it will be given has in common."""
+    """
+    One process for one kind of work, and what all that it will be given has in common.
 
-    def __init__(self, work: Work, common: object) -> None:
+    It is one of so many that share the processors where arithmetic is done by several threads.
+    """
+
+    def __init__(self, work: Work, common: object, among: int = 1) -> None:
+        threads = {"OMP_NUM_THREADS": str(max(1, processors() // among))}  # torch's wait for each other by spinning
         # In a session of its own: an interrupt from the terminal is the parent's, which then ends it.
         self._process = subprocess.Popen(  # noqa: S603 - our own words
             [sys.executable, "-c", _START[work], *sys.path],
@@ -44,6 +51,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            env={**threads, **os.environ} if among > 1 else None,
         )
         assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
         assert self._process.stdout is not None  # noqa: S101
