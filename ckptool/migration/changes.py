@@ -28,7 +28,7 @@ class Changes(NamedTuple):
     max_shard_size: int | str | None = None
     """
     Write a folder of safetensors shards, each with at most that many bytes of tensors, or with one larger tensor:
-    ``"5GB"``, ``"5GiB"``, or a number.
+    ``"5GB"``, ``"5GiB"``, or a number. With form ``dcp``, files of at most so many bytes of items.
     """
     to: DeviceTags | None = None
     """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: other tags stay."""

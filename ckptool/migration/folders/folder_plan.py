@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ckptool.errors import OutputFailed
-from ckptool.limits import Limits
+from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.messages import counted
 from ckptool.migration.output.sink import Sink
 from ckptool.sources.files import open_source
 from ckptool.sources.meter import Meter
@@ -97,3 +98,34 @@ class BytesFile(NamedTuple):
                 raise OutputFailed("an index was not written as it was made", kind="verification-failed")
         finally:
             source.close()
+
+
+def split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:
+    """
+    Return the names in each file: they are filled in order.
+
+    What is larger than a file may be has one of its own, before the one that is being filled.
+
+    Raises:
+        MigrationRefused: There would be too many to be read.
+    """
+    files: list[list[str]] = []
+    current: list[str] = []
+    filled = 0
+    for name, nbytes in sizes:
+        if nbytes > most_nbytes:
+            files.append([name])
+            continue
+        if filled + nbytes > most_nbytes:
+            files.append(current)
+            current, filled = [], 0
+        current.append(name)
+        filled += nbytes
+    files += [current] if current else []
+    if len(files) > DEFAULT_LIMITS.shards:
+        raise MigrationRefused(
+            f"{counted(len(files), 'shard')}; {DEFAULT_LIMITS.shards:,} can be read",
+            kind="too-many-shards",
+            hint="Make them larger, with `max_shard_size=`.",
+        )
+    return files
